@@ -58,7 +58,7 @@ def tune_page(found: Found) -> str:
     parts += ["<h2>What would overturn it</h2>", _list(_overturns(found))]
     parts += ["<h2>How it was found</h2>", _list(_how(found), tag="ol")]
     if explored is not None:
-        parts += ["<h2>Numbers</h2>", _numbers(explored, found.answer.measured, base)]
+        parts += ["<h2>Numbers</h2>", _numbers(explored, found.answer, base)]
     return plain_page(f"{spec.title or spec.name}: tuned", "".join(parts))
 
 
@@ -283,13 +283,15 @@ def _how(found: Found) -> Iterator[str]:
         )
 
 
-def _numbers(explored: Explored, measured: Sequence[Confirmed], base: Baseline) -> str:
-    """A row for each configuration that was predicted on the last plans."""
-    by_name = {each.name: each for each in measured}
+def _numbers(explored: Explored, answer: Answer, base: Baseline) -> str:
+    """A row for each configuration that was predicted on the last plans; the names are those of the goal."""
+    by_name = {each.name: each for each in answer.measured}
+    of_cost = [
+        (option.setup, name) for option, name in ((explored.smallest, SMALLEST), (explored.best, BEST)) if option
+    ]
     by_setup: dict[Setup, list[str]] = {}
-    for option, name in ((explored.smallest, SMALLEST), (explored.best, BEST)):
-        if option is not None:
-            by_setup.setdefault(option.setup, []).append(name)
+    for setup, name in [(each.setup, each.name) for each in answer.capacities] or of_cost:
+        by_setup.setdefault(setup, []).append(name)
     rows = [_row(option, by_setup.get(option.setup, []), by_name) for option in explored.options]
     memory, compile_s = f"{base.memory_gib(base.setup):.1f}", f"{base.compile_s(base.setup):.0f}"
     today = _cells(base.setup.label, BASE, "1", "", "", memory, compile_s)

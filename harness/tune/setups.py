@@ -14,7 +14,7 @@ from harness.errors import SpecError
 from harness.model.engine.config import EngineConfig
 from harness.model.engine.device import DeviceSpec
 from harness.model.spec import ServerSpec
-from harness.model.spec.server import MOST_SEQS, ServerShape
+from harness.model.spec.server import MOST_SEQS, ServerShape, default_buckets
 
 STEPS = (1.25, 1.5, 2.0)
 """Rungs of a ladder, between a number and its double."""
@@ -151,10 +151,14 @@ class Baseline:
         return written
 
     def words(self, setup: Setup) -> str:
-        """What the change is: "compile {1,4,6,8,10,16} for 16 requests at once", "12 KV slots in place of 8"."""
+        """What the change is: "compile {1,4,6,8,10,16} for 16 requests at once", "12 KV slots in place of 8".
+
+        The sizes are left out where a server that is given this number of requests takes the same by default.
+        """
         base, levers = self.setup, self.levers(setup)
+        by_default = setup.decode_buckets in ((), base.decode_buckets, default_buckets(setup.max_num_seqs))
         parts: list[str] = []
-        if "decode_buckets" in levers:
+        if "decode_buckets" in levers or not by_default:
             parts.append(f"compile {{{','.join(map(str, setup.decode_buckets))}}}")
         if "max_num_seqs" in levers:
             parts.append(f"{'for ' * bool(parts)}{setup.max_num_seqs} requests at once")

@@ -140,6 +140,9 @@ def test_memory_that_follows_the_limit_is_no_change_of_its_own() -> None:
     assert base.keys(more) == {"max_num_seqs": 16, "decode_buckets": [1, 2, 4, 8, 16]}
     assert base.words(more._replace(decode_buckets=(1, 16))) == "compile {1,16} for 16 requests at once"
     assert base.keys(base.setup._replace(kv_slots=12)) == {"kv_slots": 12}
+    uneven = Baseline(ServerSpec(max_num_seqs=8, decode_buckets=(1, 3, 8)))
+    assert base.words(more) == "16 requests at once"
+    assert uneven.words(uneven.implied(4)) == "compile {1,3,4} for 4 requests at once", "no server has these by default"
     fixed = Baseline(ServerSpec(kv_slots=12))
     assert fixed.implied(16).kv_slots == 12
 

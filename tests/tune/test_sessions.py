@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,9 @@ def test_it_ends_in_an_interval_of_agents_and_goes_on_to_the_same(tmp_path: Path
     assert "agents-1.toml" in (folder / "frozen.json").read_text(encoding="utf-8")
     diagnosed = {run.manifest.plan_hash for run in RunStore(folder).sealed("agents-diagnose")}
     assert not diagnosed & {run.manifest.plan_hash for run in RunStore(folder).sealed("agents-agents-1")}
-    assert "within the targets" in (folder / "tune.html").read_text(encoding="utf-8")
+    page = (folder / "tune.html").read_text(encoding="utf-8")
+    assert "within the targets" in page
+    assert not re.search(r"<td>(best|smallest)", page), "its numbers name what holds more agents, not what costs less"
     assert tuned() == found
 
 
