@@ -145,27 +145,17 @@ def reset_router(router: Router, sent: Several[PagedState]) -> None:
 
 
 @jit
-def least_open(router: Router) -> int:
-    """The replica with the fewest open requests; among equals the next after the last choice."""
+def best_replica(router: Router, is_by_prompt: bool) -> int:
+    """The replica with the fewest open requests; among equals the next after the last choice.
+
+    is_by_prompt: of those that were sent most of the prompt.
+    """
     num, replicas = len(router.replicas), router.replicas
     best = (router.choice[0].last + 1) % num
     other = best
     for _ in range(1, num):
         other = (other + 1) % num
-        if replicas[other].open < replicas[best].open:
-            best = other
-    return int(best)
-
-
-@jit
-def most_matched(router: Router) -> int:
-    """The replica that was sent most of the prompt, of several the one with the fewest open requests."""
-    num, replicas = len(router.replicas), router.replicas
-    best = (router.choice[0].last + 1) % num
-    other = best
-    for _ in range(1, num):
-        other = (other + 1) % num
-        more = replicas[other].matched - replicas[best].matched
+        more = replicas[other].matched - replicas[best].matched if is_by_prompt else 0
         if more > 0 or (more == 0 and replicas[other].open < replicas[best].open):
             best = other
     return int(best)
@@ -183,7 +173,7 @@ def by_prefix(plans: PlanArrays, plan: int, router: Router, sent: Several[PagedS
         while matched < num_keys and find_second(sent[place], int(keys[matched].key)) != 0:
             matched += 1
         router.replicas[place].matched = matched
-    best = most_matched(router)
+    best = best_replica(router, True)
     lead = router.replicas[best].open - router.replicas[least].open
     if router.replicas[best].matched == 0 or lead > MOST_LEAD:
         best = least
@@ -198,7 +188,7 @@ def choose(plans: PlanArrays, plan: int, router: Router, sent: Several[PagedStat
     policy = router.choice[0].policy
     if policy == ROUND_ROBIN:
         return int((router.choice[0].last + 1) % len(router.replicas))
-    least = least_open(router)
+    least = best_replica(router, False)
     if policy == LEAST_REQUESTS:
         return least
     if policy == PREFIX_AWARE:
