@@ -2,40 +2,30 @@
 
 A forked or sub-agent session's file begins with its parent's rows, stamped anew; ``session_meta`` may name the parent
 (``forked_from_id``, ``parent_thread_id``, ``source.subagent.thread_spawn``). Only types, ids, times and usage counts
-are read; no content, path or command leaves a line.
+are read; no content, path or command leaves a line. What each type of row is to its session says ``codex.toml``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 
-from harness.extras.formats.codex_rows import PASSED, role_of
 from harness.extras.formats.reading import mark_replay
 from harness.model.traces.account import ReadNotes
-from harness.model.traces.base import Record, TraceFormat, counts_of, instant_ns, record_of, text_of
-from harness.model.traces.rounds import (
-    BURST_NS,
-    ENDS_ROUND,
-    REPLAYED,
-    AgentLog,
-    Conversation,
-    Log,
-    Round,
-    logs_of,
-    through_rounds,
-)
+from harness.model.traces.base import Record, TraceFormat, counts_of, instant_ns, record_of, text_of, types_of
+from harness.model.traces.rounds import BURST_NS, ENDS_ROUND, REPLAYED, AgentLog, Conversation, Log, Round, reader_of
 
 HELD_TO = "0.171.0"
+PASSED, ROLES, ITEMS = types_of(__file__).values()
+ENDINGS = {"_call": "output", "_output": "result"}
 STEPS = "steps of the running totals that are not the next call: calls are missing or changed"
 UNCOUNTED = "calls without a token count: interrupted, or the file is cut off"
 JOINS = ("wait", "wait_agent")
-# By role: whether it is a person's, and whether it counts only where there is no other input.
-INPUTS = {"person": (True, False), "result": (False, False), "hint": (False, True), "turn": (True, True)}
+INPUTS = ("person", "result", "hint", "turn")
 USAGE = ("input_tokens", "cached_input_tokens", "output_tokens", "reasoning_output_tokens")
 TOTALS = (*USAGE, "total_tokens")
-FORK_FIELDS = (("forked_from_id",), ("source", "subagent", "thread_spawn", "forked_from_id"))
-PARENT_FIELDS = (("source", "subagent", "thread_spawn", "parent_thread_id"), ("parent_thread_id",))
+# Where a file names the session that it is a fork of, and the one that it is a sub-agent of.
+SPAWN = ("source", "subagent", "thread_spawn")
+ABOVE = [[(*SPAWN, name), (name,)] for name in ("forked_from_id", "parent_thread_id")]
 
 
 class CodexLog(AgentLog):
@@ -132,8 +122,9 @@ class _Session(Conversation):
         self._has_meta = True
         self.notes.check_release("Codex", text_of(payload, "cli_version"), HELD_TO)
         self.session = name or self.session
-        self._fork_of = next((fork for path in FORK_FIELDS if (fork := text_of(payload, *path))), "")
-        self.parent = next((above for path in PARENT_FIELDS if (above := text_of(payload, *path))), "")
+        self._fork_of, self.parent = (
+            next((found for path in paths if (found := text_of(payload, *path))), "") for paths in ABOVE
+        )
 
     def _end_replay(self, moment_ns: int, began_ns: int) -> None:
         """Close what a fork repeated without a token count, so that its own first call does not take it over."""
@@ -164,8 +155,7 @@ class _Session(Conversation):
             self.notes.part()
             self.is_compacted = self.is_compacted or kind == "compacted"
             if role in INPUTS:
-                is_human, is_hint = INPUTS[role]
-                self.take_input(moment_ns, is_human=is_human, is_hint=is_hint)
+                self.take_input(moment_ns, is_human=role in ("person", "turn"), is_hint=role in ("hint", "turn"))
             elif self._open is not None or role == "output":
                 turn = self._output(moment_ns, at)
                 # Only a tool that runs beside the model has an output of the same id.
@@ -201,7 +191,9 @@ class _Session(Conversation):
         if usage is None or min(usage) < 0:
             self.notes.row_broken("a token count without its numbers", at)
             return
-        self._check_totals(totals, usage)
+        if totals is not None and (self._totals or not (self._fork_of or self.parent)):
+            sums = [counts[4] or counts[0] + counts[2] for counts in (totals, self._totals or [0] * 5)]
+            self.notes.hold(STEPS, sums[0] - sums[1], (usage[0], usage[2]))
         self._close(turn, usage, totals or (), moment_ns)
         self._totals = totals
 
@@ -218,12 +210,6 @@ class _Session(Conversation):
             self._close(turn, usage, (name,), moment_ns)
             self._recorded, self._counted = usage, None
 
-    def _check_totals(self, totals: list[int] | None, usage: list[int]) -> None:
-        if totals is None or (not self._totals and (self._fork_of or self.parent)):
-            return
-        sums = [counts[4] or counts[0] + counts[2] for counts in (totals, self._totals or [0] * 5)]
-        self.notes.hold(STEPS, sums[0] - sums[1], (usage[0], usage[2]))
-
     def _close(self, turn: Round, usage: list[int], totals: Sequence[object], moment_ns: int) -> None:
         self._open, self._counted, self._recorded = None, usage, None
         self.notes.call()
@@ -236,10 +222,20 @@ class _Session(Conversation):
         self.rounds.append(turn)
 
 
-codex_logs = partial(logs_of, CodexLog)
+def role_of(payload: Record, kind: str, form: str) -> str:
+    """What a row is to its session: a role of ``ROLES`` or ``ENDINGS``, "passed" or "unknown"."""
+    if kind in ("item_completed", "item_started"):
+        return ITEMS.get(text_of(payload, "item", "type"), "unknown")
+    names = (f"{form}{kind} {text_of(payload, 'role')}", f"{form}{kind}", kind)
+    role = next((ROLES[name] for name in names if name in ROLES), "passed" if kind in PASSED else "unknown")
+    if form == "response_item/" and role in ("passed", "unknown"):
+        role = next((ENDINGS[end] for end in ENDINGS if kind.endswith(end)), role)
+    return "passed" if role == "count" and payload.get("info") is None else role
+
+
 FORMAT = TraceFormat(
     "Codex's rollout logs",
-    through_rounds(codex_logs),
+    reader_of(CodexLog),
     (
         "a call stands in one file: a fork or a sub-agent begins with its parent's calls, stamped anew; those whose "
         "usage counts and running totals equal the parent's from its start are dropped and counted, and the fork goes "

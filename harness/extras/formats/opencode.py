@@ -105,16 +105,13 @@ class _Session(Conversation):
             self.notes.row_broken(SEVERAL, at)
             self._lost = SEVERAL_BEFORE
             return
-        self.notes.call()
         ended_ns = self._end_ns(info, parts)
-        turn = self.begin(ended_ns)
+        turn = self.add(ended_ns, ("opencode", moment_ns, ended_ns, *counts), at)
         # It was asked for when its message was made: tools and people were ready by then.
-        turn.submitted_ns, turn.at = min(moment_ns, ended_ns), at
+        turn.submitted_ns = min(moment_ns, ended_ns)
         turn.unknown_wait, self._lost = self._lost or turn.unknown_wait, ""
         turn.input_tokens, turn.prefix_tokens, turn.output_tokens, turn.visible_tokens = counts
-        turn.identity = ("opencode", moment_ns, ended_ns, *counts)
         self._ended_ns.append(ended_ns)
-        self.rounds.append(turn)
         self._tools(turn, parts)
         self.is_compacted = info.get("summary") is True
 

@@ -132,9 +132,7 @@ def _calls(conversation: _Conversation, unread: Unread, notes: ReadNotes) -> Ite
             asked_ns, is_human, unknown_wait = None, False, ""
         elif is_answer or (text_of(event, "source") == "agent" and kind == "message"):
             unknown_wait = notes.not_counted(record_of(response.get("usage")), at)
-        elif kind in PASSED:
-            notes.pass_over(f"{kind}: {PASSED[kind]}")
-        else:
+        elif not notes.passes(kind, PASSED):
             unread.unknown(f"event {kind}", at)
     notes.hold(f"prompt tokens {UNSTATED}", totals[0] or conversation.stated, (call.prompt for call in calls.values()))
     yield from calls.values()

@@ -15,14 +15,7 @@ from harness.extras.formats.otlp import DOCUMENTS, flat_spans, is_otlp
 from harness.extras.formats.trajectories import NO_CACHE
 from harness.model.plan.model import WaitKind
 from harness.model.traces.account import INCLUDED, ReadNotes
-from harness.model.traces.base import (
-    Progress,
-    Record,
-    TraceFormat,
-    json_records,
-    list_of,
-    record_of,
-)
+from harness.model.traces.base import Progress, TraceFormat, json_records, list_of, record_of
 from harness.model.traces.drawn import DrawnWaits
 from harness.model.traces.recording import RecordedRequest, Recording, hidden_name
 
@@ -45,12 +38,11 @@ def _recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | No
         chats = list(_innermost(_chats(path, f"{place}/", doubts, notes, progress), notes))
         _include_cached(chats, notes)
         for chat in chats:
-            name = _scoped(chat.trace, f"{place}/")
             if chat.span and chat.value in seen:
                 notes.drop("spans that came before", chat.at)
                 continue
             seen.add(chat.value)
-            by_trace.setdefault(name, []).append(chat)
+            by_trace.setdefault(_scoped(chat.trace, f"{place}/"), []).append(chat)
     clocks = {name: "" if _is_global(chats[0].trace) else name.partition("/")[0] for name, chats in by_trace.items()}
     for name, chats in by_trace.items():
         chats.sort(key=lambda chat: (chat.start_ns, chat.end_ns))
@@ -60,17 +52,10 @@ def _recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | No
     for name, chats in by_trace.items():
         requests = list(_requests(chats, notes))
         if why := doubts[name].why(chats):
-            notes.assume(f"waits that are unknown: {why}", sum(bool(one.after) for one in requests))
-            requests = [
-                one._replace(wait_ns=drawn.wait_ns(name, str(at)), is_drawn=True) if one.after else one
-                for at, one in enumerate(requests)
-            ]
+            for at, one in enumerate(requests):
+                if one.after:
+                    requests[at] = one._replace(wait_ns=drawn.unknown(why, name, at), is_drawn=True)
         yield Recording(hidden_name(name), chats[0].start_ns - first_ns[clocks[name]], tuple(requests))
-
-
-def _scoped(name: str, scope: str) -> str:
-    """The name of a trace over all files."""
-    return name if _is_global(name) else f"{scope}{name}"
 
 
 def _include_cached(chats: list[Chat], notes: ReadNotes) -> None:
@@ -82,6 +67,11 @@ def _include_cached(chats: list[Chat], notes: ReadNotes) -> None:
         notes.assume(INCLUDED if chat.provider in apart else AS_PART, chat.provider in apart or bool(chat.cached))
 
 
+def _scoped(name: str, scope: str) -> str:
+    """The name of a trace over all files."""
+    return name if _is_global(name) else f"{scope}{name}"
+
+
 def _is_global(name: str) -> bool:
     """Whether an id names one thing in every file: a W3C trace id or a UUID; short names may repeat by chance."""
     return LONG_ID.search(name) is not None
@@ -91,19 +81,14 @@ def _chats(path: Path, scope: str, doubts: dict[str, Doubt], notes: ReadNotes, p
     """The chat spans of a file; every other span is counted."""
     chats: list[Chat] = []
     for at, document in json_records(path, notes, progress):
-        spans = list(flat_spans(document) if is_otlp(document) else map(record_of, _spans(document)))
+        flat = list_of(document["spans"]) if "spans" in document else [document]  # a line may be one span by itself
+        spans = list(flat_spans(document) if is_otlp(document) else map(record_of, flat))
         notes.holds(len(spans))
         for place, span in enumerate(spans):
             doubt = doubts.setdefault(_scoped(trace_of(span), scope), Doubt())
             doubt.num_spans += 1
-            chat = read_span(span, f"{at}, span {place}", doubt, notes)
-            chats += [] if chat is None else [chat]
+            chats += read_span(span, f"{at}, span {place}", doubt, notes)
     return chats
-
-
-def _spans(document: Record) -> list[object]:
-    """The spans of a flat document; a line may be one span by itself."""
-    return list_of(document["spans"]) if "spans" in document else [document]
 
 
 def _innermost(chats: list[Chat], notes: ReadNotes) -> Iterator[Chat]:

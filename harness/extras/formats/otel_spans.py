@@ -89,22 +89,21 @@ class Doubt:
         return "their trace has calls that could not be read" if is_between or is_much else ""
 
 
-def read_span(span: Record, at: str, doubt: Doubt, notes: ReadNotes) -> Chat | None:
-    """The chat of a span; None where it is none, fails, or cannot be read."""
+def read_span(span: Record, at: str, doubt: Doubt, notes: ReadNotes) -> list[Chat]:
+    """The chat of a span; [] where it is none, fails, or cannot be read."""
     attributes = record_of(span.get("attributes"))
     notes.check_release("the semantic conventions", text_of(span, "schema").rpartition("/")[2], HELD_TO)
-    operation = next((name.lower() for key in OPERATIONS if (name := text_of(attributes, key))), "")
+    operation = _named(attributes, OPERATIONS).lower()
     is_call = operation in CHATS or (not operation and (_has_counts(attributes) or any(map(attributes.get, MODELS))))
     start_ns, end_ns = _instant(span, "start"), _instant(span, "end")
     has_times = start_ns is not None and end_ns is not None and 0 <= start_ns <= end_ns
     unread = (start_ns or 0, end_ns or 1 << 63)
     if not isinstance(span.get("attributes"), dict) and not text_of(span, "span_id"):
         notes.row_broken("no span", at)
-    elif not is_call and (operation or "no operation") in PASSED:
-        notes.pass_over(f"{operation or 'no operation'}: {PASSED[operation or 'no operation']}")
     elif not is_call:
-        notes.row_unknown(f"operation {operation}", at)
-        doubt.unread.append(unread)
+        if not notes.passes(operation or "no operation", PASSED):
+            notes.row_unknown(f"operation {operation}", at)
+            doubt.unread.append(unread)
     elif not has_times:
         notes.row_broken("a chat span without its times", at)
         doubt.unread.append(unread)
@@ -116,8 +115,8 @@ def read_span(span: Record, at: str, doubt: Doubt, notes: ReadNotes) -> Chat | N
         doubt.unread.append(unread)
     else:
         notes.call()
-        return chat
-    return None
+        return [chat]
+    return []
 
 
 def _has_counts(attributes: Record) -> bool:
@@ -136,8 +135,7 @@ def _has_failed(span: Record) -> bool:
 
 def trace_of(span: Record) -> str:
     """The conversation that a span names, else its trace."""
-    names = (text_of(span, "attributes", key) for key in CONVERSATIONS)
-    return next(filter(None, names), "") or text_of(span, "trace_id")
+    return _named(record_of(span.get("attributes")), CONVERSATIONS) or text_of(span, "trace_id")
 
 
 def _instant(span: Record, name: str) -> int | None:
@@ -181,16 +179,21 @@ def _chat(span: Record, times_ns: tuple[int, int], at: str, notes: ReadNotes) ->
         cached=counts["cached"],
         created=counts["created"] or 0,
         messages=messages,
-        provider=next((name for key in PROVIDERS if (name := text_of(attributes, key))), service),
-        is_named=any(text_of(attributes, key) for key in OPERATIONS),
+        provider=_named(attributes, PROVIDERS) or service,
+        is_named=bool(_named(attributes, OPERATIONS)),
     )
+
+
+def _named(attributes: Record, names: Iterable[str]) -> str:
+    """The first text by these names, "" where there is none."""
+    return next((text for name in names if (text := text_of(attributes, name))), "")
 
 
 def _count(attributes: Record, names: Iterable[str]) -> int | None:
     """The first of these counts; None where there is none, -1 where its value is no number of tokens."""
-    given = (attributes[name] for name in names if attributes.get(name) is not None)
-    counts = [tokens_of(value) for value in given]
-    return None if not counts else -1 if counts[0] is None else counts[0]
+    value = next((attributes[name] for name in names if attributes.get(name) is not None), None)
+    count = tokens_of(value)
+    return -1 if count is None and value is not None else count
 
 
 def _characters_of(attributes: Record) -> int:

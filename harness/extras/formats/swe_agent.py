@@ -108,8 +108,7 @@ def _of_messages(messages: list[object], at: str, unread: Unread, notes: ReadNot
     in_order = notes.in_order(stamped, lambda each: each[0], "messages out of order of time")
     for place, (_, moment_ns, message) in enumerate(in_order):
         extra, role = record_of(message.get("extra")), text_of(message, "role")
-        if role in PASSED:
-            notes.pass_over(f"{role}: {PASSED[role]}")
+        if notes.passes(role, PASSED):
             continue
         if role not in ("assistant", *INPUTS):
             unread.unknown(f"role {role}", f"{at}, message {place}")

@@ -84,8 +84,7 @@ class _Session:
             self._notes.call()
             request, end_ns = read
             if unknown_wait and request.after:
-                self._notes.assume(f"waits that are unknown: {unknown_wait}")
-                wait_ns = self._drawn.wait_ns(self._at, str(len(self._requests)))
+                wait_ns = self._drawn.unknown(unknown_wait, self._at, len(self._requests))
                 request = request._replace(wait_ns=wait_ns, is_drawn=True)
             unknown_wait = ""
             self._requests.append(request)

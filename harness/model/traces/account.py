@@ -88,6 +88,12 @@ class ReadNotes:
         """Rows are known, and say nothing of a call, or what another row says too."""
         self.passed[reason] += num_rows
 
+    def passes(self, kind: str, reasons: Mapping[str, str]) -> bool:
+        """Pass over a row whose type is one of these; says whether it is."""
+        if kind in reasons:
+            self.pass_over(f"{kind}: {reasons[kind]}")
+        return kind in reasons
+
     def row_broken(self, reason: str, at: str, *, was_call: bool = False) -> None:
         """A row cannot be read. was_call: it was counted as a call."""
         self.num_calls -= was_call

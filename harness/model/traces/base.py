@@ -239,6 +239,11 @@ def read_tables(path: Path) -> dict[str, dict[str, list[str]]]:
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
+def types_of(reader: str) -> dict[str, dict[str, str]]:
+    """The tables in the file beside a reader, each by type: why it is passed over, or what it is."""
+    return {name: by_type(table) for name, table in read_tables(Path(reader).with_suffix(".toml")).items()}
+
+
 def by_type(reasons: Mapping[str, Iterable[str]]) -> dict[str, str]:
     """The reason of each type."""
     return {kind: reason for reason, kinds in reasons.items() for kind in kinds}

@@ -1,34 +1,29 @@
 """Claude Code's logs: ``~/.claude/projects/<project>/*.jsonl`` and ``subagents/agent-*.jsonl``.
 
-Rows of one assistant message share its id. Only types, ids, times, lengths and usage counts are read; no content, path
-or command leaves a line.
+Rows of one assistant message share its id; each of its passes of the session's model is a call. Only types, ids, times,
+lengths and usage counts are read; no content, path or command leaves a line.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Hashable, Iterable
-from functools import partial
-from pathlib import Path
+from dataclasses import replace
 
 from harness.model.traces.account import ReadNotes
-from harness.model.traces.base import (
-    Record,
-    TraceFormat,
-    by_type,
-    instant_ns,
-    list_of,
-    read_tables,
-    record_of,
-    text_of,
-)
-from harness.model.traces.claude_passes import Answer, answer_of, count, rounds_of
-from harness.model.traces.rounds import AgentLog, Conversation, Log, Round, logs_of, through_rounds
+from harness.model.traces.base import Record, TraceFormat, counts_of, instant_ns, list_of, record_of, text_of, types_of
+from harness.model.traces.rounds import AgentLog, Conversation, Log, Round, reader_of
 
 HELD_TO = "2.1.157"
-PASSED = by_type(read_tables(Path(__file__).with_suffix(".toml"))["passed"])
+PASSED = types_of(__file__)["passed"]
 SYNTHETIC = "<synthetic>"
-INPUTS = ("text", "image", "document", "tool_result", "tool_reference")
+INPUTS = {"text", "image", "document", "tool_result", "tool_reference"}
+USAGE = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens")
+# By the session's own model; of others by an advisor, or by the model it fell back to.
+OWN_PASSES = ("message", "compaction")
+OTHER_MODEL = "passes of another model within an answer: an advisor's, or one that took over"
+# Counts of an answer, and of each pass that it lists by its type.
+Counts = list[tuple[str, list[int]]]
 
 
 class ClaudeLog(AgentLog):
@@ -55,8 +50,7 @@ class ClaudeLog(AgentLog):
         self._rows |= {row} - {""}
         self._parents |= {text_of(record, "parentUuid")} - {""}
         self.notes.check_release("Claude Code", text_of(record, "version"), HELD_TO)
-        if kind in PASSED and text_of(record, "subtype") != "compact_boundary":
-            self.notes.pass_over(f"{kind}: {PASSED[kind]}")
+        if text_of(record, "subtype") != "compact_boundary" and self.notes.passes(kind, PASSED):
             return
         chain = self._chain(record, row)
         chain.unread.num_rows += 1
@@ -101,16 +95,16 @@ class _Chain(Conversation):
     def __init__(self, session: str, notes: ReadNotes) -> None:
         super().__init__(session, notes)
         self.follows: Round | None = None
-        self._by_message: dict[tuple[str, str], Round] = {}
-        self._answers: dict[Hashable, Answer] = {}
+        self._answers: dict[Hashable, tuple[Round, Counts]] = {}
 
     def take(self, record: Record, moment_ns: int, session: str, at: str) -> None:
         """Read one row of a known type; session: the one that its sub-agents belong to."""
-        kind, parts = text_of(record, "type"), list_of(record_of(record.get("message")).get("content"))
+        kind, message = text_of(record, "type"), record_of(record.get("message"))
+        parts = list(map(record_of, list_of(message.get("content"))))
         if kind == "assistant":
-            self._answer(record, moment_ns, at)
+            self._answer(message, text_of(record, "requestId"), parts, moment_ns, at)
             return
-        results = [part for part in map(record_of, parts) if text_of(part, "type") == "tool_result"]
+        results = [part for part in parts if text_of(part, "type") == "tool_result"]
         is_hint = kind != "user" or record.get("isMeta") is True
         if kind == "system":
             self.is_compacted = True
@@ -121,37 +115,28 @@ class _Chain(Conversation):
             turn = self.result(text_of(part, "tool_use_id"), moment_ns)
             if turn is not None and (agent := text_of(record, "toolUseResult", "agentId")):
                 turn.children.append(f"{session}/{agent}")
-        kinds = (text_of(part, "type") or "without a type" for part in map(record_of, parts))
-        if unknown := next((kind for kind in kinds if kind not in INPUTS), ""):
-            self.unread.unknown(f"user content {unknown}", at)
+        if unknown := {text_of(part, "type") or "without a type" for part in parts} - INPUTS:
+            self.unread.unknown(f"user content {min(unknown)}", at)
         else:
             self.notes.part()
 
-    def _answer(self, record: Record, moment_ns: int, at: str) -> None:
-        message = record_of(record.get("message"))
-        answer, name = answer_of(record_of(message.get("usage"))), text_of(message, "id")
+    def _answer(self, message: Record, request: str, parts: list[Record], moment_ns: int, at: str) -> None:
+        name, counts = text_of(message, "id"), _counts(record_of(message.get("usage")))
         if text_of(message, "model") == SYNTHETIC:
             self.notes.pass_over("messages that the program wrote in the model's name")
             return
-        if not name or answer is None:
+        if not name or not counts:
             self.unread.broken("an assistant row without its id or usage", at)
             return
         # A gateway may give every answer the same id; the id of the request then tells them apart.
-        identity = (name, text_of(record, "requestId"))
-        if identity in self._by_message:
+        identity = (name, request)
+        if identity in self._answers:
             self.notes.part()
-        else:
-            self.notes.call()
-            turn = self._by_message[identity] = self.begin(moment_ns)
-            turn.identity, turn.at = identity, at
-            turn.follows = None if self.rounds else self.follows
-            self.rounds.append(turn)
-        turn = self._by_message[identity]
+        turn, _ = self._answers.get(identity) or (self.add(moment_ns, identity, at), counts)
         # Usage repeats with every block of the message; the last usage counts the whole answer.
-        if answer.usage[3] >= turn.output_tokens:
-            count(turn, answer.usage)
-            self._answers[identity] = answer
-        parts = list(map(record_of, list_of(message.get("content"))))
+        if counts[0][1][-1] >= turn.output_tokens:
+            _set_lengths(turn, counts[0][1])
+            self._answers[identity] = (turn, counts)
         turn.end_ns = max(turn.end_ns, moment_ns) if parts else turn.end_ns
         turn.answer_characters += sum(map(_characters, parts))
         for part in parts:
@@ -160,7 +145,9 @@ class _Chain(Conversation):
 
     def log(self) -> Log:
         """The rounds, one for each pass of the session's model."""
-        return [each for turn in self.known() for each in rounds_of(turn, self._answers[turn.identity], self.notes)]
+        for turn in self.known()[:1]:
+            turn.follows = self.follows
+        return [each for turn, counts in self._answers.values() for each in _passes(turn, counts, self.notes)]
 
 
 def _characters(part: Record) -> int:
@@ -170,10 +157,44 @@ def _characters(part: Record) -> int:
     return len(text_of(part, "text")) + len(text_of(part, "thinking"))
 
 
-claude_logs = partial(logs_of, ClaudeLog)
+def _counts(usage: Record) -> Counts:
+    """The counts of an answer and of its passes; [] where one is no number of tokens."""
+    rows = [usage, *map(record_of, list_of(usage.get("iterations")))]
+    found = [(text_of(row, "type"), counts) for row in rows if (counts := counts_of(row, USAGE))]
+    return found if len(found) == len(rows) else []
+
+
+def _set_lengths(turn: Round, counts: list[int]) -> None:
+    fresh, created, cached, output = counts
+    turn.input_tokens, turn.prefix_tokens = fresh + created + cached, cached
+    turn.output_tokens = turn.visible_tokens = output
+
+
+def _passes(turn: Round, counts: Counts, notes: ReadNotes) -> Log:
+    """A round for each pass of the session's model; the last one has the answer's tools."""
+    (_, usage), *passes = counts
+    own = [row for kind, row in passes if kind in OWN_PASSES]
+    if not own or len(passes) < 2:
+        return [turn]
+    sums = [list(map(sum, zip(*rows, strict=True))) for rows in (own, [row for _, row in passes])]
+    if usage not in sums:
+        notes.hold("answers whose usage is not the sum of its passes", sum(usage), sums[1])
+    notes.num_more += len(passes) - 1
+    notes.drop(OTHER_MODEL, turn.at, len(passes) - len(own))
+    notes.assume("answers of several passes of the model: each pass is a call", len(own) > 1)
+    rounds = [*(replace(turn, tool_spans=[], children=[], answer_characters=0) for _ in own[1:]), turn]
+    for number, (each, row) in enumerate(zip(rounds, own, strict=True)):
+        _set_lengths(each, row)
+        each.identity = turn.identity if each is turn else (turn.identity, number)
+        if number:
+            each.submitted_ns, each.is_human, each.follows, each.is_reset = each.end_ns, False, None, False
+            each.unknown_wait = "an answer of several passes has one time for all of them"
+    return rounds
+
+
 FORMAT = TraceFormat(
     "Claude Code's session logs, with sub-agents",
-    through_rounds(claude_logs),
+    reader_of(ClaudeLog),
     (
         "a message stands in one file: a resumed or forked session may begin with a copy of another's; a call counts "
         "once, in the session that made it, by its message id over all files of the import",

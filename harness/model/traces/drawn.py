@@ -26,3 +26,8 @@ class DrawnWaits:
         self._notes.assume(f"waits drawn from {self._waits.name}: the recording does not say them (--waits)")
         picks = np.array([draw.random()]), np.array([draw.random()])
         return int(self._waits.waits_ns(*picks)[0])
+
+    def unknown(self, why: str, session: str, request: object) -> int:
+        """The same for a wait that is not known, and the label that says why."""
+        self._notes.assume(f"waits that are unknown: {why}")
+        return self.wait_ns(session, str(request))

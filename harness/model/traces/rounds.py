@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 
@@ -104,6 +105,14 @@ class Conversation:
     def take_input(self, moment_ns: int, *, is_human: bool, is_hint: bool = False) -> None:
         """A user's message, or the result of a tool. is_hint: it counts only where there is no other input."""
         (self._hints if is_hint else self._inputs).append((moment_ns, is_human))
+
+    def add(self, moment_ns: int, identity: Hashable, at: str) -> Round:
+        """A row is a call; as ``begin``."""
+        self.notes.call()
+        turn = self.begin(moment_ns)
+        turn.identity, turn.at = identity, at
+        self.rounds.append(turn)
+        return turn
 
     def begin(self, moment_ns: int) -> Round:
         """The round whose first output came at ``moment_ns``; it takes the inputs so far."""
@@ -407,8 +416,7 @@ class _Tree:
             is_first = place == 0 and not started_by
             wait_ns = 0 if is_first else turn.submitted_ns - ended_ns
             if is_drawn := bool(turn.unknown_wait) and not is_first:
-                self._notes.assume(f"waits that are unknown: {turn.unknown_wait}")
-                wait_ns = self._drawn.wait_ns(session, str(place))
+                wait_ns = self._drawn.unknown(turn.unknown_wait, session, place)
             elif wait_ns < 0:
                 # It did not wait for a round that ended later, so it starts at once.
                 self._notes.assume("overlapping rounds start at once")
@@ -446,6 +454,11 @@ class _Tree:
         if follows is None or place < 0 or not has_ended(afters, place, len(self._requests)):
             return None, 0
         return place, follows.input_tokens + follows.visible_tokens
+
+
+def reader_of(kind: type[AgentLog]) -> Read:
+    """A reader of recordings from a kind of log."""
+    return through_rounds(partial(logs_of, kind))
 
 
 def through_rounds(logs: Callable[[Iterable[Path], ReadNotes, Progress | None], Iterable[Log]]) -> Read:

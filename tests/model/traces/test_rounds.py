@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from harness.clock import NS_PER_MS, NS_PER_S
-from harness.extras.formats.codex import codex_logs
+from harness.extras.formats.codex import CodexLog
 from harness.extras.formats.tracelab import tracelab_logs
 from harness.model.traces.account import ReadNotes
-from harness.model.traces.claude import claude_logs
+from harness.model.traces.claude import ClaudeLog
 from harness.model.traces.recording import Recording, check_recording
-from harness.model.traces.rounds import Round, recordings_of
+from harness.model.traces.rounds import Round, logs_of, recordings_of
 from tests.support.agent_logs import SECRET, assistant, at, result, text, tool, user
 
 RECORDED = Path(__file__).parents[4] / "shared" / "traces" / "agent-logs"
@@ -28,7 +28,7 @@ def written(folder: Path, rows: list[dict[str, Any]], name: str = "log.jsonl") -
 
 def claude(folder: Path, *rows: dict[str, Any]) -> tuple[list[Recording], ReadNotes]:
     notes = ReadNotes()
-    recordings = list(recordings_of(claude_logs([written(folder, list(rows))], notes), notes))
+    recordings = list(recordings_of(logs_of(ClaudeLog, [written(folder, list(rows))], notes), notes))
     for recording in recordings:
         check_recording(recording)
     return recordings, notes
@@ -120,7 +120,7 @@ def test_a_codex_log_closes_a_round_at_its_token_count_and_hides_reasoning_from_
         count(6.5, 700, 600, 30, 0),
     ]
     notes = ReadNotes()
-    (recording,) = recordings_of(codex_logs([written(tmp_path, rows)], notes), notes)
+    (recording,) = recordings_of(logs_of(CodexLog, [written(tmp_path, rows)], notes), notes)
     first, second = recording.requests
     assert (first.prompt_tokens, first.generate_tokens) == (500, 60)
     assert (second.keep_tokens, second.wait_ns, second.wait_kind) == (540, 2 * NS_PER_S, "tool")
@@ -135,8 +135,8 @@ def test_recorded_logs_give_the_rounds_that_tracelab_made_of_them_to_the_millise
     notes = ReadNotes()
     expected = [turn for log in tracelab_logs([RECORDED / "rounds.jsonl"], notes) for turn in log]
     logs = [
-        *claude_logs([RECORDED / "claude-session.jsonl"], notes),
-        *codex_logs([RECORDED / "codex-rollout.jsonl"], notes),
+        *logs_of(ClaudeLog, [RECORDED / "claude-session.jsonl"], notes),
+        *logs_of(CodexLog, [RECORDED / "codex-rollout.jsonl"], notes),
     ]
     ours = [turn for log in logs for turn in log]
     assert len(list(recordings_of(logs, notes))) == 2
