@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from harness.extras.formats.otel_spans import HELD_TO, PASSED, Chat, Doubt, read_span, trace_of
-from harness.extras.formats.otlp import DOCUMENTS, flat_spans, is_otlp
+from harness.extras.formats.otlp import DOCUMENTS, flat_spans
 from harness.extras.formats.trajectories import NO_CACHE
 from harness.model.plan.model import WaitKind
 from harness.model.traces.account import INCLUDED, ReadNotes
@@ -82,7 +82,7 @@ def _chats(path: Path, scope: str, doubts: dict[str, Doubt], notes: ReadNotes, p
     chats: list[Chat] = []
     for at, document in json_records(path, notes, progress):
         flat = list_of(document["spans"]) if "spans" in document else [document]  # a line may be one span by itself
-        spans = list(flat_spans(document) if is_otlp(document) else map(record_of, flat))
+        spans = list(flat_spans(document) if document.keys() & set(DOCUMENTS) else map(record_of, flat))
         notes.holds(len(spans))
         for place, span in enumerate(spans):
             doubt = doubts.setdefault(_scoped(trace_of(span), scope), Doubt())

@@ -1,9 +1,8 @@
 """OTLP JSON as flat spans: one ExportTraceServiceRequest a document, or one a line (the collector's file exporter).
 
-Names in snake_case, as Python's protobuf writes them, and Tempo's ``batches`` are read as well.
-
 Follows the JSON Protobuf encoding of OTLP 1.5 (opentelemetry.io, "OTLP/HTTP"): names in lowerCamelCase, 64-bit numbers
-as text or as numbers, ids in hexadecimal, attributes as typed values.
+as text or as numbers, ids in hexadecimal, attributes as typed values. Names in snake_case, as Python's protobuf writes
+them, and Tempo's ``batches`` are read as well.
 """
 
 from __future__ import annotations
@@ -17,11 +16,6 @@ DEEPEST_VALUE = 16
 PLAIN = ("stringValue", "boolValue", "doubleValue")
 DOCUMENTS = ("resourceSpans", "resource_spans", "batches")
 CAPITAL = re.compile("([A-Z])")
-
-
-def is_otlp(document: Record) -> bool:
-    """Whether a document holds spans by resource."""
-    return any(key in document for key in DOCUMENTS)
 
 
 def flat_spans(document: Record) -> Iterator[Record]:

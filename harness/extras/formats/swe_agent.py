@@ -28,6 +28,7 @@ from harness.model.traces.base import (
 )
 from harness.model.traces.rounds import Log, through_rounds
 
+SAID = ("content", "tool_calls")
 BY_TOTALS = "lengths by characters, so that they sum to the tokens that the run counted"
 INPUTS = ("system", "user", "tool", "developer")
 PASSED = {"exit": "why the run ended"}
@@ -55,7 +56,9 @@ def swe_agent_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress |
 def _of_steps(document: Record, at: str, notes: ReadNotes) -> list[Call]:
     """SWE-agent's calls: the wait before one is the execution time of the step before it."""
     steps = list(map(record_of, list_of(document.get("trajectory"))))
-    lengths = [(_length(list_of(step.get("query")) or list_of(step.get("messages"))), _answer(step)) for step in steps]
+    queries = [map(record_of, list_of(step.get("query")) or list_of(step.get("messages"))) for step in steps]
+    answers = [_length([step], "response", "tool_calls") for step in steps]
+    lengths = [(_length(query, *SAID), answer) for query, answer in zip(queries, answers, strict=True)]
     if not steps or not all(sent for sent, _ in lengths):
         return []
     notes.holds(len(steps))
@@ -80,19 +83,10 @@ def _of_steps(document: Record, at: str, notes: ReadNotes) -> list[Call]:
     return calls
 
 
-def _answer(step: Record) -> int:
-    calls = step.get("tool_calls")
-    return len(text_of(step, "response")) + (len(json.dumps(calls)) if calls else 0)
-
-
-def _length(messages: list[object]) -> int:
-    """Characters of messages: their texts, and the calls of tools."""
-    length = 0
-    for message in map(record_of, messages):
-        content, calls = message.get("content"), message.get("tool_calls")
-        length += len(content) if isinstance(content, str) else len(json.dumps(content)) if content else 0
-        length += len(json.dumps(calls)) if calls else 0
-    return length
+def _length(messages: Iterable[Record], *names: str) -> int:
+    """Characters of messages: of these values, texts as they are and others as JSON."""
+    values = (message.get(name) for message in messages for name in names)
+    return sum(len(value if isinstance(value, str) else json.dumps(value)) for value in values if value)
 
 
 def _of_messages(messages: list[object], at: str, unread: Unread, notes: ReadNotes) -> Iterator[Call]:
@@ -129,7 +123,7 @@ def _of_messages(messages: list[object], at: str, unread: Unread, notes: ReadNot
         answer = text_of(response, "id")
         identity = ("mini-swe-agent", answer, moment_ns, counts) if answer or moment_ns else None
         call = Call(f"{at}, message {place}", *counts[:3], asked_ns, moment_ns, None, is_human, identity=identity)
-        call.characters, call.created, call.unknown_wait = _length([message]), counts.created, unknown_wait
+        call.characters, call.created, call.unknown_wait = _length([message], *SAID), counts.created, unknown_wait
         asked_ns, is_human, unknown_wait, is_first = None, False, "", False
         yield call
 

@@ -18,7 +18,6 @@ CACHE = (
     ("cached_tokens", "cache_read_input_tokens", "cache_read_tokens"),
     ("cache_creation_tokens", "cache_creation_input_tokens", "cache_write_tokens"),
 )
-
 UNSTATED = "that the file states and its calls do not have"
 NO_CACHE = "prompts taken to begin with the whole conversation before: no cached tokens are given"
 

@@ -13,7 +13,7 @@ from types import ModuleType
 
 from tests.support.agents import codex, mini_swe_agent, opencode
 from tests.support.agents.scripted_server import ScriptedServer, serving
-from tests.support.agents.truth import SeenRequest, differences, requests_seen, truth_of
+from tests.support.agents.truth import WAIT, SeenRequest, differences, requests_seen, truth_of
 from tests.support.agents.without_texts import write_without_texts
 
 AGENTS: dict[str, ModuleType] = {module.NAME: module for module in (codex, mini_swe_agent, opencode)}
@@ -43,6 +43,8 @@ def held(agent: ModuleType, folder: Path, keep: Path | None) -> bool:
     print(f"{agent.NAME} {release}: {len(seen)} requests, {failed} failed attempts before them, {len(logs)} logs")
     for line in [*found, *(f"asked beyond the scripts: {what}" for what in server.unknown)]:
         print(f"  {line}")
+    if any(one.what == WAIT for one in found):
+        print("  (stamps of a log are of the agent's own process, which a busy machine keeps waiting: hold it quiet)")
     if off_s:
         print(f"  {len(off_s)} waits: the import reads {min(off_s):+.3f} to {max(off_s):+.3f} s beside the server's")
     missing = sum(len(script.answers) for script in agent.SCRIPTS.values()) - len(seen)

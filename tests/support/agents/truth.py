@@ -11,8 +11,8 @@ from harness.model.traces.importing import read_recordings
 from harness.model.traces.recording import RecordedRequest
 from tests.support.agents.scripted_server import Attempt, Script
 
-# The stamps of a log stand before or after the moment at which a request leaves.
-WITHIN_S = 0.2
+# A request is stamped before it leaves, and an answer when the agent has read it: both make a wait shorter.
+WITHIN_S, WAIT = 0.2, "wait, s"
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def _compared(seen: SeenRequest, read: RecordedRequest) -> Iterator[tuple[str, A
     if bool(read.after) != (seen.wait_s is not None):
         yield "whether it waited", seen.wait_s, read.after
     elif seen.wait_s is not None and abs(read.wait_ns / 1e9 - seen.wait_s) > WITHIN_S:
-        yield "wait, s", seen.wait_s, round(read.wait_ns / 1e9, 3)
+        yield WAIT, seen.wait_s, round(read.wait_ns / 1e9, 3)
 
 
 def truth_of(tool: str, release: str, kind: str, seen: Sequence[SeenRequest]) -> dict[str, Any]:
