@@ -209,10 +209,10 @@ def _own_plans(spec: ExperimentSpec, needs: Sequence[Needed]) -> Iterator[str]:
         parts = need.components
         if (ratio := own.get(parts.condition)) is not None:
             change = with_error(100 * (ratio.ratio - 1), 100 * ratio.error, 1, "+f")
+            over_all = with_error(100 * math.expm1(parts.mean), 100 * parts.error, 1, "+f")
             yield (
-                f"{parts.condition}: {change} % on this experiment's "
-                f"{plans} (`harness simulate`); {_percent(parts.mean)} is over {parts.num_blocks} plans, "
-                f"+- {100 * parts.error:.1f}"
+                f"{parts.condition}: {change} % on this experiment's {plans} (`harness simulate`); "
+                f"{over_all} % is over {parts.num_blocks} plans"
             )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -42,7 +42,6 @@ from harness.measure.records.manifest import (
     Manifest,
     PreregistrationRecord,
     ServerRecord,
-    invalid,
     warning,
 )
 from harness.measure.records.run import SealedRun
@@ -77,7 +76,13 @@ from harness.stacks.rbln.launch.device_watch import (
     from_driver,
     from_exporter,
 )
-from harness.stacks.rbln.launch.launch_log import LaunchFacts, launch_findings, read_launch_files, rules_findings
+from harness.stacks.rbln.launch.launch_log import (
+    LaunchFacts,
+    launch_findings,
+    read_launch_files,
+    replicas_findings,
+    rules_findings,
+)
 from harness.stacks.rbln.rules.kv_rules import RULE_SETS, rule_set, rules_for_vllm
 from harness.stacks.vllm.step_log import StepLog
 
@@ -439,7 +444,7 @@ def _seal(run: PlannedRun, context: RunContext, writer: RunWriter, measured: _Me
     needs_observer = run.server.observer and kind_named(launch.backend).has_stack
     for each in all_shown:
         findings += launch_findings(each, needs_observer=needs_observer)
-    findings += _replicas_that_differ(run, launch, all_shown)
+    findings += replicas_findings(run.label, all_shown, launch.effective)
     findings += _rules_that_differ(run.server, manifest, in_force.get("rules", ""))
     return seal_run(writer, run, manifest, RunTables(measured.replay.requests, measured.replay.chunks), findings)
 
@@ -458,24 +463,6 @@ def _rules_that_differ(server: ServerSpec, manifest: Manifest, in_force: str) ->
     stack = f"{'vllm' if server.is_vllm else 'vllm-rbln'} {version}" if version else ""
     served = rules_for_vllm(version) if server.is_vllm else RULE_SETS.get(in_force)
     return rules_findings(server.rules, stack, served, server.rule_set(version))
-
-
-def _replicas_that_differ(run: PlannedRun, launch: LaunchPlan, shown: Sequence[LaunchFacts]) -> Iterator[Finding]:
-    """Replicas that run with other settings than the first: the figures take all for equal.
-
-    Of a replica that answered no scrape only what its log shows is compared.
-    """
-    settings = [{**each.effective(launch.effective), **each.emulator, **each.memory} for each in shown]
-    first, answers = settings[0], [bool(each.cache or each.emulator) for each in shown]
-    for number, other in enumerate(settings[1:], start=1):
-        keys = {*first, *other} if answers[0] == answers[number] else first.keys() & other
-        if differing := sorted(key for key in keys if first.get(key) != other.get(key)):
-            named = ", ".join(f"{key} {other.get(key)} for {first.get(key)}" for key in differing)
-            yield invalid(
-                "replicas-differ",
-                f"replica {number} has {named}",
-                f"Start both of {run.label} alike; server.log of each has its settings",
-            )
 
 
 class RunTables(NamedTuple):

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.analysis.compare.across import Side, compare_all
 from harness.analysis.compare.measures import MEASURES
 from harness.analysis.sessions import SessionOutcome, session_percentiles, session_times
 from harness.analysis.stats import NoInterval
@@ -251,6 +252,16 @@ def test_measures_of_sessions_stand_in_table_compare_gate_history_export_query_a
     assert len((tmp_path / "out" / "sessions.csv").read_text().splitlines()) == 1 + 6 * 8
     harness("report", "small", "-o", "page.html")
     assert "Within: finished within 9 s of own time" in (tmp_path / "page.html").read_text()
+
+
+def test_a_target_that_no_session_meets_is_compared_as_none_of_so_many(tmp_path: Path) -> None:
+    runs = simulated(tmp_path, replicates=4, workload=WAITING | {"num_sessions": 6}, slo={"session_s": 0.001})
+    names = list(dict.fromkeys(run.condition for run in runs))
+    base, other = (Side(name, tuple(run for run in runs if run.condition == name)) for name in names)
+    rows = {row["measure"]: row for row in compare_all([(other, base)]).records()}
+    none = rows["session_goodput_per_h"]
+    assert (none["mean"], none["baseline_mean"], none["ratio"]) == (0, 0, None)
+    assert none["verdict"] == "no ratio: 0 of 24 and 0 of 24 sessions within [slo] session_s"
 
 
 def test_a_target_on_the_command_stands_for_that_of_the_experiment(

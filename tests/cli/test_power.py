@@ -173,4 +173,4 @@ def test_power_and_simulate_give_the_same_effect_and_say_why_other_plans_give_an
     assert own is not None
     assert ratio is not None
     assert float(own[1]) == pytest.approx(100 * (float(ratio[1]) - 1), abs=0.06)
-    assert "is over 20 plans" in said
+    assert re.search(r"; -\d\.\d\d? \+- \d\.\d\d? % is over 20 plans", said)

@@ -7,6 +7,7 @@ Definitions: docs/reference/method.md, "Comparing any conditions".
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -208,12 +209,12 @@ def _measures(side: Side, base: Side) -> list[Measure]:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One pair in one measure, before its family is known."""
+    """One pair in one measure, before its family is known. ratio: None where a side counts none."""
 
     measure: Measure
     names: Mapping[str, Cell]
     means: tuple[float, float]
-    ratio: Ratio
+    ratio: Ratio | None
     num_plans: int
     is_checked: bool
     looks: ComparisonLooks | None
@@ -228,7 +229,7 @@ class _Row:
             **self.names,
             "mean": self.means[0],
             "baseline_mean": self.means[1],
-            "ratio": result.ratio,
+            "ratio": None if self.ratio is None else result.ratio,
             **cells(result.interval, same("low", "high")),
             **cells(result, same("p", "p_adjusted", "family")),
             "verdict": self.why_not or (Verdict.WITHHELD if apart else result.verdict).said(self.measure.words),
@@ -243,8 +244,9 @@ class _Row:
         return "" if compared is None else why_apart(compared)
 
     def _result(self, family: Family) -> Result:
-        if self.why_not:
-            return Result(self.ratio.ratio, None, None, None, Verdict.TOO_FEW, family.size)
+        if self.why_not or self.ratio is None:
+            ratio = math.nan if self.ratio is None else self.ratio.ratio
+            return Result(ratio, None, None, None, Verdict.TOO_FEW, family.size)
         return result_of(self.ratio, self.num_plans, family, self.looks)
 
 
@@ -254,7 +256,7 @@ def _rows(side: Side | PeerSide, base: Side | PeerSide, measure: Measure, prices
     runs = list(zip(*pairs, strict=True)) if pairs else [side.runs, base.runs]
     values = [[_value(run, measure, prices) for run in group] for group in runs]
     known = [[value for value in group if value is not None and measure.has_ratio(value)] for group in values]
-    if not all(any(value.amount for value in group) for group in known):
+    if not all(known):
         return
     if pairs and list(map(len, known)) != list(map(len, values)):
         return
@@ -265,7 +267,11 @@ def _rows(side: Side | PeerSide, base: Side | PeerSide, measure: Measure, prices
     costs = _cost_error(figures) if is_modelled else NO_ERROR
     own, other = known
     plans = min(map(num_plans, figures)) if all(figures) else 0
-    why_not = _why_not(measure, sealed) if all(sealed) else ""
+    none_of = _none_of(measure, known, sealed)
+    why_not = none_of or (_why_not(measure, sealed) if all(sealed) else "")
+    ratio = None
+    if not none_of:
+        ratio = paired_ratio(own, other, figures[0], costs) if pairs else unpaired_ratio(own, other, costs)
     yield _Row(
         measure=measure,
         names={
@@ -279,13 +285,24 @@ def _rows(side: Side | PeerSide, base: Side | PeerSide, measure: Measure, prices
             "source": " : ".join(dict.fromkeys((side.source, base.source))),
         },
         means=(mean_of(own), mean_of(other)),
-        ratio=paired_ratio(own, other, figures[0], costs) if pairs else unpaired_ratio(own, other, costs),
+        ratio=ratio,
         num_plans=plans,
         is_checked=any(ran_until_decided(run) for group in sealed for run in group),
         looks=_looks(side, base, measure),
         why_not=why_not,
         costs=(figures[0], figures[1]) if pairs and measure.words == COST_WORDS and not is_predicted else None,
     )
+
+
+def _none_of(measure: Measure, known: Sequence[Sequence[Value]], sides: Sequence[Sequence[SealedRun]]) -> str:
+    """Of how many each side counts none, which has no ratio; empty where both count some."""
+    sizes = [
+        sum(map(measure.counted.number, runs))
+        for values, runs in zip(known, sides, strict=True)
+        if not any(value.amount for value in values)
+    ]
+    none_of = " and ".join(f"0 of {size:,}" for size in sizes)
+    return f"no ratio: {none_of} {measure.counted.value} within [slo] {measure.target}" if sizes else ""
 
 
 def _why_not(measure: Measure, sides: Sequence[Sequence[SealedRun]]) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from harness.measure.records import layout
-from harness.measure.records.manifest import DeviceMetrics, Finding, LaunchReport
+from harness.measure.records.manifest import DeviceMetrics, Finding, LaunchReport, invalid
 from harness.stacks.rbln.rules.kv_rules import AUTO, RuleSet
 
 _UPDATE = re.compile(r"Updating (\w+\.\w+) from (\S+) to (\S+) based on rbln_config\.json")
@@ -294,6 +294,27 @@ def rules_findings(rules: str, stack: str, served: RuleSet | None, followed: Rul
         evidence = f"the server is {stack}, which follows {served.name}; the requested rules are {rules}"
         hint = 'Set server.rules = "auto"'
     return [Finding(code="rules-differ", severity="warning", evidence=evidence, hint=hint)]
+
+
+def replicas_findings(label: str, shown: Sequence[LaunchFacts], known: Mapping[str, Any]) -> list[Finding]:
+    """A finding for each replica that runs with other settings than one before it: the figures take all for equal.
+
+    A replica is compared with the first whose metrics were read as its own were. The first that answered no scrape, or
+    answered one, shares with replica 0 only what both logs show. known: see ``LaunchFacts.effective``.
+    """
+    settings = [{**each.effective(known), **each.emulator, **each.memory} for each in shown]
+    answers = [bool(each.cache or each.emulator) for each in shown]
+    findings: list[Finding] = []
+    for number, other in enumerate(settings[1:], start=1):
+        alike = answers.index(answers[number])
+        place = alike if alike < number else 0
+        first = settings[place]
+        keys = {*first, *other} if place == alike else first.keys() & other
+        if differing := sorted(key for key in keys if first.get(key) != other.get(key)):
+            named = ", ".join(f"{key} {other.get(key)} for {first.get(key)}" for key in differing)
+            hint = f"Start both of {label} alike; server.log of each has its settings"
+            findings.append(invalid("replicas-differ", f"replica {number} has {named} in replica {place}", hint))
+    return findings
 
 
 def read_launch_files(folder: Path, num_servers: int = 1) -> list[LaunchFacts]:

@@ -10,7 +10,13 @@ import pytest
 from harness.analysis.validity.invariants import check_settings
 from harness.measure.records.manifest import Manifest
 from harness.model.spec import ServerSpec
-from harness.stacks.rbln.launch.launch_log import LaunchFacts, launch_findings, read_launch, rules_findings
+from harness.stacks.rbln.launch.launch_log import (
+    LaunchFacts,
+    launch_findings,
+    read_launch,
+    replicas_findings,
+    rules_findings,
+)
 from harness.stacks.rbln.rules.kv_rules import rules_for_version, rules_for_vllm
 
 RBLN = "(EngineCore pid=9) 1795254182.886212 9 INFO vllm_rbln.x"
@@ -45,6 +51,7 @@ SCRAPE = json.dumps(
         'vllm:cache_config_info{block_size="128",num_gpu_blocks="1026",engine="0"} 1.0\nvllm:other 1.0\n',
     }
 )
+OTHER_BLOCKS = SCRAPE.replace("128", "64")
 
 
 def _findings(facts: LaunchFacts, *, needs_observer: bool = True, **server: Any) -> list[tuple[str, str, str]]:
@@ -223,3 +230,29 @@ def test_a_server_that_follows_other_rules_gets_a_warning(rules: str, stack: str
     found = rules_findings(rules, stack, served, followed)
     assert [finding.code for finding in found] == (["rules-differ"] if warning else [])
     assert all(warning is not None and warning in finding.evidence for finding in found)
+
+
+SILENT = json.dumps({"status": 0, "error": "the scraper was killed"})
+
+
+@pytest.mark.parametrize(
+    ("scrapes", "expected"),
+    [
+        ([SILENT, SCRAPE], []),
+        ([SCRAPE, SILENT], []),
+        ([SCRAPE, OTHER_BLOCKS], ["replica 1 has block_size 64 for 128, usable_kv_slots 9 for 8 in replica 0"]),
+        ([SILENT, SCRAPE, OTHER_BLOCKS], ["replica 2 has block_size 64 for 128, usable_kv_slots 9 for 8 in replica 1"]),
+        ([SCRAPE, SILENT, OTHER_BLOCKS], ["replica 2 has block_size 64 for 128, usable_kv_slots 9 for 8 in replica 0"]),
+        ([SILENT, SILENT, SCRAPE], []),
+    ],
+)
+def test_a_replica_is_compared_with_one_whose_metrics_were_read_too(scrapes: list[str], expected: list[str]) -> None:
+    shown = [read_launch(LOG, [scrape]) for scrape in scrapes]
+    assert [finding.evidence for finding in replicas_findings("base", shown, {})] == expected
+
+
+def test_of_a_replica_that_answered_no_scrape_the_log_is_compared() -> None:
+    smaller = [line.replace("from 1 to 8", "from 1 to 4") for line in LOG]
+    (finding,) = replicas_findings("base", [read_launch(LOG, [SCRAPE]), read_launch(smaller, [SILENT])], {})
+    assert (finding.code, finding.severity) == ("replicas-differ", "invalid")
+    assert finding.evidence == "replica 1 has max_num_seqs 4 for 8 in replica 0"
