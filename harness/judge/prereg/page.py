@@ -5,6 +5,7 @@ Nothing is judged here, and nothing is shown that is not in the archive.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from itertools import chain
@@ -19,6 +20,7 @@ from harness.judge.prereg.account import Account
 from harness.judge.prereg.frozen import Preregistration
 from harness.judge.prereg.judge import Judgement
 from harness.model.sim.draws import if_assumed
+from harness.model.spec.experiment import ConditionSpec
 from harness.table import interval_text
 
 # Lines of one kind that a terminal shows; the page has all.
@@ -99,11 +101,23 @@ def _shortened(lines: Iterable[str]) -> Iterator[str]:
 def _question(frozen: Preregistration) -> str:
     spec = frozen.experiment
     asked = escape(spec.question) if spec.question else "No question was written down."
-    conditions = ", ".join(f"<b>{escape(condition.name)}</b>" for condition in spec.condition)
-    return (
-        f"<p>{asked}</p><p>Experiment {escape(frozen.name)}: conditions {conditions}; "
-        f"{spec.replicates} blocks, each with every condition once; backend {escape(spec.backend)}.</p>"
+    settings = "".join(
+        f"<li><b>{escape(condition.name)}</b>: {escape(settings_in_words(condition))}</li>"
+        for condition in spec.condition
     )
+    return (
+        f"<p>{asked}</p><p>Experiment {escape(frozen.name)}: {spec.replicates} blocks, each with every condition once; "
+        f'backend {escape(spec.backend)}.</p><ul class="break">{settings}</ul>'
+    )
+
+
+def settings_in_words(condition: ConditionSpec) -> str:
+    """What a condition changes: "kv slots 12; no-waits"."""
+    # The dump is without secrets.
+    table = condition.model_dump(mode="json", include={"server", "workload"})
+    changed = [f"{key.replace('_', ' ')} {_value(value)}" for part in table.values() for key, value in part.items()]
+    treated = [condition.treatment] if condition.treatment != "as-drawn" else []
+    return "; ".join([*changed, *treated]) or "the settings of the experiment"
 
 
 def _verdicts(judgement: Judgement) -> str:
@@ -116,9 +130,32 @@ def _verdict(judgement: Judgement, decision: Decision) -> str:
     label = f" {escape(decision.label)}" if decision.label else ""
     blocks = escape(judgement.blocks_of(decision))
     return (
-        f'{answer}<p><b class="{OUTCOME_CLASSES.get(outcome, "dim")}">{outcome}</b>{label} '
+        f'{answer}{_picture(decision)}<p><b class="{OUTCOME_CLASSES.get(outcome, "dim")}">{outcome}</b>{label} '
         f"<code>{escape(decision.rule)}</code>: {escape(decision.subject)}{blocks}</p>"
         f'<p class="caption break">{escape(decision.reason)}</p>'
+    )
+
+
+def _picture(decision: Decision) -> str:
+    """The interval of a cost ratio beside the line of equal cost; "" where a decision has none."""
+    ratio = decision.intervals.get("ratio")
+    if ratio is None or not all(map(math.isfinite, (ratio.low, ratio.high))):
+        return ""
+    first, last = min(ratio.low, 1.0), max(ratio.high, 1.0)
+    low, high, middle, same = (
+        f"{4 + 92 * (value - first) / ((last - first) or 1.0):.2f}%"
+        for value in (ratio.low, ratio.high, ratio.estimate, 1)
+    )
+    words = (
+        f"cost ratio {ratio.estimate:.4f}, {100 * ratio.level:.0f} % interval {interval_text(ratio.low, ratio.high)}"
+    )
+    return (
+        f'<svg width="100%" height="32" role="img" aria-label="{escape(words)}">'
+        f'<line x1="{same}" x2="{same}" y1="0" y2="32" stroke="var(--ink)"/>'
+        f'<line x1="{low}" x2="{high}" y1="16" y2="16" stroke="var(--c0)" stroke-width="3"/>'
+        f'<circle cx="{middle}" cy="16" r="6" fill="var(--c0)"/></svg>'
+        '<p class="caption">Dot and bar: cost against the baseline, with its interval; left is less. '
+        "Upright line: the same cost.</p>"
     )
 
 

@@ -11,14 +11,18 @@ import subprocess
 import zipfile
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 from shutil import which
 
 import pytest
 
+from harness.analysis.stats import Interval
 from harness.errors import RecordsError, SpecError
+from harness.judge.decisions.decide import Decision, Outcome
 from harness.judge.prereg import check_published, publish
+from harness.judge.prereg.page import archive_page
 from harness.measure.records import layout
 from harness.measure.records.manifest import EarlierTry, load_manifest
 from harness.measure.records.store import RunStore
@@ -101,6 +105,7 @@ def test_the_page_in_the_archive_says_the_same_to_a_reader(with_invalid: Path) -
     for words in (
         "Predicted: simulated in virtual time",
         "Does one more compiled size <b> cost less?",
+        "more : decode buckets 1, 2, 3, 4, 8",
         "PASS mine : more (2 of 3 blocks)",
         "5 valid, 1 INVALID",
         f"base/1 {STALLED} (1 of 1 repetitions used)",
@@ -114,6 +119,15 @@ def test_the_page_in_the_archive_says_the_same_to_a_reader(with_invalid: Path) -
     ):
         assert words in text, words
     assert "http" not in re.sub(r"http-equiv", "", page), "it loads nothing"
+
+
+def test_the_page_draws_the_interval_of_a_cost_ratio_below_its_sentence(with_invalid: Path) -> None:
+    checked = check_published(with_invalid)
+    interval = Interval(0.95, 0.92, 0.99, 0.95, "t", "block", 6, 0, 1)
+    decision = Decision("mine", "more vs base", Outcome.PASS, "why", intervals={"ratio": interval}, sentence="5 % less")
+    page = archive_page(checked.frozen, replace(checked.judgement, decisions=(decision,)), (), (), "a test")
+    places = [page.index(words) for words in ("5 % less: PASS", "cost ratio 0.9500", ">why<", "max_error")]
+    assert places == sorted(places)
 
 
 def test_an_open_experiment_is_published_withheld_and_the_look_is_in_it(place: Workplace) -> None:
