@@ -214,7 +214,7 @@ def _runs_listed(listed: Sequence[SealedRun], runs: Path) -> Table:
 def verify(name: MaybeSealedArgument = None, runs: RunsOption = Path("runs")) -> None:
     """Check every file of sealed runs, of all or of one experiment.
 
-    Example: `harness records verify --runs runs/today`
+    Example: `harness verify --runs runs/today`
     """
     if name is None:
         num_runs = store_at(runs).verify()

@@ -169,27 +169,24 @@ GROUPS = {
     ),
     "predict": _group(
         "predict",
-        "What to expect before a run: replicates, noise, costs.\n\nExample: `harness predict power demo`",
+        "What to expect before a run: noise, costs.\n\nExample: `harness predict noise demo --runs runs/today`",
         {
-            "power": "power:power",
             "noise": "power:noise",
         },
     ),
     "prereg": _group(
         "prereg",
-        "Criteria fixed before a run, applied after it.\n\n"
-        "Example: `harness prereg decide demo --rule superiority --runs runs/today`",
+        "Criteria fixed before a run, applied after it.\n\nExample: `harness prereg freeze mine.toml --commit`",
         {
             "freeze": "prereg:freeze",
-            "decide": "prereg:decide",
             "publish": "prereg:publish",
             "check": "prereg:check",
         },
     ),
     "records": _group(
         "records",
-        "Sealed runs as files: check, rebuild, export.\n\nExample: `harness records verify --runs runs/today`",
-        {"verify": "records:verify", "derive": "records:derive", "export": "records:export"},
+        "Sealed runs as files: rebuild, export.\n\nExample: `harness records derive demo --runs runs/today`",
+        {"derive": "records:derive", "export": "records:export"},
     ),
     "server": _group(
         "server",

@@ -104,12 +104,12 @@ GROUPS = {
     ),
     "prereg": (
         "prereg freeze small.toml --seed 7",
-        "prereg decide small --rule superiority --runs runs --format json",
+        "decide small --rule superiority --runs runs --format json",
         "prereg publish small --runs runs -o a.zip",
         "prereg check archive.zip",
     ),
     "records": (
-        "records verify small --runs runs",
+        "verify small --runs runs",
         "records derive small --runs runs",
         "records export small --format csv -o out --runs runs",
     ),

@@ -106,7 +106,7 @@ def test_the_command_line_works_without_docstrings() -> None:
         (("repotr",), "Did you mean 'report'"),
         (("emulater",), "Did you mean 'server emulator'"),
         (("export", "demo"), "Did you mean 'trace export', 'records export'"),
-        (("predict", "pwoer"), "Did you mean 'power'"),
+        (("predict", "nosie"), "Did you mean 'noise'"),
         (("server", "patch", "aply"), "Did you mean 'apply'"),
         (("trace", "shwo", "coding-agent"), "Did you mean 'show'"),
         (("run", "demo", "--rnus", "x"), "--runs"),

@@ -201,7 +201,7 @@ def rebuild(run: SealedRun) -> Derived:
         raise RecordsError(
             f"rebuilt table(s) {', '.join(changed)} differ from what was sealed",
             where=str(run.path),
-            hint="`harness records verify` says whether raw files changed; if not, this version reads logs otherwise",
+            hint="`harness verify` says whether raw files changed; if not, this version reads logs otherwise",
         )
     return derived
 

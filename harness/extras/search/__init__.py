@@ -6,5 +6,5 @@ _AT = "harness.extras.search.commands"
 PLUGIN = Plugin(
     name="search",
     summary="configurations of a search space, simulated and compared",
-    commands={"search": f"{_AT}:search", "predict search": f"{_AT}:search", "predict ratios": f"{_AT}:ratios"},
+    commands={"search": f"{_AT}:search", "predict ratios": f"{_AT}:ratios"},
 )

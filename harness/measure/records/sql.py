@@ -229,7 +229,7 @@ def _unreadable_records() -> Generator[None]:
         yield
     except (duckdb.IOException, duckdb.InvalidInputException) as error:
         raise RecordsError(
-            f"a record cannot be read: {_short(error)}", hint="`harness records verify` names the damaged file"
+            f"a record cannot be read: {_short(error)}", hint="`harness verify` names the damaged file"
         ) from error
 
 
