@@ -176,7 +176,7 @@ GROUPS = {
     ),
     "prereg": _group(
         "prereg",
-        "Criteria fixed before a run, applied after it.\n\nExample: `harness prereg freeze mine.toml --commit`",
+        "Criteria fixed before a run, applied after it.\n\nExample: `harness prereg check slots.zip`",
         {
             "freeze": "prereg:freeze",
             "publish": "prereg:publish",
