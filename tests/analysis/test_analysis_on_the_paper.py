@@ -12,6 +12,7 @@ import pytest
 from harness.analysis import reuse, stats
 from harness.analysis.cost import reconstruct as rec
 from harness.extras.search.space import DeviceSpec
+from harness.extras.paper.rules import decide as paper_rules
 from harness.judge.decisions import decide
 from harness.judge.decisions.decide import Costs, Outcome
 from harness.model.engine import load_cost_model
@@ -143,7 +144,7 @@ def test_tolerances_of_the_grid_intervention_are_r_over_b_and_hold_its_differenc
 
 def test_the_difference_at_n_7_is_not_confirmed() -> None:
     rule = load_rule("direction")
-    decision = decide.decide_occupancies(rule, "n7-waits", [row[0] for row in paper.TABLE_S5], 1.0273)  # type: ignore[arg-type]
+    decision = paper_rules.decide_occupancies(rule, "n7-waits", [row[0] for row in paper.TABLE_S5], 1.0273)  # type: ignore[arg-type]
     assert decision.label == "NOT CONFIRMED"
     assert [decision.numbers[name] for name in ("num_above", "num_inside", "num_below")] == [2, 4, 0]
 
@@ -168,7 +169,7 @@ def test_table_s3_classes(key: tuple[str, str, int]) -> None:
     x, y, bucket = key
     artifacts = paper.SESSIONS_MS[bucket]
     rule = load_rule("recompilation")
-    decision = decide.decide_recompilation(
+    decision = paper_rules.decide_recompilation(
         rule,  # type: ignore[arg-type]
         f"{x}-{y}-b{bucket}",
         (artifacts[x], artifacts[y]),
@@ -189,7 +190,7 @@ def adjacent_ratios(step: int) -> dict[str, list[float]]:
 def test_saturation_of_both_adjacent_pairs() -> None:
     rule = load_rule("saturation")
     decisions = [
-        decide.decide_saturation(rule, pair, adjacent_ratios(step))  # type: ignore[arg-type]
+        paper_rules.decide_saturation(rule, pair, adjacent_ratios(step))  # type: ignore[arg-type]
         for step, pair in enumerate(("slots16 -> slots24", "slots24 -> slots32"))
     ]
     assert [decision.label for decision in decisions] == ["SATURATED", "SATURATED"]

@@ -67,7 +67,7 @@ class GateRun:
     values: Mapping[str, Value | None]
     num_sessions: int = 0
     bounds: Mapping[str, Bounds] = field(default_factory=dict[str, Bounds])
-    folder: str = ""
+    folder: str = field(default="", compare=False)
 
     @property
     def condition(self) -> str:
