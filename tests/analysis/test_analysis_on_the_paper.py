@@ -11,8 +11,8 @@ import pytest
 
 from harness.analysis import reuse, stats
 from harness.analysis.cost import reconstruct as rec
-from harness.extras.search.space import DeviceSpec
 from harness.extras.paper.rules import decide as paper_rules
+from harness.extras.search.space import DeviceSpec
 from harness.judge.decisions import decide
 from harness.judge.decisions.decide import Costs, Outcome
 from harness.model.engine import load_cost_model
