@@ -22,7 +22,7 @@ pytestmark = pytest.mark.live
 SLOW_EXPERIMENT = """
 name = "slow"
 base_seed = 3
-replicates = 2
+replicates = 3
 time_scale = 10
 
 [workload]
@@ -90,7 +90,7 @@ def pause_ms(milliseconds: float) -> None:
 
 def test_the_first_ctrl_c_ends_after_the_current_run_and_resume_completes(tmp_path: Path):
     harness = Harness(tmp_path)
-    harness.wait_for("1/2")
+    harness.wait_for("1/3")
     harness.process.send_signal(signal.SIGINT)
     code, output = harness.finish()
     assert code == 130
@@ -101,12 +101,12 @@ def test_the_first_ctrl_c_ends_after_the_current_run_and_resume_completes(tmp_pa
     assert all(run.is_valid for run in sealed)
     assert harness.servers() == []
     continue_run(tmp_path)
-    assert len(RunStore(tmp_path / "runs").sealed("slow")) == 2
+    assert len(RunStore(tmp_path / "runs").sealed("slow")) == 3
 
 
 def test_the_second_ctrl_c_aborts_the_run(tmp_path: Path):
     harness = Harness(tmp_path)
-    harness.wait_for("1/2")
+    harness.wait_for("1/3")
     pause_ms(700)
     harness.process.send_signal(signal.SIGINT)
     pause_ms(100)
