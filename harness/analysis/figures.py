@@ -48,7 +48,7 @@ from harness.measure.records import schema
 from harness.measure.records.manifest import Manifest
 from harness.measure.records.run import SealedRun, once_per_run
 from harness.measure.records.schema import values_of
-from harness.model.spec import DeviceSlot as DevicePlace
+from harness.model.spec import DeviceSlot
 from harness.model.spec.sections import Basis
 from harness.run_key import RunKey
 
@@ -481,7 +481,7 @@ def place_of(run: SealedRun) -> RunPlace:
     fleet = run.manifest.fleet
     if fleet is None or run.spec.fleet is None:
         return RunPlace(device="", unit=run.replicate, neighbours=0, is_emulated=False)
-    place = DevicePlace(fleet.host if run.spec.fleet.hosts else "", fleet.device)
+    place = DeviceSlot(fleet.host if run.spec.fleet.hosts else "", fleet.device)
     return RunPlace(
         device=str(place),
         unit=run.spec.unit_of(run.replicate),

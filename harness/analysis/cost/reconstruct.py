@@ -438,13 +438,13 @@ def _distinct(steps: pa.Table, contexts: IntArray) -> tuple[list[tuple[int, int,
 def _decode(steps: pa.Table, contexts: IntArray, cost_model: StepCost) -> tuple[int, int]:
     """(sum of step times, steps outside the fitted contexts or in a bucket that was never measured)."""
     distinct, back = _distinct(steps, contexts)
-    is_filled_in = getattr(cost_model, "is_bucket_filled_in", _never)
+    is_interpolated = getattr(cost_model, "is_bucket_interpolated", _never)
     is_outside = getattr(cost_model, "is_context_extrapolated", _never)
     has_contexts = bool(np.any(contexts))
     total_ns = extrapolated = 0
     for (b, n, context), count in zip(distinct, np.bincount(back).tolist(), strict=True):
         total_ns += count * cost_model.decode_step_ns(b, n, context)
-        if is_filled_in(b) or (has_contexts and is_outside(n, context)):
+        if is_interpolated(b) or (has_contexts and is_outside(n, context)):
             extrapolated += count
     return total_ns, extrapolated
 

@@ -70,7 +70,7 @@ def unmeasured_in_words(model: CostModel, sizes: Iterable[int]) -> str:
     missing = model.interpolated_buckets(sorted(set(sizes)))
     if not missing:
         return ""
-    measured = [size for size in model.f_fs if not model.is_bucket_filled_in(size)]
+    measured = [size for size in model.f_fs if not model.is_bucket_interpolated(size)]
     inside = [size for size in missing if min(measured) < size < max(measured)]
     outside = [size for size in missing if size not in inside]
     parts = [

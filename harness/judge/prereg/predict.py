@@ -48,11 +48,11 @@ def predict_run(
     simulate = simulator_of(server)
     num_draws = run.spec.prediction.draws if num_draws is None else num_draws
     arrays = plan_arrays([run.plan])
-    filled_in = cost_model.interpolated_buckets(config.decode_buckets)
+    interpolated = cost_model.interpolated_buckets(config.decode_buckets)
     if num_draws == 1:
         figures = _figures(arrays, config, simulate(nominal(arrays, cost_model), config))
         return Prediction.model_validate(
-            {name: int(values[0]) for name, values in figures.items()} | {"interpolated_buckets": filled_in}
+            {name: int(values[0]) for name, values in figures.items()} | {"interpolated_buckets": interpolated}
         )
     perturbation = perturbation_of_run(run.spec, run.cost_file, run.plan, run.label)
     at_once = max(MOST_REQUESTS // run.plan.num_requests, 1)
@@ -66,7 +66,7 @@ def predict_run(
         means
         | {
             "device_ns": means["decode_ns"] + means["prefill_ns"],
-            "interpolated_buckets": filled_in,
+            "interpolated_buckets": interpolated,
             "draws": {name: figures[name].tolist() for name in DrawnFigures.model_fields},
             "level": perturbation.level,
         }

@@ -249,7 +249,7 @@ class CostModel:
             self._filled_fs[bucket] = _fill_in(self.f_fs, bucket)
         return self._filled_fs[bucket]
 
-    def is_bucket_filled_in(self, bucket: int) -> bool:
+    def is_bucket_interpolated(self, bucket: int) -> bool:
         """Whether f(b) of this bucket was not measured."""
         return bucket not in self.f_fs
 
@@ -293,7 +293,7 @@ class CostModel:
 
     def interpolated_buckets(self, buckets: Sequence[int]) -> tuple[int, ...]:
         """Those of ``buckets`` whose cost was not measured."""
-        return tuple(bucket for bucket in buckets if self.is_bucket_filled_in(bucket))
+        return tuple(bucket for bucket in buckets if self.is_bucket_interpolated(bucket))
 
     def decode_base_fs(self, config: EngineConfig) -> IntArray:
         """Shape (limit + 1,): f + alpha + beta n of a step of n requests, fs; place 0 is not used."""

@@ -157,7 +157,7 @@ def run_arrays(
         step_room, eviction_room = max(step_room, steps), max(eviction_room, evictions)
 
 
-def _result(arrays: layout.PlanArrays, outcome: layout.Outcome, filled_in: tuple[int, ...]) -> SimResult:
+def _result(arrays: layout.PlanArrays, outcome: layout.Outcome, interpolated: tuple[int, ...]) -> SimResult:
     totals = record_as_dict(outcome.totals, 0)
     same = ("decode_ns", "prefill_ns", "end_ns", "computed_tokens", "cached_tokens", "preemptions")
     return SimResult(
@@ -167,7 +167,7 @@ def _result(arrays: layout.PlanArrays, outcome: layout.Outcome, filled_in: tuple
         decode_histogram=tuple(int(value) for value in outcome.histogram[0]),
         wait_session_ns=totals["wait_ns"],
         num_decode_steps=totals["decode_steps"],
-        interpolated_buckets=filled_in,
+        interpolated_buckets=interpolated,
         **{name: totals[name] for name in same},
     )
 
