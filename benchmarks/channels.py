@@ -16,9 +16,8 @@ import numpy as np
 
 from benchmarks.figure import Figure
 from harness.analysis.compare.channels import Comparison, compare
-from harness.analysis.compare.family import Family
+from harness.analysis.compare.ratio import Family, Verdict
 from harness.analysis.compare.stopping import PairedBlocks, looks_at
-from harness.analysis.compare.verdict import Verdict
 from harness.analysis.cost.agreement import MAX_TAU, Agreement
 from harness.analysis.cost.padding import Padding
 from harness.analysis.cost.reconstruct import ChannelA

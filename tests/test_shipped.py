@@ -5,11 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from harness.analysis.compare.family import Family
+from harness.analysis.compare.answer import result_of
 from harness.analysis.compare.pairs import num_comparisons
-from harness.analysis.compare.ratio import Ratio
-from harness.analysis.compare.result import result_of
-from harness.analysis.compare.verdict import Verdict
+from harness.analysis.compare.ratio import Family, Ratio, Verdict
 from harness.analysis.stats import of_blocks
 from harness.model.engine.config import EngineConfig
 from harness.model.experiment import PlannedRun, resolve

@@ -13,13 +13,18 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from harness.analysis.compare.answer import Answer, Compared, answer_on, answers, main_answers
+from harness.analysis.compare.answer import Answer, Compared, answer_on, answers, main_answers, one_plan
 from harness.analysis.compare.channels import BASES, Comparison, check_channels, check_independence, compare
-from harness.analysis.compare.family import Family
 from harness.analysis.compare.measures import MEASURES, OF_SERVERS, OF_SIMULATIONS, bound_over, value_over
-from harness.analysis.compare.pairs import common_replicates, counted_runs, num_plans, without_a
-from harness.analysis.compare.prices import Prices, prices_by_condition
-from harness.analysis.compare.result import one_plan
+from harness.analysis.compare.pairs import (
+    Prices,
+    common_replicates,
+    counted_runs,
+    num_plans,
+    prices_by_condition,
+    without_a,
+)
+from harness.analysis.compare.ratio import Family
 from harness.analysis.compare.stopping import SequentialStatus, status_until_decided
 from harness.analysis.cost.padding import bucket_rule, removed_slots, shapley_split
 from harness.analysis.cost.reconstruct import StepCost

@@ -17,7 +17,7 @@ from harness.plugins import service
 from harness.table import WIDE, Table, interval_text, with_error
 
 if TYPE_CHECKING:
-    from harness.analysis.compare.predictions import Predictions
+    from harness.analysis.compare.drawn import Predictions
     from harness.model.experiment import PlannedRuns
     from harness.model.spec import ExperimentSpec
 
@@ -144,8 +144,7 @@ def _margin(spec: ExperimentSpec) -> float:
 def _answers(planned: PlannedRuns, predictions: Predictions) -> Iterator[str]:
     """A sentence for every condition: device time over its baseline's, all replicates summed; how sure, given what."""
     from harness.analysis.compare.answer import source_of_prediction
-    from harness.analysis.compare.drawn import DrawnCosts
-    from harness.analysis.compare.predictions import predicted_ratio
+    from harness.analysis.compare.drawn import DrawnCosts, predicted_ratio
     from harness.judge.planning.deciding import planned_break_even, unmeasured_of_runs
     from harness.model.sim.draws import if_assumed, perturbation_of
 

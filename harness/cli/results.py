@@ -180,7 +180,7 @@ def _tables(summary: ExperimentSummary, figures: FiguresShown) -> list[Table]:
 
 def _predicted_written(sealed: Sequence[SealedRun], form: TableForm) -> str:
     """What was predicted for the very plans of these runs, by the frozen draws where there are such."""
-    from harness.analysis.compare.experiment_runs import ExperimentRuns
+    from harness.analysis.compare.answer import ExperimentRuns
     from harness.judge.catalogue import prediction_table
     from harness.judge.prereg import check_sealed_runs, predictions_for
     from harness.measure.records.run import origin_of
@@ -253,7 +253,7 @@ def _print_answer(console: Console, summary: ExperimentSummary, sealed: Sequence
 
 def _results(sealed: Sequence[SealedRun], by: str, source: Path | str) -> Results:
     """What the experiment's own analysis and rules give; why one of them gives nothing stands in the report."""
-    from harness.analysis.compare.experiment_runs import ExperimentRuns
+    from harness.analysis.compare.answer import ExperimentRuns
     from harness.judge.catalogue import analyse, prediction_table
     from harness.judge.prereg import check_sealed_runs, decide, predictions_for
     from harness.present.report.view import Results

@@ -12,10 +12,8 @@ from dataclasses import dataclass, field, replace
 from functools import wraps
 
 from harness.analysis import stats
-from harness.analysis.compare.answer import source_of, source_of_prediction
-from harness.analysis.compare.drawn import DrawnCosts
-from harness.analysis.compare.experiment_runs import ExperimentRuns
-from harness.analysis.compare.predictions import Predictions, predicted_ratio
+from harness.analysis.compare.answer import ExperimentRuns, source_of, source_of_prediction
+from harness.analysis.compare.drawn import DrawnCosts, Predictions, predicted_ratio
 from harness.analysis.figures import cells, totals
 from harness.analysis.speeds import device_tables, speeds
 from harness.analysis.stats import Interval

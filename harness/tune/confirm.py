@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import tomli_w
 from pydantic import BaseModel
 
+from harness.analysis.compare.ratio import Verdict
 from harness.analysis.compare.stopping import (
     ComparisonLooks,
     SequentialStatus,
@@ -21,7 +22,6 @@ from harness.analysis.compare.stopping import (
     looks_at,
     sequential_status,
 )
-from harness.analysis.compare.verdict import Verdict
 from harness.clock import utc_now
 from harness.errors import SpecError
 from harness.judge.planning.power import blocks_until_decided

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from harness.analysis.compare.answer import ChannelWords
+from harness.analysis.compare.ratio import Verdict
 from harness.analysis.compare.stopping import declared_status
-from harness.analysis.compare.verdict import Verdict
 from harness.errors import SpecError
 from harness.judge.decisions.decide import decide_stopped
 from harness.measure.server.process import free_port

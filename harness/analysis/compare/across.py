@@ -12,9 +12,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.analysis.compare.answer import source_of
+from harness.analysis.compare.answer import Result, result_of, source_of
 from harness.analysis.compare.channels import compare, why_apart
-from harness.analysis.compare.family import Family, ran_until_decided
 from harness.analysis.compare.measures import (
     COST_WORDS,
     MEASURES,
@@ -25,12 +24,9 @@ from harness.analysis.compare.measures import (
     mean_of,
     per_token,
 )
-from harness.analysis.compare.pairs import num_plans, without_a
-from harness.analysis.compare.prices import Prices, prices_of
-from harness.analysis.compare.ratio import Ratio, paired_ratio, unpaired_ratio
-from harness.analysis.compare.result import Result, result_of
+from harness.analysis.compare.pairs import Prices, num_plans, prices_of, without_a
+from harness.analysis.compare.ratio import Family, Ratio, Verdict, paired_ratio, ran_until_decided, unpaired_ratio
 from harness.analysis.compare.stopping import ComparisonLooks, status_until_decided
-from harness.analysis.compare.verdict import Verdict
 from harness.analysis.cost.cost_errors import NO_ERROR, UNKNOWN, CostSide, cost_error
 from harness.analysis.figures import RunFigures, cells, run_figures, same
 from harness.analysis.stats import GIVEN_COSTS, grouped, paired

@@ -1,7 +1,9 @@
 """What an experiment answers: for each condition and its baseline the cost ratio, its interval, its basis and verdict.
 
 Every form (terminal, report, CSV, ``harness compare``) takes these figures. A ratio is the condition over its
-baseline: below 1 is cheaper. Definitions: docs/reference/method.md, "Answers".
+baseline: below 1 is cheaper. Interval, p and verdict are all of the same level, so that they cannot contradict: a
+difference is shown where the interval of its family leaves 1 out.
+Definitions: docs/reference/method.md, "Answers".
 """
 
 from __future__ import annotations
@@ -9,19 +11,99 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from typing import NamedTuple
 
-from harness.analysis.compare.channels import BASES, BASIS_NAMES, ChannelRatio, Comparison
-from harness.analysis.compare.family import Family
-from harness.analysis.compare.predictions import Prediction
-from harness.analysis.compare.result import Result, result_of
-from harness.analysis.compare.stopping import SequentialStatus
-from harness.analysis.compare.verdict import Verdict
+import numpy as np
+
+from harness.analysis.compare.channels import BASES, BASIS_NAMES, ChannelRatio, Comparison, block_of, compare, why_apart
+from harness.analysis.compare.drawn import Prediction, Predictions
+from harness.analysis.compare.pairs import common_replicates, num_plans, prices_by_condition
+from harness.analysis.compare.ratio import ALONE, Family, Ratio, Verdict
+from harness.analysis.compare.stopping import ComparisonLooks, SequentialStatus, status_until_decided
 from harness.analysis.cost.agreement import Agreement, Seen
-from harness.analysis.stats import GIVEN_COSTS, Interval
+from harness.analysis.figures import RunFigures
+from harness.analysis.stats import GIVEN_COSTS, NO_SCATTER, Interval, paired
 from harness.kinds import kind_of_run
+from harness.measure.records.run import SealedRun, by_condition, kind_of
+from harness.model.spec.rules import Conditions
 from harness.model.spec.sections import Basis
 from harness.table import interval_ends
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One ratio. interval: of all comparisons of the family together. p: of this one alone; p_adjusted: min(1, size p).
+
+    note: what a reader must know of the interval, or why there is none; empty for replicates of different plans.
+    """
+
+    ratio: float
+    interval: Interval | None
+    p: float | None
+    p_adjusted: float | None
+    verdict: Verdict
+    family: int
+    note: str = ""
+
+
+def result_of(of: Ratio, num_plans: int, family: Family, looks: ComparisonLooks | None = None) -> Result:
+    """What one ratio shows. num_plans: different inputs among the blocks. looks: of the stopping rule that decides."""
+    if looks is not None and num_plans != 1:
+        return _of_looks(of.ratio, looks)
+    ratio, values, estimate = of.ratio, of.values, of.estimate
+    is_varied = bool(len(values)) and float(np.ptp(values)) >= NO_SCATTER
+    if num_plans == 1 and len(values) > 1:
+        note = one_plan(len(values))
+        interval = None if estimate is None or not is_varied else estimate.interval(family=family.size)
+        what = "nothing varied between the runs" if interval is None else "the interval is over the machine's noise"
+        what = "" if len(values) < 3 else f"; {what}"
+        return Result(ratio, interval, None, None, Verdict.ONE_PLAN, family.size, note + what)
+    if estimate is None:
+        return Result(ratio, None, None, None, Verdict.TOO_FEW, family.size)
+    if not is_varied:
+        return Result(ratio, None, None, None, Verdict.NOTHING_VARIED, family.size, unvaried(len(values)))
+    interval = family.interval(of)
+    if interval is None:
+        return Result(ratio, None, None, None, Verdict.TOO_FEW, family.size)
+    p = None if family.is_checked else estimate.p
+    return Result(ratio, interval, p, p and min(1.0, family.size * p), shown(interval), family.size)
+
+
+def _of_looks(ratio: float, looks: ComparisonLooks) -> Result:
+    """What a stopping rule shows: estimate and interval of its last look, as ``harness decide`` has them.
+
+    ratio: where no look has an interval.
+    """
+    interval = looks.interval
+    if interval is None:
+        return Result(ratio, None, None, None, looks.verdict, looks.family, looks.why_no_interval)
+    return Result(interval.estimate, interval, None, None, looks.verdict, looks.family)
+
+
+def shown(interval: Interval) -> Verdict:
+    """What an interval of a ratio shows."""
+    if interval.contains(1):
+        return Verdict.NO_DIFFERENCE
+    return Verdict.LOWER if interval.high < 1 else Verdict.HIGHER
+
+
+def why_no_interval(values: Sequence[float], num_plans: int) -> str:
+    """Why blocks with these log ratios say nothing of other blocks; empty where they do."""
+    if num_plans == 1 and len(values) > 1:
+        return one_plan(len(values))
+    return unvaried(len(values)) if len(values) > 1 and float(np.ptp(values)) < NO_SCATTER else ""
+
+
+def one_plan(num_runs: int) -> str:
+    """What must stand beside figures of one plan."""
+    return f"one plan, repeated {num_runs} times: says nothing of other plans"
+
+
+def unvaried(num_blocks: int) -> str:
+    """Why there is no interval although there are blocks."""
+    return f"the same ratio in each of {num_blocks} replicates: nothing varied, so there is no interval"
+
 
 # Fewer have an interval, which may hold less often than it says (docs/evidence/error-rates.md).
 ENOUGH_REPLICATES = 6
@@ -224,3 +306,112 @@ def asked_in_words(comparison: Comparison) -> str:
     if agreement is Agreement.SILENT:
         return f"{name} cannot tell: it would notice a contradiction of {noticed} or more ({seen})"
     return f"{name} does not contradict it, and would notice {noticed} or more ({seen})"
+
+
+Pairs = Sequence[tuple[RunFigures, RunFigures]]
+
+
+class ExperimentRuns:
+    """The valid runs of one experiment, their figures computed once, and what was predicted for them."""
+
+    def __init__(self, runs: Sequence[SealedRun], predictions: Predictions | None = None) -> None:
+        self.all_runs = tuple(runs)
+        self.runs = by_condition(runs)
+        self.valid_runs = [run for group in self.runs.values() for run in group]
+        self.predictions = predictions or {}
+        self._figures: dict[str, list[RunFigures]] = {}
+        self.baselines: dict[str, str] = {}
+        self.treatments: dict[str, str] = {}
+        self.factors: Conditions = {}
+        self.prices = prices_by_condition(self.all_runs)
+        self.family = ALONE
+        if self.valid_runs:
+            spec = self.valid_runs[0].spec
+            self.baselines = {condition.name: spec.baseline_of(condition) for condition in spec.condition}
+            self.treatments = {condition.name: condition.treatment for condition in spec.condition}
+            self.factors = spec.factors
+            self.family = Family.of(self.valid_runs)
+
+    def figures(self, condition: str) -> list[RunFigures]:
+        """Figures of a condition's valid runs, by replicate."""
+        if condition not in self._figures:
+            runs = self.runs.get(condition, ())
+            self._figures[condition] = [self.prices[run.condition].figures(run) for run in runs]
+        return self._figures[condition]
+
+    def counted(self, condition: str) -> list[RunFigures]:
+        """Its figures in the replicates that every condition has: only their sums stand side by side."""
+        return [run for run in self.figures(condition) if run.replicate in self.common]
+
+    @cached_property
+    def status(self) -> SequentialStatus | None:
+        """Under the stopping rule that was to end it; None where none was."""
+        return status_until_decided(self.all_runs)
+
+    @property
+    def basis(self) -> Basis:
+        """The channel that its tables rest on, where every run shows it."""
+        return "a" if self.status is None else self.status.stop.channel
+
+    @cached_property
+    def common(self) -> tuple[int, ...]:
+        """The replicates in which every condition has a valid run."""
+        return common_replicates(run for name in self.runs for run in self.figures(name))
+
+    def counted_pairs(self, condition: str, baseline: str) -> list[tuple[RunFigures, RunFigures]]:
+        """``seen_pairs`` in the replicates that every condition has."""
+        return [pair for pair in self.seen_pairs(condition, baseline) if pair[0].replicate in self.common]
+
+    def compared(self) -> Iterator[tuple[str, str]]:
+        """(condition, its baseline) of every condition that has another one as baseline."""
+        return ((name, baseline) for name, baseline in self.baselines.items() if name != baseline)
+
+    def pairs(self, condition: str, baseline: str) -> list[tuple[RunFigures, RunFigures]]:
+        """Figures of both conditions in the replicates where both are valid, have a step log, and share a device."""
+        pairs = paired(self.figures(condition), self.figures(baseline), block_of)
+        return [(run, base) for run, base in pairs if run.a is not None and base.a is not None]
+
+    def sealed_pairs(self, condition: str, baseline: str) -> list[tuple[SealedRun, SealedRun]]:
+        """Sealed runs of both conditions in the replicates where both are valid."""
+        return paired(self.runs.get(condition, ()), self.runs.get(baseline, ()), lambda run: run.replicate)
+
+    def compare(self, condition: str, baseline: str, basis: Basis | None = None) -> Comparison | None:
+        """The cost ratios of a condition to its baseline; None without a pair of valid runs.
+
+        basis: what answers; default: what the tables rest on.
+        """
+        sides = self.figures(condition), self.figures(baseline)
+        compared = compare(baseline, *sides, family=self.family, basis=basis or self.basis)
+        if compared is None or self.status is None or self.baselines.get(condition) != baseline:
+            return compared
+        return self.status.applied_to(condition, compared)
+
+    def asked(self, condition: str, baseline: str, basis: Basis | None = None) -> ChannelWords:
+        """What the channels of a comparison say of each other.
+
+        basis: what a rule rests on; what the tables rest on is asked in any case.
+        """
+        of_tables, of_rule = (self.compare(condition, baseline, each) for each in (None, basis))
+        apart = (why_apart(compared) for compared in (of_tables, of_rule) if compared is not None)
+        return ChannelWords(next(filter(None, apart), ""), "" if of_rule is None else asked_in_words(of_rule))
+
+    def result(self, condition: str, baseline: str) -> Result | None:
+        """What the runs show of a condition's cost, as every view has it; None without a pair of valid runs."""
+        comparison = self.compare(condition, baseline)
+        if comparison is None:
+            return None
+        plans = num_plans(run for run in self.figures(condition) if run.replicate in comparison.replicates)
+        pair = {condition: Compared(comparison, plans)}
+        return answers(pair, kind_of(self.valid_runs).name, self.family, self.status)[0].result
+
+    def predicted(self, pairs: Pairs) -> tuple[list[Prediction], list[Prediction]] | None:
+        """What was predicted for the runs of each side; None where something of it is missing."""
+        sides = [
+            [self.predictions.get(pair[at].condition, {}).get(pair[at].replicate) for pair in pairs] for at in (0, 1)
+        ]
+        known = [[prediction for prediction in side if prediction is not None] for side in sides]
+        return (known[0], known[1]) if sides == known else None
+
+    def seen_pairs(self, condition: str, baseline: str) -> list[tuple[RunFigures, RunFigures]]:
+        """``pairs``; where no pair has a step log, those that channel B alone knows."""
+        return self.pairs(condition, baseline) or paired(self.figures(condition), self.figures(baseline), block_of)

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from harness.analysis.compare.family import ALONE, Family
-from harness.analysis.compare.ratio import Ratio
+from harness.analysis.compare.ratio import ALONE, Family, Ratio
 from harness.analysis.cost.agreement import (
     MAX_TAU,
     Agreement,

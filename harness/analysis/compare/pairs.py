@@ -1,16 +1,22 @@
-"""Which runs stand beside which: the replicates that conditions have in common.
+"""Which runs stand beside which, and by whose costs their modelled device time (A) is priced.
 
 Conditions that are shown together are summed over the replicates in which each of them has a valid run, so that no sum
-holds inputs that another one lacks.
+holds inputs that another one lacks. Runs that other cost files priced are priced again, by the costs of their baseline,
+so that a ratio holds the servers and not their cost files. A simulation cannot be: its times are those of its costs.
+Definitions: docs/reference/method.md, "Channel A and channel B".
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
 
-from harness.analysis.figures import RunFigures
+from harness.analysis.cost.reconstruct import StepCost
+from harness.analysis.figures import RunFigures, figures_at, run_figures
 from harness.analysis.stats import grouped
+from harness.measure.records import layout
+from harness.measure.records.run import SealedRun
 from harness.model.spec import ExperimentSpec
 
 Run = TypeVar("Run")
@@ -56,3 +62,73 @@ def without_a(runs: Iterable[RunFigures]) -> str:
     }
     named = [reason for reason, is_so in reasons.items() if is_so]
     return " and ".join(named) or ("no costs of this server" if missing else "")
+
+
+class Prices(NamedTuple):
+    """By which costs runs are compared. model: of all of them; None: each run's own.
+
+    note: what a reader must know of them; short: the same for a sentence. Both are empty where one model priced all.
+    """
+
+    model: StepCost | None = None
+    note: str = ""
+    short: str = ""
+
+    def figures(self, run: SealedRun) -> RunFigures:
+        """Its figures at these prices, computed once."""
+        return run_figures(run) if self.model is None else run.once(_At(repr(self.model), self.model))
+
+
+@dataclass(frozen=True, slots=True)
+class _At:
+    """Prices a run; equal for equal costs."""
+
+    costs: str
+    model: StepCost = field(compare=False)
+
+    def __call__(self, run: SealedRun) -> RunFigures:
+        return figures_at(run, self.model)
+
+
+def cost_models(runs: Iterable[SealedRun]) -> dict[str, str]:
+    """The cost models by which runs were priced: names by the hash of their files."""
+    found: dict[str, str] = {}
+    for run in runs:
+        entry = run.manifest.files.get(layout.COST_MODEL)
+        if entry is not None and entry.sha256 not in found:
+            found[entry.sha256] = getattr(run.cost_model, "name", entry.sha256[:12])
+    return found
+
+
+def prices_of(sides: Mapping[str, Sequence[SealedRun]], base: Sequence[SealedRun]) -> Prices:
+    """Of runs that are compared, by the names of their sides. base: those of the baseline, among them."""
+    runs = [run for side in sides.values() for run in side]
+    if len(cost_models(runs)) < 2 or not base:
+        return Prices()
+    models = ", ".join(f"{name} ({', '.join(cost_models(side).values())})" for name, side in sides.items())
+    if all(run.manifest.kind.is_virtual for run in runs):
+        note = f"Simulated by different cost models, so that ratios hold these too: {models}."
+        return Prices(None, note, "simulated by different cost models")
+    first = min(base, key=lambda run: (not run.is_valid, run.replicate))
+    model = first.cost_model
+    note = f"Priced by different cost models; A of all is by the baseline's here ({model.name}): {models}."
+    return Prices(model, note, f"A of both by the costs of {model.name}")
+
+
+def prices_by_condition(runs: Sequence[SealedRun]) -> dict[str, Prices]:
+    """Of the conditions of one experiment: those that have one baseline are priced alike."""
+    by_condition = grouped(runs, lambda run: run.condition)
+    baselines = {name: _last_baseline(name, by_condition) for name in by_condition}
+    prices: dict[str, Prices] = {}
+    for baseline, names in grouped(by_condition, lambda name: baselines[name]).items():
+        of_group = prices_of({name: by_condition[name] for name in names}, by_condition[baseline])
+        prices |= dict.fromkeys(names, of_group)
+    return prices
+
+
+def _last_baseline(condition: str, runs: Mapping[str, Sequence[SealedRun]]) -> str:
+    """The baseline of a condition, or of its baseline and so on, that has sealed runs."""
+    seen = [condition]
+    while (named := runs[seen[-1]][0].manifest.baseline) in runs and named not in seen:
+        seen.append(named)
+    return seen[-1]

@@ -17,10 +17,8 @@ import numpy as np
 from harness.analysis import stats
 from harness.analysis.compare.boundaries import spending_boundaries, t_mixture_boundary
 from harness.analysis.compare.channels import BASIS_NAMES, Comparison, block_of, compare, why_apart
-from harness.analysis.compare.family import ALONE, Family, ran_until_decided
-from harness.analysis.compare.pairs import num_comparisons, num_plans, without_a
-from harness.analysis.compare.prices import prices_by_condition
-from harness.analysis.compare.verdict import Verdict
+from harness.analysis.compare.pairs import num_comparisons, num_plans, prices_by_condition, without_a
+from harness.analysis.compare.ratio import ALONE, Family, Verdict, ran_until_decided
 from harness.analysis.cost.cost_errors import (
     NO_ERROR,
     WITH_ERRORS,

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.analysis.compare.experiment_runs import ExperimentRuns
+from harness.analysis.compare.answer import ExperimentRuns
 from harness.analysis.figures import totals
 from harness.analysis.stats import grouped, ratio
 from harness.compiled.records import record_as_dict

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 
-from harness.analysis.compare.family import Family
 from harness.analysis.compare.measures import mean_of
+from harness.analysis.compare.ratio import Family
 from harness.analysis.figures import cells, same
 from harness.analysis.stats import grouped, paired
 from harness.errors import SpecError

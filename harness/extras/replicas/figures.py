@@ -14,10 +14,9 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from harness.analysis.compare.family import Family
+from harness.analysis.compare.answer import result_of
 from harness.analysis.compare.measures import Value
-from harness.analysis.compare.ratio import paired_ratio
-from harness.analysis.compare.result import result_of
+from harness.analysis.compare.ratio import Family, paired_ratio
 from harness.analysis.cost.padding import steps_by_n_b
 from harness.analysis.cost.reconstruct import modelled, received_ns, union_ns, with_tokens
 from harness.analysis.logs.core_requests import engines_of, servers_in

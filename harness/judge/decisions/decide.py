@@ -15,9 +15,8 @@ from enum import Enum
 from typing import NamedTuple, get_args
 
 from harness.analysis import stats
-from harness.analysis.compare.answer import ChannelWords, cost_sentence
+from harness.analysis.compare.answer import ChannelWords, cost_sentence, why_no_interval
 from harness.analysis.compare.channels import BASIS_NAMES
-from harness.analysis.compare.result import why_no_interval
 from harness.analysis.compare.stopping import LogRatios, SequentialStatus
 from harness.analysis.cost.reconstruct import (
     ROUNDING,

@@ -11,10 +11,9 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, cast
 
-from harness.analysis.compare.answer import ChannelWords
+from harness.analysis.compare.answer import ChannelWords, ExperimentRuns
 from harness.analysis.compare.channels import BASIS_NAMES
 from harness.analysis.compare.drawn import DrawnCosts
-from harness.analysis.compare.experiment_runs import ExperimentRuns
 from harness.analysis.compare.stopping import (
     LogRatios,
     SequentialStatus,

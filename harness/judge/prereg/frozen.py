@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from harness.analysis.compare.predictions import Prediction
+from harness.analysis.compare.drawn import Prediction
 from harness.errors import SpecError
 from harness.judge.prereg.ledger import Instant, Ledger
 from harness.measure.records.manifest import PreregistrationRecord

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.analysis.compare.experiment_runs import ExperimentRuns
-from harness.analysis.compare.family import ran_until_decided
+from harness.analysis.compare.answer import ExperimentRuns
+from harness.analysis.compare.ratio import ran_until_decided
 from harness.analysis.compare.stopping import SequentialStatus, declared_status, sequential_status
 from harness.errors import HarnessError, RecordsError, RuleFailedError, SpecError, UndecidedError
 from harness.judge.decisions.decide import Decision, Outcome, decide_stopped

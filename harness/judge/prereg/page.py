@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from itertools import chain
 
-from harness.analysis.compare.drawn import DrawnCosts
-from harness.analysis.compare.predictions import predicted_ratio
+from harness.analysis.compare.drawn import DrawnCosts, predicted_ratio
 from harness.analysis.stats import Interval
 from harness.clock import NS_PER_S
 from harness.html import plain_page

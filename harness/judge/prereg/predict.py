@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from harness.analysis.compare.drawn import DrawnCosts, DrawnRatio
-from harness.analysis.compare.predictions import DrawnFigures, Prediction, Predictions
+from harness.analysis.compare.drawn import DrawnCosts, DrawnFigures, DrawnRatio, Prediction, Predictions
 from harness.analysis.stats import grouped
 from harness.clock import NS_PER_S, Clock, MonotonicClock
 from harness.compiled.records import IntArray

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from harness.analysis.compare.family import ran_until_decided
+from harness.analysis.compare.ratio import ran_until_decided
 from harness.errors import HarnessError
 from harness.measure.records.manifest import Manifest, table_at
 from harness.measure.records.run import SealedRun

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from harness.analysis.compare.answer import main_answers
 from harness.analysis.compare.channels import Comparison
+from harness.analysis.compare.ratio import Verdict
 from harness.analysis.compare.stopping import SequentialStatus
-from harness.analysis.compare.verdict import Verdict
 from harness.analysis.cost.agreement import Agreement
 from harness.analysis.reuse_by_wait import HOW_REUSED, ReuseShare
 from harness.analysis.serving import HOW_SURE, METRICS, Percentile, Rate, ServingFigures

@@ -10,8 +10,7 @@ import pytest
 
 from harness.analysis.compare.answer import Compared, answers, asked_in_words
 from harness.analysis.compare.channels import Comparison, check_independence, check_speeds, compare
-from harness.analysis.compare.family import Family
-from harness.analysis.compare.verdict import Verdict
+from harness.analysis.compare.ratio import Family, Verdict
 from harness.analysis.cost.agreement import MAX_TAU, Agreement, Channels
 from harness.analysis.cost.padding import Padding
 from harness.analysis.cost.reconstruct import ChannelA

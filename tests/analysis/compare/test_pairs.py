@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.analysis.compare.across import Side, compare_all, pairs_of
-from harness.analysis.compare.experiment_runs import ExperimentRuns
+from harness.analysis.compare.answer import ExperimentRuns
 from harness.analysis.summary import ExperimentSummary, summarise
 from harness.extras.paper.catalogue.costs import cost_table
 from harness.extras.paper.catalogue.reuse import prefill_kinds_table

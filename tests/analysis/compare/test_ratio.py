@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 
 from harness import compare, decide
-from harness.analysis.compare.answer import main_answers
-from harness.analysis.compare.family import Family
-from harness.analysis.compare.ratio import Ratio
-from harness.analysis.compare.result import result_of
+from harness.analysis.compare.answer import main_answers, result_of
+from harness.analysis.compare.ratio import Family, Ratio
 from harness.analysis.compare.stopping import looks_at
 from harness.analysis.stats import Interval, of_blocks
 from harness.analysis.summary import summarise

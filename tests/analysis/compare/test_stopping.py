@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from harness.analysis.compare.ratio import Verdict
 from harness.analysis.compare.stopping import (
     blocks_left,
     bonferroni,
@@ -17,7 +18,6 @@ from harness.analysis.compare.stopping import (
     t_mixture_boundary,
     verdict,
 )
-from harness.analysis.compare.verdict import Verdict
 from harness.analysis.stats import t_quantile
 from harness.errors import SpecError
 from harness.model.engine.cost import find_cost_file

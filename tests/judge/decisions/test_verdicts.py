@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.compare.experiment_runs import ExperimentRuns
+from harness.analysis.compare.answer import ExperimentRuns
 from harness.analysis.figures import RunFigures
 from harness.errors import SpecError
 from harness.extras.paper.rules import DirectionRule, NoTreatmentRule, SaturationRule

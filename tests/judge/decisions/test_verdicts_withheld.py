@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.analysis.compare.experiment_runs import ExperimentRuns
-from harness.analysis.compare.predictions import Prediction
+from harness.analysis.compare.answer import ExperimentRuns
+from harness.analysis.compare.drawn import Prediction
 from harness.analysis.compare.stopping import declared_status
 from harness.analysis.summary import summarise
 from harness.extras.paper.rules import (

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.analysis.compare.drawn import DrawnCosts
-from harness.analysis.compare.predictions import Predictions
+from harness.analysis.compare.drawn import DrawnCosts, Predictions
 from harness.analysis.stats import t_quantile
 from harness.clock import NS_PER_S, MonotonicClock
 from harness.errors import RecordsError

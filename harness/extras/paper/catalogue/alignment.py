@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.analysis.compare.experiment_runs import ExperimentRuns
+from harness.analysis.compare.answer import ExperimentRuns
 from harness.analysis.cost.padding import bucket_rule, direction, removed_slots, shapley_split
 from harness.analysis.figures import RunFigures, total_of, totals
 from harness.analysis.stats import ratio

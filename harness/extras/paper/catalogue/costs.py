@@ -13,8 +13,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from harness.analysis import stats
+from harness.analysis.compare.answer import ExperimentRuns
 from harness.analysis.compare.channels import work_of
-from harness.analysis.compare.experiment_runs import ExperimentRuns
 from harness.analysis.cost.devices import mean_interval
 from harness.analysis.cost.reconstruct import agreement_tolerance
 from harness.analysis.figures import RunFigures, cells, figure_at, same, totals

@@ -15,7 +15,7 @@ from operator import itemgetter, sub
 import numpy as np
 
 from harness.analysis import stats
-from harness.analysis.compare.experiment_runs import ExperimentRuns
+from harness.analysis.compare.answer import ExperimentRuns
 from harness.analysis.cost.devices import mean_interval
 from harness.analysis.figures import RunFigures, run_figures, total_of
 from harness.analysis.logs.observer import held_back, load_observer

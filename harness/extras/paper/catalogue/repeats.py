@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from harness.analysis import stats
 from harness.analysis.calibration.scatter import run_steady_step_ns
-from harness.analysis.compare.experiment_runs import ExperimentRuns
+from harness.analysis.compare.answer import ExperimentRuns
 from harness.analysis.figures import cells
 from harness.clock import NS_PER_MS
 from harness.extras.paper.catalogue.costs import TAU0_GRID

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from harness.analysis.compare.experiment_runs import ExperimentRuns
+from harness.analysis.compare.answer import ExperimentRuns
 from harness.analysis.figures import ReuseFigures, cells, total_of
 from harness.analysis.logs.observer import load_observer
 from harness.analysis.reuse import Ceilings, critical_request_count, extra_prefill_ns, reuse_rule

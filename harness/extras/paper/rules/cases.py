@@ -9,8 +9,7 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from harness.analysis.calibration.scatter import full_bucket_ms, reported_model_ms
-from harness.analysis.compare.answer import ChannelWords
-from harness.analysis.compare.experiment_runs import ExperimentRuns
+from harness.analysis.compare.answer import ChannelWords, ExperimentRuns
 from harness.analysis.figures import RunFigures
 from harness.analysis.stats import pooled_pair_differences
 from harness.clock import NS_PER_S

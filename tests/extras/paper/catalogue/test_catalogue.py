@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from harness.analysis import run_figures
-from harness.analysis.compare.experiment_runs import ExperimentRuns
+from harness.analysis.compare.answer import ExperimentRuns
 from harness.errors import SpecError
 from harness.extras.paper.rules import RecompilationRule
 from harness.judge.catalogue import AnalysisResult, analyse, analyses

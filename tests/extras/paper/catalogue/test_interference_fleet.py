@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.analysis.compare.experiment_runs import ExperimentRuns
+from harness.analysis.compare.answer import ExperimentRuns
 from harness.analysis.summary import summarise
 from harness.extras.paper.catalogue.interference import duet_table, neighbours_table
 from harness.judge.decisions.verdicts import decide_experiment

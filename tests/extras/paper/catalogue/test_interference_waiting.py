@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from harness.analysis.compare.experiment_runs import ExperimentRuns
+from harness.analysis.compare.answer import ExperimentRuns
 from harness.analysis.cost.reconstruct import waiting_session_ns
 from harness.analysis.logs.observer import FORMAT, SCHEMA
 from harness.errors import SpecError

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.compare.experiment_runs import ExperimentRuns
+from harness.analysis.compare.answer import ExperimentRuns
 from harness.analysis.summary import summarise
 from harness.extras.paper.catalogue import costs, repeats
 from harness.judge.catalogue import prediction_table

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.compare.experiment_runs import ExperimentRuns
+from harness.analysis.compare.answer import ExperimentRuns
 from harness.extras.paper.catalogue import repeats
 from harness.model.spec import parse_experiment
 from harness.runner import run_experiment

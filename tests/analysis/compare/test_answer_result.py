@@ -10,11 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.analysis.compare.across import Side, compare_all, pairs_of
-from harness.analysis.compare.answer import interval_in_words, main_answers
-from harness.analysis.compare.family import Family
-from harness.analysis.compare.ratio import Ratio
-from harness.analysis.compare.result import result_of
-from harness.analysis.compare.verdict import Verdict
+from harness.analysis.compare.answer import interval_in_words, main_answers, result_of
+from harness.analysis.compare.ratio import Family, Ratio, Verdict
 from harness.analysis.stats import of_blocks
 from harness.analysis.summary import summarise
 from harness.judge.decisions.decide import Outcome
