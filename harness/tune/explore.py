@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -107,13 +107,14 @@ def explore(
 ) -> Explored:
     """Search the space of a question.
 
-    also: configurations whose ratio is wanted beside those that are found. Raises SpecError where the workload is too
-    large to be searched, PlanError where the server itself does not hold a request.
+    also: configurations whose ratio is wanted beside those that are found, and that a proposal must beat.
+    Raises SpecError where the workload is too large to be searched, PlanError where the server itself does not hold a
+    request.
     """
     search = _Search(question, effort.divided(question.slowness))
     chosen = search.choose(search.ranked(on_progress))
     on_progress(0.7)
-    return search.conclude(chosen, also)
+    return search.conclude(chosen, tuple(also))
 
 
 class _Search:
@@ -125,7 +126,6 @@ class _Search:
         self.agents = question.agents or nearby_agents(question.workload)
         self.bounds: list[str] = []
         self.scores: dict[Setup, float] = {}
-        self.rounds = Rounds(question, self.agents)
         self.pairs: list[Setup] = []
         if question.agents and agents_of(question.workload) is None:
             raise SpecError(
@@ -134,6 +134,7 @@ class _Search:
                 hint="Leave it out, or set workload.concurrency",
             )
         one = Plans(question, "search", 1, self.agents)
+        self.rounds = Rounds(question, self.agents, one.num_requests)
         # A ladder of memory, of requests at once and a set of sizes for some of them.
         count = effort.screening // (300 * one.num_requests)
         if effort.screening < 40 * one.num_requests:
@@ -330,14 +331,19 @@ class _Search:
         smallest = min((each for each in left if self.rounds.is_as_good(each, best)), key=self.base.size_of)
         return Chosen(best, smallest, tuple(of_kind[0] for of_kind in by_kind.values()))
 
-    def conclude(self, chosen: Chosen, also: Iterable[Setup]) -> Explored:
+    def conclude(self, chosen: Chosen, also: Sequence[Setup]) -> Explored:
         """The ratios of what was chosen, and of ``also``, on the last plans, and what pays by them."""
         base = self.base.setup
         finalists = list(dict.fromkeys([chosen.best, chosen.smallest, *chosen.others]))[:FINALISTS]
         shown = [setup for setup in dict.fromkeys([*finalists, *also]) if setup != base]
         predictor = Predictor(self.question, self.effort.predicting, len(shown) + 2)
         has_sizes = bool("decode_buckets" in self.question.levers and base.decode_buckets)
-        options = {setup: self._option(predictor, setup, has_turns=setup in chosen[:2]) for setup in shown}
+        options = {setup: self._option(predictor, setup) for setup in shown}
+        asked = max((options[setup].saving + MARGIN for setup in also if setup in options), default=-math.inf)
+        for setup, option in options.items():
+            # What saves no more than what was asked for is not proposed: nobody asks what would overturn it.
+            if setup in chosen[:2] and option.saving >= asked and not self.question.server.is_routed:
+                options[setup] = replace(option, turns=predictor.turns(setup))
         best, smallest = options.get(chosen.best), options.get(chosen.smallest)
         if best is None or smallest is None or max(best.saving, smallest.saving) < MARGIN:
             best = smallest = None
@@ -371,7 +377,7 @@ class _Search:
                 of_kind.append((setup, score))
         return tuple(pair for of_kind in kinds.values() for pair in of_kind)
 
-    def _option(self, predictor: Predictor, setup: Setup, *, has_turns: bool) -> Option:
+    def _option(self, predictor: Predictor, setup: Setup) -> Option:
         low, high = np.quantile(predictor.ratios(setup), [0.05, 0.95], method="weibull")
         sizes = (*setup.decode_buckets, *self.base.setup.decode_buckets)
         return Option(
@@ -385,5 +391,4 @@ class _Search:
             self.base.memory_gib(setup),
             self.base.compile_s(setup),
             unmeasured_in_words(self.question.model, sizes),
-            predictor.turns(setup) if has_turns and not self.question.server.is_routed else None,
         )

@@ -183,8 +183,9 @@ def at_a_time(workload: WorkloadSpec, agents: int) -> WorkloadSpec:
 class Rounds:
     """Configurations on plans that grow: each round has new ones, the same for all configurations that take part."""
 
-    def __init__(self, question: Question, agents: Sequence[int]) -> None:
-        self._question, self._agents = question, agents
+    def __init__(self, question: Question, agents: Sequence[int], num_requests: int) -> None:
+        """num_requests: of one plan for each number of agents."""
+        self._question, self._agents, self._one = question, agents, num_requests
         self._rounds: list[Plans] = []
 
     @property
@@ -193,8 +194,7 @@ class Rounds:
 
     def play(self, setups: Sequence[Setup], num_requests: int) -> list[Setup]:
         """One more round of about so many simulated requests; the configurations that hold its requests."""
-        one = Plans(self._question, "choice", 1, self._agents).num_requests
-        count = max(LEAST_PLANS, min(num_requests // (one * (len(setups) + 1)), MOST_PLANS))
+        count = max(LEAST_PLANS, min(num_requests // (self._one * (len(setups) + 1)), MOST_PLANS))
         plans = Plans(self._question, f"choice-{len(self._rounds) + 1}", count, self._agents)
         self._rounds.append(plans)
         held: list[Setup] = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import re
 from html import escape
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -90,12 +91,23 @@ _STYLE: dict[str, Any] = {
 }
 
 
+def _no_manual(_artist: object) -> str:
+    return ""
+
+
 class Sheet:
     """A context in which figures are drawn in the page's style; ``figure`` makes them, ``render`` ends them."""
 
     def __init__(self) -> None:
         import matplotlib as mpl
+        from matplotlib import artist
 
+        # Each class of matplotlib writes its manual when it is loaded, a third of the loading; nobody reads it here.
+        kwdoc, artist.kwdoc = artist.kwdoc, _no_manual
+        try:
+            import_module("matplotlib.figure")
+        finally:
+            artist.kwdoc = kwdoc
         self._context: Any = mpl.rc_context(_STYLE)
 
     def __enter__(self) -> Sheet:
