@@ -1,30 +1,23 @@
-"""``harness init`` and ``doctor``: what this machine can run, and an experiment to begin with.
-
-Neither asks a question or starts a server.
-"""
+"""``harness init``: an experiment file to begin with. It asks no question and starts no server."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from harness.cli.addresses import RunsOption
+from harness.cli.doctor import DEFAULT_WAIT, WaitOption, seconds_to_wait
 from harness.cli.inputs import BlockTokensOption, LengthsOption, RecordedWaitsOption, TimeUnitOption, read_options
-from harness.cli.terminal import escape_markup, print_folded, print_with_comment, printable_lines, say, terminal
-from harness.errors import ExitCode, ServerError, SpecError, in_one_line
+from harness.cli.terminal import print_folded, print_with_comment
+from harness.errors import SpecError
 from harness.kinds import DEFAULT_BACKEND, KINDS, kind_named
 from harness.outputs import write_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from rich.console import Console
-
-    from harness.measure.server.probe import ProbeReport
     from harness.model.experiment import PlannedRuns
     from harness.model.traces.account import ReadOptions
     from harness.model.traces.recording import TraceFile
@@ -33,12 +26,6 @@ if TYPE_CHECKING:
 # What two drawn requests of a session can take together, rounded up.
 DRAWN_TOKENS = 2_560
 AGENTS_AT_A_TIME = 8
-# Settings that --for writes where they are not the defaults; the second line is of slots, the third of paged KV memory.
-SHOWN_KEYS = (
-    *("rules", "cost_model", "max_num_seqs", "decode_buckets", "prefix_caching"),
-    *("kv_slots", "max_active_seqs"),
-    *("num_gpu_blocks", "block_size", "max_num_batched_tokens", "long_prefill_tokens", "async_scheduling"),
-)
 # The kind of server that --for measures: somebody else started it.
 ATTACHED = next(kind.name for kind in KINDS.values() if not kind.is_restarted)
 
@@ -67,8 +54,14 @@ def init(
     time_unit: TimeUnitOption = "",
     waits: RecordedWaitsOption = "",
     lengths: LengthsOption = "",
-    url: Annotated[str, typer.Option("--for", metavar="URL", help="Measure this server: it is asked what it is.")] = "",
+    urls: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--for", metavar="URL", help="Measure this server: it is asked what it is. Twice: compare two servers."
+        ),
+    ] = None,
     api_key_env: Annotated[str, typer.Option(help="With --for: environment variable with the server's key.")] = "",
+    wait: WaitOption = DEFAULT_WAIT,
     slots: Annotated[
         int | None, typer.Option(min=1, max=4096, help="Compare with this many KV slots. Modelled servers only.")
     ] = None,
@@ -78,33 +71,24 @@ def init(
 ) -> None:
     """Write an experiment file to begin with, a comment on each line.
 
-    With --from a quick simulation chooses the change of slots or sizes that fits the recording.
+    With --from a quick simulation chooses the change of slots or sizes that fits the recording. With --for twice the
+    file compares two servers on the same plans.
 
     Example: `harness init six-or-eight --buckets 1,2,4,6,8`
     """
-    name = name.removesuffix(".toml")
-    path, imported = _new_file(name), Path(f"{name}.jsonl")
-    is_new = not imported.exists()
-    try:
-        if not source and (block_tokens or time_unit or waits or lengths):
-            hint = "Name the recordings with --from, or leave these options out"
-            raise SpecError("goes with --from", where="--block-tokens, --time-unit, --waits, --lengths", hint=hint)
-        options = read_options(block_tokens, time_unit, waits, lengths)
-        draft = draft_of(name, _kind(backend, url), source, url, api_key_env, options)
+    if not source and (block_tokens or time_unit or waits or lengths):
+        hint = "Name the recordings with --from, or leave these options out"
+        raise SpecError("goes with --from", where="--block-tokens, --time-unit, --waits, --lengths", hint=hint)
+    options, servers = read_options(block_tokens, time_unit, waits, lengths), tuple(urls or ())
+    asked = Asked(backend, servers, source, api_key_env, seconds_to_wait(wait), options)
+
+    def changed(draft: Draft) -> Draft:
         if slots is not None or buckets:
-            draft = _with_change(draft, slots, _sizes(buckets))
-        elif source:
-            draft = _fitted(draft)
-        _check(draft, is_running=bool(url))
-    except BaseException:
-        # The trace of a file that is not written would be in the way of the next try.
-        if is_new:
-            imported.unlink(missing_ok=True)
-        raise
-    write_text(path, draft.text)
-    start = draft.start
-    for note in draft.workload.notes:
-        print_folded(note)
+            return _with_change(draft, slots, _sizes(buckets))
+        return _fitted(draft) if source and len(servers) < 2 else draft
+
+    name = name.removesuffix(".toml")
+    path, start = Path(f"{name}.toml"), write_experiment(name, asked, changed).start
     print_folded(f"wrote {path}. Next:")
     commands = {
         start.needs: "comes first",
@@ -155,35 +139,60 @@ class Draft:
         return replace(self, start=start, workload=replace(self.workload, notes=notes))
 
 
-def draft_of(name: str, kind: str, source: str, url: str, api_key_env: str, options: ReadOptions) -> Draft:
-    """The first experiment of a server or a backend, on drawn or recorded sessions."""
-    from harness.runner.backends import backend_named
+class Asked(NamedTuple):
+    """What an experiment is written for: a backend, or servers that run, and drawn or recorded sessions.
 
-    start = _for_server(url, api_key_env) if url else backend_named(kind).first_experiment
-    return Draft(name, kind, start, _recorded(source, name, start, options) if source else _drawn(start))
-
-
-def experiment_to_tune(path: Path, backend: str, url: str, source: str, api_key_env: str) -> None:
-    """Write the experiment of what runs today, or of what would run on a backend: one condition. Nothing half-written.
-
-    Raises SpecError where the file is there already, or what it asks cannot be measured.
+    wait_s: for servers that are starting. options: of the import of recordings.
     """
-    from harness.model.traces.account import ReadOptions
 
-    name = path.stem
-    _, imported = _new_file(name), Path(f"{name}.jsonl")
+    backend: str = ""
+    urls: tuple[str, ...] = ()
+    source: str = ""
+    api_key_env: str = ""
+    wait_s: float = 0.0
+    options: ReadOptions | None = None
+
+
+def write_experiment(name: str, asked: Asked, changed: Callable[[Draft], Draft]) -> Draft:
+    """Write ``NAME.toml``, and its trace where one is imported; nothing where something is wrong.
+
+    changed: what is asked of the draft besides. Raises SpecError where the file is there already, or what it asks
+    cannot be measured, ServerError where a server cannot.
+    """
+    path, imported = _new_file(name), Path(f"{name}.jsonl")
     is_new = not imported.exists()
     try:
-        draft = draft_of(name, _kind(backend, url), source, url, api_key_env, ReadOptions())
-        draft = draft.asking("Which configuration serves these sessions at the lowest cost?", ())
-        _check(draft, is_running=bool(url))
+        draft = changed(_draft(name, asked))
+        _check(draft, is_running=bool(asked.urls))
     except BaseException:
+        # The trace of a file that is not written would be in the way of the next try.
         if is_new:
             imported.unlink(missing_ok=True)
         raise
     write_text(path, draft.text)
     for note in draft.workload.notes:
         print_folded(note)
+    return draft
+
+
+def to_be_tuned(draft: Draft) -> Draft:
+    """The draft with what runs today alone: one condition."""
+    return draft.asking("Which configuration serves these sessions at the lowest cost?", ())
+
+
+def _draft(name: str, asked: Asked) -> Draft:
+    """The first experiment of a server or a backend, on drawn or recorded sessions."""
+    from harness.cli.first_servers import experiment_on
+    from harness.model.traces.account import ReadOptions
+    from harness.runner.backends import backend_named
+
+    kind = _kind(asked)
+    start = backend_named(kind).first_experiment
+    if asked.urls:
+        start = experiment_on(asked.urls, asked.api_key_env, asked.wait_s)
+    if not asked.source:
+        return Draft(name, kind, start, _drawn(start))
+    return Draft(name, kind, start, _recorded(asked.source, name, start, asked.options or ReadOptions()))
 
 
 def _check(draft: Draft, *, is_running: bool) -> None:
@@ -285,94 +294,11 @@ def _new_file(name: str) -> Path:
     return path
 
 
-def _kind(backend: str, url: str) -> str:
-    if url and backend not in ("", ATTACHED):
-        what = f"goes with backend {ATTACHED}, not with {backend}"
+def _kind(asked: Asked) -> str:
+    if asked.urls and asked.backend not in ("", ATTACHED):
+        what = f"goes with backend {ATTACHED}, not with {asked.backend}"
         raise SpecError(what, where="--for", hint="Leave one of the two out")
-    return kind_named(ATTACHED if url else backend or DEFAULT_BACKEND).name
-
-
-def _for_server(url: str, api_key_env: str) -> FirstExperiment:
-    """A first experiment on a server that runs, with what it shows; ServerError where it cannot be measured."""
-    from harness.model.spec import ServerSpec
-    from harness.runner.backends.attached import ABOUT, AttachedBackend
-    from harness.runner.backends.base import MOST_SLOT_TOKENS, SLOT_TOKENS, FirstExperiment
-    from harness.stacks.rbln.rules.kv_rules import is_paged
-
-    server = ServerSpec(url=url, api_key_env=api_key_env)
-    report, form = _probed(server)
-    shown = AttachedBackend().all_shown(server)
-    longest = int(shown.get("slot_tokens", SLOT_TOKENS))
-    can_be_written = 256 <= longest <= MOST_SLOT_TOKENS and longest % 128 == 0
-    serves = f"serves {report.model}" + (f", vLLM {report.version}" if report.version else "")
-    lines: list[Line] = [(f'url = "{url}"', serves)]
-    if api_key_env:
-        lines.append((f'api_key_env = "{api_key_env}"', "holds the key; the key itself is in no record"))
-    lines += [(line, "shown by the server") for line in _shown_lines(shown)]
-    if can_be_written and longest != SLOT_TOKENS:
-        lines.append((f"slot_tokens = {longest}", "its max_model_len"))
-    if "max_num_seqs" not in shown:
-        lines.append(("max_num_seqs = 8", "not shown: write what the server was started with"))
-        lines.append(("declared = true", "what nothing shows is as written here; reports call it declared"))
-    limits = () if report.has_metrics else (("needs_metrics = false", "GET /metrics gives nothing"),)
-    return FirstExperiment(
-        about=ABOUT,
-        limits=limits,
-        server=tuple(lines),
-        room_tokens=longest if can_be_written else min(longest, SLOT_TOKENS),
-        prompt_form=form,
-        has_costs=not is_paged(shown.get("rules", "")) or "cost_model" in shown,
-    )
-
-
-def _probed(server: Any) -> tuple[ProbeReport, str]:
-    """The server's answers, and the form of prompts to write: "" for the default."""
-    from harness.measure.client.target import endpoint_of
-    from harness.measure.server.probe import Needs, probe
-    from harness.model.spec import ClientSpec, PromptForm
-
-    endpoint, client = endpoint_of(server), ClientSpec()
-    first, *others = get_args(PromptForm)
-    report = probe(endpoint, Needs(client, first, metrics=False, asks_again=True))
-    if not report.problems:
-        return report, ""
-    for form in others:
-        other = probe(endpoint, Needs(client, form, metrics=False))
-        if not other.problems:
-            return other, form
-    hint = f"`harness doctor --url {endpoint.url}` asks it again"
-    raise ServerError("; ".join(report.problems), where=endpoint.url, hint=hint)
-
-
-def _shown_lines(shown: dict[str, Any]) -> list[str]:
-    """Settings in force that are not the defaults, as TOML."""
-    from harness.model.spec import ServerSpec
-    from harness.model.spec.server import default_buckets
-    from harness.shipped import shipped_names
-    from harness.stacks.rbln.rules.kv_rules import NEWEST_STABLE, is_paged
-
-    usual, limit = ServerSpec(), shown.get("max_num_seqs", ServerSpec().max_num_seqs)
-    settings = dict(shown)
-    if is_paged(shown.get("rules", "")):
-        settings = {key: value for key, value in shown.items() if key != "max_active_seqs"}
-    elif "usable_kv_slots" in shown:
-        # Below the limit, the vendor sets one slot aside.
-        usable = shown["usable_kv_slots"]
-        settings.setdefault("kv_slots", usable if usable >= limit else usable + 1)
-    if shown.get("cost_model") not in shipped_names("costs"):
-        # A file on the host of the server is none here.
-        settings.pop("cost_model", None)
-    defaults = {
-        "rules": NEWEST_STABLE,
-        "cost_model": usual.cost_model,
-        "max_num_seqs": usual.max_num_seqs,
-        "decode_buckets": list(default_buckets(limit)),
-        "kv_slots": limit,
-        "max_active_seqs": limit,
-        "prefix_caching": usual.prefix_caching,
-    }
-    kept = [key for key in SHOWN_KEYS if key in settings and settings[key] != defaults.get(key)]
-    return [f"{key} = {json.dumps(settings[key])}" for key in kept]
+    return kind_named(ATTACHED if asked.urls else asked.backend or DEFAULT_BACKEND).name
 
 
 def _drawn(start: FirstExperiment) -> Workload:
@@ -457,84 +383,8 @@ def _text(name: str, kind: str, start: FirstExperiment, workload: Workload) -> s
         *form,
         *([("[server]", "every key: harness explain server"), *server] if server else []),
         ("[[condition]]", "the first one is the baseline"),
-        ('name = "base"', ""),
+        *start.base,
         *start.other,
     ]
     body = [f"{setting:<25} # {comment}" if comment else setting for setting, comment in lines]
     return "\n".join(body) + "\n"
-
-
-def doctor(
-    runs: RunsOption = Path("runs"),
-    url: Annotated[str, typer.Option(help="Ask this server alone: what would a measurement of it lack?")] = "",
-    api_key_env: Annotated[str, typer.Option(help="With --url: environment variable with the server's key.")] = "",
-    metrics_url: Annotated[str, typer.Option(help="With --url: where its metrics are, if not at /metrics.")] = "",
-) -> None:
-    """Say what this machine can run, what is missing, and how to get it.
-
-    Example: `harness doctor --url http://127.0.0.1:8000`
-    """
-    if url:
-        _ask_server(url, api_key_env, metrics_url)
-        return
-    from harness.measure.server.doctor import run_checks
-    from harness.runner.backends import readiness, what_you_can_do
-
-    console = terminal()
-    checks = [*run_checks(runs), *readiness()]
-    marks = {True: "[green]ok[/]      ", False: "[red]missing[/] ", None: "[yellow]optional[/]"}
-    width = max(len(check.name) for check in checks)
-    for check in checks:
-        say(console, f"{marks[check.ok]} {check.name:<{width}}  {check.found}", hang=width + 11)
-        if not check.ok:
-            say(console, f"{'':>9}{'needs':>{width}}  {check.need}", "dim", hang=width + 11)
-            say(console, f"{'':>9}{'do':>{width}}  {check.how}", hang=width + 11)
-    _show_plugins(console)
-    say(console, what_you_can_do(checks), "bold")
-    raise typer.Exit(int(ExitCode.HARNESS_FAULT if any(check.ok is False for check in checks) else ExitCode.PASS))
-
-
-def _show_plugins(console: Console) -> None:
-    """Print the plug-ins that are here, a line for each that does not load, and what they say of this machine."""
-    from harness.plugins import plugged, plugins
-
-    found = plugins()
-    for plugin in found.usable:
-        say(console, f"[green]plug-in[/]  {escape_markup(plugin.name)}: {escape_markup(plugin.summary)}", hang=9)
-    for broken in found.unusable:
-        why = f"{broken.name} ({broken.package}) does not load and is left out: {broken.why}"
-        say(console, f"[yellow]plug-in[/]  {escape_markup(printable_lines(why))}", hang=9)
-    for name, place in plugged("doctor").items():
-        for line in _lines_of(name, place):
-            say(console, escape_markup(line), "dim")
-
-
-def _lines_of(name: str, place: str) -> list[str]:
-    """What a plug-in says of this machine, or why it cannot."""
-    from harness.plugins import part_at
-
-    try:
-        return part_at(place)()
-    # Other people's code: the doctor goes on.
-    except (Exception, SystemExit) as error:
-        return [f"{name} of a plug-in failed ({place}): {in_one_line(error)}"]
-
-
-def _ask_server(url: str, api_key_env: str, metrics_url: str) -> None:
-    """Print what a server shows and lacks; leaves with exit code 1 where a measurement would be refused."""
-    from harness.measure.client.target import endpoint_of
-    from harness.measure.server.probe import Needs, probe
-    from harness.model.spec import ServerSpec
-    from harness.runner.backends.attached import AttachedBackend
-
-    server, console = ServerSpec(url=url, api_key_env=api_key_env, metrics_url=metrics_url), terminal()
-    report = probe(endpoint_of(server), Needs(asks_again=True, metrics_url=metrics_url))
-    shown = {"model": report.model, "version": report.version}
-    shown |= AttachedBackend().all_shown(server) if report.model else {}
-    for name, value in shown.items() if report.model else ():
-        say(console, f"[green]shown[/]    {name}: {escape_markup(str(value))}", hang=9)
-    for note in report.notes:
-        say(console, f"[yellow]limit[/]    {escape_markup(note)}", hang=9)
-    for problem in report.problems:
-        say(console, f"[red]missing[/]  {escape_markup(problem)}", hang=9)
-    raise typer.Exit(int(ExitCode.HARNESS_FAULT if report.problems else ExitCode.PASS))

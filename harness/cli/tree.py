@@ -218,7 +218,7 @@ GROUPS = {
 HEADINGS: dict[str, dict[str, Any]] = {
     "Before a run": {
         "init": "init:init",
-        "doctor": "init:doctor",
+        "doctor": "doctor:doctor",
         "explain": "explain:explain",
         "simulate": "predict:simulate",
         "power": "power:power",

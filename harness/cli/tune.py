@@ -112,7 +112,7 @@ def _experiment(
     experiment: Path | None, backend: str | None, url: str, source: str, api_key_env: str
 ) -> tuple[Path, str | None]:
     """The experiment that is named, or that is written now, and the backend that replaces the file's."""
-    from harness.cli.init import experiment_to_tune
+    from harness.cli.init import Asked, to_be_tuned, write_experiment
 
     if api_key_env and not url:
         raise SpecError("goes with --for", where="--api-key-env", hint="Name the server with --for, or leave it out")
@@ -125,7 +125,8 @@ def _experiment(
     asked = f"# harness tune: {json.dumps([backend or '', url, source, api_key_env])}\n"
     if not path.exists():
         _print_verdict(source)
-        experiment_to_tune(path, backend or "", url, source, api_key_env)
+        urls = (url,) if url else ()
+        write_experiment(path.stem, Asked(backend or "", urls, source, api_key_env), to_be_tuned)
         write_text(path, asked + path.read_text(encoding="utf-8"))
         say(terminal(), f"wrote {escape_markup(str(path))}: what runs today; `harness tune {path}` is the same")
     elif not path.read_text(encoding="utf-8").startswith(asked):

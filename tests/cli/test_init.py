@@ -49,7 +49,7 @@ def harness(*words: str) -> str:
 def begun(*words: str) -> ExperimentSpec:
     """The experiment that ``harness init`` writes; it also passes ``--dry-run``."""
     harness("init", "mine", *words)
-    assert "base/0" in harness("run", "mine.toml", "--dry-run")
+    assert "replay" in harness("run", "mine.toml", "--dry-run")
     return load_experiment("mine.toml")
 
 
@@ -208,9 +208,44 @@ def test_of_a_plain_server_what_it_does_not_show_is_declared(monkeypatch: pytest
     assert (spec.server.declared, spec.server.api_key_env) == (True, "NAME_OF_A_KEY")
 
 
+def test_two_servers_are_the_two_conditions_and_the_question_names_what_differs() -> None:
+    (_, less), (_, more) = shown_as("--kv-slots 12 --slot-tokens 1024"), shown_as("--kv-slots 16 --slot-tokens 1024")
+    with plain_server(less) as first, plain_server(more) as second:
+        spec = begun("--for", first.url, "--for", second.url)
+    assert spec.question == (
+        f"Do these agents cost less on {second.url} than on {first.url}? They differ in kv_slots (12 and 16)."
+    )
+    assert [spec.server_of(one).url for one in spec.condition] == [first.url, second.url]
+    assert [spec.server_of(one).kv_slots for one in spec.condition] == [12, 16]
+    assert spec.server.slot_tokens == 1024, "what both show is written once"
+    assert [one.treatment for one in spec.condition] == ["as-drawn", "as-drawn"]
+    assert [one.name for one in spec.condition] == [f"port-{url.rpartition(':')[2]}" for url in (first.url, second.url)]
+
+
+def test_two_servers_of_two_kinds_get_prompts_that_both_take_and_what_one_hides_is_declared() -> None:
+    _, shown = shown_as("--kv-slots 12")
+    shown.model = "other"
+    with plain_server(shown) as first, plain_server(PlainServer()) as second:
+        spec = begun("--for", first.url, "--for", second.url, "--from", "coding-agent")
+    assert "model (other and plain)" in spec.question
+    assert "max_num_seqs (8 and not shown)" in spec.question
+    assert (spec.workload.prompt_form, spec.limits.needs_metrics) == ("text", False)
+    assert [spec.server_of(one).declared for one in spec.condition] == [False, True]
+    assert spec.condition[0].workload == spec.condition[1].workload
+
+
+@pytest.mark.parametrize("urls", [("http://a:1", "http://a:1/"), ("http://a:1", "http://b:1", "http://c:1")])
+def test_neither_one_server_twice_nor_a_third_is_compared(urls: tuple[str, ...]) -> None:
+    error = CliRunner().invoke(app, ["init", "mine", *(word for url in urls for word in ("--for", url))]).exception
+    assert "takes one server, or two that differ" in str(error)
+
+
 def test_where_no_server_answers_nothing_is_written(folder: Path) -> None:
-    done = CliRunner().invoke(app, ["init", "mine", "--for", f"http://127.0.0.1:{free_port()}"])
+    nobody = f"http://127.0.0.1:{free_port()}"
+    done = CliRunner().invoke(app, ["init", "mine", "--for", nobody, "--wait", "0s"])
     assert "no server answers there" in str(done.exception)
+    done = CliRunner().invoke(app, ["init", "mine", "--for", nobody, "--wait", "long"])
+    assert "--wait: 'long' is no time" in str(done.exception)
     done = CliRunner().invoke(app, ["init", "mine", "--for", "http://127.0.0.1:1", "--backend", "sim"])
     assert "goes with backend attached, not with sim" in str(done.exception)
     assert list(folder.iterdir()) == []

@@ -165,8 +165,14 @@ class PerturbationSpec(Spec):
     artifact_sd: float | None = Field(default=None, ge=0, lt=0.5, description="relative, all steps of a compilation")
 
 
-_DURATION = re.compile(r"(\d+(?:\.\d+)?) ?(s|min|h)")
+_DURATION = re.compile(r"(\d+(?:\.\d+)?) ?(s|min|m|h)")
 _MEMORY = re.compile(r"(\d+(?:\.\d+)?) ?GiB")
+
+
+def seconds_of(duration: str) -> float | None:
+    """The seconds of "90s", "20min" or "20m", "2h"; None for any other text."""
+    match = _DURATION.fullmatch(duration)
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2][0]] if match else None
 
 
 class TuneSpec(Spec):
@@ -201,7 +207,7 @@ class TuneSpec(Spec):
     @field_validator("budget")
     @classmethod
     def _is_duration(cls, budget: str) -> str:
-        if not (match := _DURATION.fullmatch(budget)) or float(match[1]) == 0:
+        if not seconds_of(budget):
             raise ValueError(f"is {budget!r}, and a time is wanted: '90s', '20min' or '2h'")
         return budget
 
@@ -222,9 +228,7 @@ class TuneSpec(Spec):
     @property
     def budget_s(self) -> float:
         """The budget in seconds."""
-        match = _DURATION.fullmatch(self.budget)
-        assert match is not None
-        return float(match[1]) * {"s": 1, "min": 60, "h": 3600}[match[2]]
+        return seconds_of(self.budget) or 0.0
 
     @property
     def memory_gib(self) -> float | None:

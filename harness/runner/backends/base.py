@@ -50,9 +50,10 @@ class FirstExperiment:
     """What the file says of its backend. The defaults suit any server, as its sessions alone differ.
 
     about: the comment beside ``backend``. replicates: even, so that each of two conditions runs first as often. limits,
-    server: more lines of these tables. other: the condition that is compared with the baseline. room_tokens: longest
-    request that fits the server. sets_slot_tokens: slots of another length take no new model. prompt_form: "" for the
-    default. needs: a command that comes before all others, or "". has_costs: a shipped cost model predicts it.
+    server: more lines of these tables. base: lines of the first condition, which is the baseline. other: the condition
+    that is compared with it. room_tokens: longest request that fits the server. sets_slot_tokens: slots of another
+    length take no new model. prompt_form: "" for the default. needs: a command that comes before all others, or "".
+    has_costs: a shipped cost model predicts it.
     """
 
     about: str
@@ -61,6 +62,7 @@ class FirstExperiment:
     replicates: int = 6
     limits: tuple[Line, ...] = ()
     server: tuple[Line, ...] = ()
+    base: tuple[Line, ...] = (('name = "base"', ""),)
     other: tuple[Line, ...] = NO_WAITS
     room_tokens: int = SLOT_TOKENS
     sets_slot_tokens: bool = False

@@ -1,0 +1,206 @@
+"""A first experiment on servers that run already: one on its own sessions, or two against each other.
+
+They are asked what they are; nothing is started or changed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, get_args
+from urllib.parse import urlsplit
+
+from harness.cli.doctor import await_server
+from harness.errors import ServerError, SpecError, printable
+
+if TYPE_CHECKING:
+    from harness.measure.server.probe import ProbeReport
+    from harness.model.spec import ServerSpec
+    from harness.runner.backends.base import FirstExperiment, Line
+
+# Settings that are written where they are not the defaults; the second line is of slots, the third of paged KV memory.
+SHOWN_KEYS = (
+    *("rules", "cost_model", "max_num_seqs", "decode_buckets", "prefix_caching"),
+    *("kv_slots", "max_active_seqs"),
+    *("num_gpu_blocks", "block_size", "max_num_batched_tokens", "long_prefill_tokens", "async_scheduling"),
+)
+MOST_SERVERS = 2
+KEY_ELSEWHERE = "holds the key; the key itself is in no record"
+DECLARED: Line = ("declared = true", "what nothing shows is as written here; reports call it declared")
+NO_METRICS: Line = ("needs_metrics = false", "GET /metrics gives nothing")
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A server that runs, as the file writes it. lines: of [server], besides its address. room_tokens: longest request
+    that fits it, as far as known. values: settings in force by key."""
+
+    url: str
+    report: ProbeReport
+    lines: tuple[Line, ...]
+    room_tokens: int
+    values: Mapping[str, Any]
+
+    @property
+    def address(self) -> Line:
+        """Its URL, with the model that it serves."""
+        version = f", vLLM {self.report.version}" if self.report.version else ""
+        return f'url = "{self.url}"', printable(f"serves {self.report.model}{version}")
+
+    @property
+    def shown_keys(self) -> set[str]:
+        """Keys of [server] whose values it shows."""
+        return {*self.values, *({"kv_slots"} if "usable_kv_slots" in self.values else ())}
+
+    @property
+    def has_costs(self) -> bool:
+        """Whether a shipped cost model predicts it."""
+        from harness.stacks.rbln.rules.kv_rules import is_paged
+
+        return not is_paged(self.values.get("rules", "")) or "cost_model" in self.values
+
+
+def experiment_on(urls: Sequence[str], api_key_env: str, wait_s: float) -> FirstExperiment:
+    """A first experiment on one server, or on two that are compared. A server that is starting is waited for.
+
+    Raises ServerError where one cannot be measured, SpecError where they are too many or the same.
+    """
+    from harness.model.spec import ServerSpec
+    from harness.runner.backends.attached import ABOUT
+    from harness.runner.backends.base import FirstExperiment
+
+    if len(urls) > MOST_SERVERS or len({url.rstrip("/") for url in urls}) < len(urls):
+        what = f"takes one server, or two that differ, not {', '.join(urls)}"
+        raise SpecError(what, where="--for", hint="A third one is a [[condition]] of its own with its server.url")
+    servers = [ServerSpec(url=url, api_key_env=api_key_env) for url in urls]
+    for server in servers:
+        await_server(server, wait_s)
+    reports, form = _probed(servers)
+    shown = [_shown(server, report) for server, report in zip(servers, reports, strict=True)]
+    start = FirstExperiment(
+        about=ABOUT,
+        limits=() if all(report.has_metrics for report in reports) else (NO_METRICS,),
+        server=((f'api_key_env = "{api_key_env}"', KEY_ELSEWHERE),) if api_key_env else (),
+        room_tokens=min(each.room_tokens for each in shown),
+        prompt_form=form,
+        has_costs=all(each.has_costs for each in shown),
+    )
+    if len(shown) == 1:
+        (only,) = shown
+        return replace(start, server=(only.address, *start.server, *only.lines))
+    return _compared(start, *shown)
+
+
+def _compared(start: FirstExperiment, first: Shown, second: Shown) -> FirstExperiment:
+    """The experiment that asks which of two servers costs less: what both show is written once."""
+    common = tuple(line for line in first.lines if line in second.lines)
+    (first_name, second_name), differ = _names(first.url, second.url), _differences(first, second)
+    what = f"They differ in {'; '.join(differ)}." if differ else "They show the same settings."
+
+    varied = {line[0].partition(" ")[0] for line in {*first.lines, *second.lines} - {*common, DECLARED}}
+
+    def condition(name: str, each: Shown) -> tuple[Line, ...]:
+        own = [line for line in (each.address, *each.lines) if line not in common]
+        if varied - each.shown_keys and DECLARED not in each.lines:
+            own.append(DECLARED)
+        return (f'name = "{name}"', ""), *((f"server.{text}", comment) for text, comment in own)
+
+    return replace(
+        start,
+        question=f"Do these agents cost less on {second.url} than on {first.url}? {what}",
+        server=(*start.server, *common),
+        base=condition(first_name, first),
+        other=(("[[condition]]", "the other server, on the same plans"), *condition(second_name, second)),
+    )
+
+
+def _differences(first: Shown, second: Shown) -> list[str]:
+    """What two servers show differently, in words: "kv_slots (8 and 12)"; what one of them does not show too."""
+    sides = [
+        {"model": each.report.model, "vLLM": each.report.version or "not stated", **each.values}
+        for each in (first, second)
+    ]
+    return [
+        printable(f"{key} ({' and '.join(str(side.get(key, 'not shown')) for side in sides)})")
+        for key in dict.fromkeys([*sides[0], *sides[1]])
+        if sides[0].get(key) != sides[1].get(key) and not (key == "usable_kv_slots" and "kv_slots" in sides[0])
+    ]
+
+
+def _names(first: str, second: str) -> tuple[str, str]:
+    """Names of two conditions: the hosts, or the ports where the host is one, or first and second."""
+    parts = [urlsplit(url) for url in (first, second)]
+    for names in ([part.hostname or "" for part in parts], [f"port-{part.port}" for part in parts]):
+        written = ["-".join(re.findall(r"[a-z0-9]+", name.lower()))[:40] for name in names]
+        if len(set(written)) > 1 and all(written):
+            return written[0], written[1]
+    return "first", "second"
+
+
+def _shown(server: ServerSpec, report: ProbeReport) -> Shown:
+    """What one server shows of its settings."""
+    from harness.runner.backends.attached import AttachedBackend
+    from harness.runner.backends.base import MOST_SLOT_TOKENS, SLOT_TOKENS
+
+    values = AttachedBackend().all_shown(server)
+    longest = int(values.get("slot_tokens", SLOT_TOKENS))
+    can_be_written = 256 <= longest <= MOST_SLOT_TOKENS and longest % 128 == 0
+    lines: list[Line] = [(line, "shown by the server") for line in _shown_lines(values)]
+    if can_be_written and longest != SLOT_TOKENS:
+        lines.append((f"slot_tokens = {longest}", "its max_model_len"))
+    if "max_num_seqs" not in values:
+        lines.append(("max_num_seqs = 8", "not shown: write what the server was started with"))
+        lines.append(DECLARED)
+    room = longest if can_be_written else min(longest, SLOT_TOKENS)
+    return Shown(server.url, report, tuple(lines), room, values)
+
+
+def _probed(servers: Sequence[ServerSpec]) -> tuple[list[ProbeReport], str]:
+    """The answers of the servers, and the form of prompts that all of them take: "" for the default."""
+    from harness.measure.client.target import endpoint_of
+    from harness.measure.server.probe import Needs, probe
+    from harness.model.spec import ClientSpec, PromptForm
+
+    first: list[ProbeReport] = []
+    for form in get_args(PromptForm):
+        needs = Needs(ClientSpec(), form, metrics=False, asks_again=not first)
+        reports = [probe(endpoint_of(server), needs) for server in servers]
+        if not any(report.problems for report in reports):
+            return reports, form if first else ""
+        first = first or reports
+    server, report = next(pair for pair in zip(servers, first, strict=True) if pair[1].problems)
+    hint = f"`harness doctor --url {server.url}` asks it again"
+    raise ServerError("; ".join(report.problems), where=server.url, hint=hint)
+
+
+def _shown_lines(shown: dict[str, Any]) -> list[str]:
+    """Settings in force that are not the defaults, as TOML."""
+    from harness.model.spec import ServerSpec
+    from harness.model.spec.server import default_buckets
+    from harness.shipped import shipped_names
+    from harness.stacks.rbln.rules.kv_rules import NEWEST_STABLE, is_paged
+
+    usual, limit = ServerSpec(), shown.get("max_num_seqs", ServerSpec().max_num_seqs)
+    settings = dict(shown)
+    if is_paged(shown.get("rules", "")):
+        settings = {key: value for key, value in shown.items() if key != "max_active_seqs"}
+    elif "usable_kv_slots" in shown:
+        # Below the limit, the vendor sets one slot aside.
+        usable = shown["usable_kv_slots"]
+        settings.setdefault("kv_slots", usable if usable >= limit else usable + 1)
+    if shown.get("cost_model") not in shipped_names("costs"):
+        # A file on the host of the server is none here.
+        settings.pop("cost_model", None)
+    defaults = {
+        "rules": NEWEST_STABLE,
+        "cost_model": usual.cost_model,
+        "max_num_seqs": usual.max_num_seqs,
+        "decode_buckets": list(default_buckets(limit)),
+        "kv_slots": limit,
+        "max_active_seqs": limit,
+        "prefix_caching": usual.prefix_caching,
+    }
+    kept = [key for key in SHOWN_KEYS if key in settings and settings[key] != defaults.get(key)]
+    return [f"{key} = {json.dumps(settings[key])}" for key in kept]
