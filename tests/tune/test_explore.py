@@ -20,6 +20,7 @@ from harness.tune.setups import Baseline, Setup, best_for_steps, checked_levers,
 from tests.support.naive_tune import NEW_SEED, costs, every_setup, ratio
 
 pytestmark = pytest.mark.same_everywhere
+BRIEF = QUICK.divided(6)._replace(pairs=2, sets=40, few=4)
 PAPER_SPACE = ("max_num_seqs", "decode_buckets")
 
 
@@ -31,7 +32,7 @@ def asked(server: ServerSpec, workload: WorkloadSpec, levers: tuple[str, ...] = 
 
 
 def found(server: ServerSpec, workload: WorkloadSpec, levers: tuple[str, ...] = (), **given: Any) -> Explored:
-    return explore(asked(server, workload, levers, **given), QUICK)
+    return explore(asked(server, workload, levers, **given), BRIEF)
 
 
 def test_the_papers_case_proposes_the_larger_batch_alone_and_its_selected_sizes_as_the_best() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from rich.console import Console
@@ -43,41 +45,60 @@ def perform(spec: ExperimentSpec, folder: Path, until_ns: int, **options: Any) -
     return run_experiment(spec, runs_root=folder, resume=True, **options)
 
 
-@pytest.fixture(autouse=True)
-def few_plans(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A measurement of six plans at most."""
-    monkeypatch.setattr(confirm, "MOST_BLOCKS", 6)
+@pytest.fixture(scope="module", autouse=True)
+def small() -> Iterator[None]:
+    """A measurement of six plans at most, and a page without its picture."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(confirm, "MOST_BLOCKS", 6)
+        patch.setattr("harness.tune.page._frontier", lambda *_: "")
+        yield
 
 
 def tuned(folder: Path, spec: ExperimentSpec | None = None, **given: Any) -> tuple[Stages, list[str]]:
     said: list[str] = []
     given = {"perform": perform, **given}
-    made = Tune(spec or experiment(), folder / "runs", say=said.append, effort=QUICK, **given)
+    made = Tune(spec or experiment(), folder / "runs", say=said.append, effort=QUICK.divided(6), **given)
     return made.run(), said
 
 
+class Whole(NamedTuple):
+    """A tune from its beginning to its end, and what the same command then says."""
+
+    folder: Path
+    stages: Stages
+    again: Stages
+    said: list[str]
+    is_untouched: bool
+
+
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tune from its beginning to its end."""
+def once(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     folder = tmp_path_factory.mktemp("whole")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(confirm, "MOST_BLOCKS", 6)
-        tuned(folder)
-    return folder
+    stages, _ = tuned(folder)
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("manifest.json")}
+    again, said = tuned(folder)
+    return Whole(
+        folder, stages, again, said, {path: path.stat().st_mtime_ns for path in folder.rglob("manifest.json")} == before
+    )
 
 
-def test_it_ends_in_a_sentence_a_file_and_the_server_to_start(whole: Path) -> None:
-    stages, said = tuned(whole)
-    assert stages.answer is not None
-    assert stages.answer.state == "confirmed"
-    assert stages.answer.sentence.startswith("16 KV slots in place of 8: ")
-    assert "confirmed on 6 new plans (simulated)" in stages.answer.sentence
-    folder = whole / "runs" / "small-tune"
+@pytest.fixture(scope="module")
+def whole(once: Whole) -> Path:
+    return once.folder
+
+
+def test_it_ends_in_a_sentence_a_file_and_the_server_to_start(once: Whole) -> None:
+    answer = once.again.answer
+    assert answer is not None
+    assert answer.state == "confirmed"
+    assert answer.sentence.startswith("16 KV slots in place of 8: ")
+    assert "confirmed on 6 new plans (simulated)" in answer.sentence
+    folder = once.folder / "runs" / "small-tune"
     text = (folder / "tuned.toml").read_text(encoding="utf-8")
-    assert stages.answer.sentence in text
+    assert answer.sentence in text
     assert "harness server emulator --max-num-seqs 8 --decode-buckets 1,2,4,8 --kv-slots 16" in text
     assert tomllib.loads(text)["server"]["kv_slots"] == 16
-    assert any("lost reuse: " in line for line in said)
+    assert any("lost reuse: " in line for line in once.said)
 
 
 def test_watching_shows_the_stage_and_the_runs_of_each_stage(whole: Path) -> None:
@@ -89,11 +110,9 @@ def test_watching_shows_the_stage_and_the_runs_of_each_stage(whole: Path) -> Non
     assert re.search(r"small-diagnose +\S* *3 ", shown)
 
 
-def test_the_same_command_makes_nothing_again_and_says_the_same(whole: Path) -> None:
-    before = {path: path.stat().st_mtime_ns for path in whole.rglob("manifest.json")}
-    first, second = tuned(whole)[0], tuned(whole)[0]
-    assert first.answer == second.answer
-    assert {path: path.stat().st_mtime_ns for path in whole.rglob("manifest.json")} == before
+def test_the_same_command_makes_nothing_again_and_says_the_same(once: Whole) -> None:
+    assert once.again.answer == once.stages.answer
+    assert once.is_untouched
 
 
 def test_the_plans_of_the_measurement_are_new_to_everything_before_it(whole: Path) -> None:
@@ -105,7 +124,7 @@ def test_the_plans_of_the_measurement_are_new_to_everything_before_it(whole: Pat
     assert not diagnosed & measured
 
 
-def test_what_was_interrupted_at_any_run_goes_on_to_the_same_answer(whole: Path, tmp_path: Path) -> None:
+def test_what_was_interrupted_at_any_run_goes_on_to_the_same_answer(once: Whole, tmp_path: Path) -> None:
     stopped = 0
     for _ in range(40):
 
@@ -115,7 +134,7 @@ def test_what_was_interrupted_at_any_run_goes_on_to_the_same_answer(whole: Path,
 
             def sealed(event: Any) -> None:
                 made.extend([event.label] if type(event).__name__ == "RunSealed" else [])
-                if len(made) == 2:
+                if len(made) == 3:
                     stop.after_run = True
 
             return perform(spec, folder, until_ns, stop=stop, on_progress=sealed, **options)
@@ -129,7 +148,7 @@ def test_what_was_interrupted_at_any_run_goes_on_to_the_same_answer(whole: Path,
     else:
         pytest.fail("it was never done")
     assert stopped > 3
-    assert stages.answer == tuned(whole)[0].answer
+    assert stages.answer == once.stages.answer
 
 
 def test_a_candidate_that_does_not_start_leaves_what_was_measured_and_one_line(tmp_path: Path) -> None:
@@ -163,8 +182,8 @@ def test_another_question_in_the_same_folder_is_refused_and_names_what_differs(w
     assert tuned(whole, experiment(tune={"may_change": ["kv_slots"], "budget": "2h"}))[0].answer is not None
 
 
-def test_a_measurement_that_was_changed_after_it_was_frozen_is_refused(tmp_path: Path) -> None:
-    tuned(tmp_path)
+def test_a_measurement_that_was_changed_after_it_was_frozen_is_refused(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
     file = tmp_path / "runs" / "small-tune" / "confirm.toml"
     file.write_text(file.read_text(encoding="utf-8").replace("margin = 0.01", "margin = 0.2"), encoding="utf-8")
     with pytest.raises(RecordsError, match="was changed after it was frozen"):

@@ -40,10 +40,11 @@ def test_todays_costs_are_measured_once_and_the_search_takes_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(confirm, "MOST_BLOCKS", 6)
+    monkeypatch.setattr("harness.tune.page._frontier", lambda *_: "")
 
     def tuned() -> tuple[Tune, list[str], Any]:
         said: list[str] = []
-        made = Tune(without_costs(), tmp_path / "runs", simulated, said.append, effort=QUICK)
+        made = Tune(without_costs(), tmp_path / "runs", simulated, said.append, effort=QUICK.divided(6))
         return made, said, made.run().answer
 
     made, said, found = tuned()

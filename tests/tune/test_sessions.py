@@ -97,7 +97,7 @@ def test_a_simulated_run_and_its_sealed_record_meet_the_same_targets(tmp_path: P
 
 def test_it_ends_in_an_interval_of_agents_and_goes_on_to_the_same(tmp_path: Path) -> None:
     def tuned() -> Any:
-        made = Tune(experiment(), tmp_path / "runs", perform, lambda _line: None, effort=QUICK)
+        made = Tune(experiment(), tmp_path / "runs", perform, lambda _line: None, effort=QUICK.divided(6))
         return made.run().answer
 
     found = tuned()
