@@ -24,8 +24,8 @@ from harness.model.engine.cost import load_cost_model
 from harness.model.engine.paged_state import new_paged_state
 from harness.model.experiment import build_plan, resolve
 from harness.model.sim.kernel.arrays import NO_NOISE, new_outcome, new_scratch
-from harness.model.sim.paged import run_paged
 from harness.model.sim.plans import plan_arrays
+from harness.model.sim.simulate import run_paged
 from harness.model.spec import ServerSpec, load_experiment
 from harness.model.traces.lower import Lowering, sessions_of
 from harness.shipped import find_shipped

@@ -26,9 +26,10 @@ from harness.errors import HarnessError
 from harness.model.engine.cost import find_cost_file, load_cost_model
 from harness.model.sim.draws import perturbation_of
 from harness.model.spec import PerturbationSpec, ServerSpec, StopSpec, WorkloadSpec
+from harness.model.spec.server import ROUTER_POLICIES
 from harness.stacks.rbln.rules.kv_rules import PAGED
 from harness.tune.confirm import ALPHA, BEST, MOST_BLOCKS, SMALLEST, candidates_of, looks_within
-from harness.tune.explore import POLICIES, Effort, explore
+from harness.tune.explore import Effort, explore
 from harness.tune.plans import MARGIN, Plans, Question
 from harness.tune.setups import MORE_SIZES, MOST_SIZES, Baseline, Setup, checked_levers, ladder, limits_up_to
 
@@ -81,7 +82,7 @@ def drawn_case(number: int, *, has_losses: bool) -> Case:
         table.pop("kv_slots", None)
         workload = workload.model_copy(update={"requests_per_session": 2})
     if stack == "replicas":
-        policy = str(rng.choice(POLICIES)) if has_losses else "session-affinity"
+        policy = str(rng.choice(ROUTER_POLICIES)) if has_losses else "session-affinity"
         table |= {"replicas": 2, "router": {"policy": policy}}
     server = ServerSpec.model_validate(table)
     costs = find_cost_file(server.cost_model)
@@ -115,7 +116,7 @@ def drawn_setups(case: Case, count: int) -> Iterator[Setup]:
             setup = setup._replace(kv_slots=int(rng.choice(list(ladder(setup.kv_slots, 4 * sessions + limit)))))
         elif setup.num_gpu_blocks is not None:
             setup = setup._replace(num_gpu_blocks=int(rng.choice(list(ladder(setup.num_gpu_blocks, 4_000)))))
-        yield setup._replace(policy=str(rng.choice(POLICIES))) if setup.replicas > 1 else setup
+        yield setup._replace(policy=str(rng.choice(ROUTER_POLICIES))) if setup.replicas > 1 else setup
 
 
 class Held(NamedTuple):

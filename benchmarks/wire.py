@@ -21,7 +21,7 @@ from harness.clock import NS_PER_MS, monotonic_ns, realtime_minus_monotonic_ns
 from harness.errors import ServerError
 from harness.measure.client.answer import NO_KERNEL_STAMP
 from harness.measure.client.host import real_time
-from harness.measure.client.kernel_stamps import ANCILLARY_BYTES, enable_kernel_stamps, kernel_stamp_ns
+from harness.measure.client.receive_stamps import ANCILLARY_BYTES, enable_kernel_stamps, kernel_stamp_ns
 
 RECEIVE_BYTES = 1 << 18
 EVENT_START = b"data:"

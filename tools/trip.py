@@ -40,7 +40,9 @@ def entered(command: list[str]) -> Counter[str]:
         sys.setprofile(None)
         threading.setprofile(None)  # pyright: ignore[reportArgumentType]
     paths = (Path(path) for path, _, _ in called)
-    return Counter(str(path.relative_to(PACKAGE)) for path in paths if path.is_relative_to(PACKAGE))
+    # A template is compiled too, and is no module.
+    modules = (path for path in paths if path.suffix == ".py" and path.is_relative_to(PACKAGE))
+    return Counter(str(path.relative_to(PACKAGE)) for path in modules)
 
 
 if __name__ == "__main__":

@@ -27,9 +27,8 @@ from harness.analysis.cost.reconstruct import (
 )
 from harness.analysis.cost.step_parts import StepParts, step_parts
 from harness.analysis.energy import Energy, run_energy
-from harness.analysis.logs.core_requests import engines_of, servers_in
 from harness.analysis.logs.engine_steps import step_log_of
-from harness.analysis.logs.replicas import Server, requests_of
+from harness.analysis.logs.replicas import Server, engines_of, requests_of, servers_in
 from harness.analysis.reuse import Ceilings, Rearrival, cached_tokens, ceilings, prompt_tokens, rearrivals, reuse_rule
 from harness.analysis.run_tables import (
     ASKED_COUNTER,
@@ -37,11 +36,13 @@ from harness.analysis.run_tables import (
     LOADED_BYTES,
     ROUNDING_NS,
     STORED_BYTES,
+    Counts,
     RequestKey,
     counter_increment,
+    counts_of,
+    counts_over,
     with_logged_prefills,
 )
-from harness.analysis.server_counts import Counts, counts_of, counts_over
 from harness.analysis.stats import sum_or_none, when_known
 from harness.clock import NS_PER_MS, NS_PER_US, ScaledClock
 from harness.measure.records import schema

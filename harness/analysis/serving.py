@@ -1,8 +1,8 @@
 """Serving figures: what a user of the server felt, as percentiles over requests, and rates over runs.
 
 Every instant is the client's, but the end of queueing, which the server's log tells; what was not observed is absent,
-never zero. Nothing is compared here.
-Definitions: docs/reference/method.md, "Serving figures".
+never zero. Where tokens were read late, a latency has bounds. Nothing is compared here.
+Definitions: docs/reference/method.md, "Serving figures"; docs/evidence/client-timing.md, "Chunks read together".
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,8 +19,7 @@ from numpy.typing import NDArray
 from harness.analysis.cost.devices import independent_samples, positive_mean_interval
 from harness.analysis.cost.reconstruct import received_ns, with_tokens
 from harness.analysis.figures import cells, place_of
-from harness.analysis.late_reads import LateReads, TokenChunks, late_reads
-from harness.analysis.logs.core_requests import core_requests
+from harness.analysis.logs.replicas import core_requests
 from harness.analysis.run_tables import join_request_id, request_keys
 from harness.analysis.stats import (
     MIN_BEYOND,
@@ -42,6 +42,63 @@ from harness.model.spec import SloSpec, WindowSpec
 from harness.model.spec.sections import FOREVER_NS
 
 IntArray = NDArray[np.int64]
+
+
+class TokenChunks(NamedTuple):
+    """Chunks with tokens, by request, in order of arrival; arrays of shape (chunks,).
+
+    row: of its request. at_ns: when it came at the latest, see ``received_ns``. earliest_ns: and at the earliest, which
+    is the same where its stamp is exact.
+    """
+
+    row: IntArray
+    at_ns: IntArray
+    num_tokens: IntArray
+    earliest_ns: IntArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LateReads:
+    """What the latencies of a run with inexact stamps can be, model ns. TTFT itself is the most that it can be.
+
+    ttft_at_least_ns, tpot_at_least_ns, tpot_at_most_ns: shape (requests,), nan where they are exact. itl_at_least_ns,
+    itl_at_most_ns, itl_row: one per token after the first chunk of a request; the request it belongs to.
+    """
+
+    ttft_at_least_ns: FloatArray
+    tpot_at_least_ns: FloatArray
+    tpot_at_most_ns: FloatArray
+    itl_at_least_ns: FloatArray
+    itl_at_most_ns: FloatArray
+    itl_row: IntArray
+
+
+def late_reads(chunks: TokenChunks, sent_ns: IntArray, tokens: IntArray) -> LateReads | None:
+    """The bounds of each time; None where all stamps are exact. sent_ns, tokens: of each request, shape (requests,)."""
+    row, at_ns, num_tokens, earliest_ns = chunks
+    is_late = earliest_ns < at_ns
+    if not is_late.any():
+        return None
+    starts = np.flatnonzero(np.diff(row, prepend=-1))
+    ends = np.append(starts[1:], len(row)) - 1
+    having = row[starts]
+    later = np.where(tokens[having] > 1, tokens[having] - 1, np.nan)
+    ttft_ns, least_ns, most_ns = (np.full(len(sent_ns), np.nan) for _ in range(3))
+    ttft_ns[having] = np.where(is_late[starts], earliest_ns[starts] - sent_ns[having], np.nan)
+    least_ns[having] = np.where(is_late[ends], np.maximum(0, earliest_ns[ends] - at_ns[starts]) / later, np.nan)
+    most_ns[having] = np.where(is_late[starts], (at_ns[ends] - earliest_ns[starts]) / later, np.nan)
+    after = np.flatnonzero(np.diff(row, prepend=-1) == 0)
+    count = num_tokens[after]
+    return LateReads(
+        ttft_at_least_ns=ttft_ns,
+        tpot_at_least_ns=least_ns,
+        tpot_at_most_ns=most_ns,
+        itl_at_least_ns=np.repeat(np.maximum(0, earliest_ns[after] - at_ns[after - 1]) / count, count),
+        itl_at_most_ns=np.repeat((at_ns[after] - earliest_ns[after - 1]) / count, count),
+        itl_row=np.repeat(row[after], count),
+    )
+
+
 QUANTILES = (0.5, 0.9, 0.99)
 # Of the bound of a typical run: it needs seven runs.
 CONFIDENCE = 0.99

@@ -1,12 +1,13 @@
-"""A session's own time: from its first request to its last token, less its waits; and sessions within a target.
+"""A session's own time, sessions within a target, and whether sessions ask for more than their server can do.
 
-A session that failed, or whose last answer the client left, has no time. Nothing is compared here.
+Its own time: from its first request to its last token, less its waits. A session that failed, or whose last answer the
+client left, has no time. Where sessions ask for too much, queues grow, and all other figures follow from that.
 Definitions: docs/reference/method.md, "Sessions".
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import NamedTuple
@@ -16,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from harness.analysis.cost.devices import estimate_of, independent_samples
-from harness.analysis.figures import cells, place_of
+from harness.analysis.figures import RunFigures, cells, place_of
 from harness.analysis.serving import (
     MEDIAN,
     RATE_CELLS,
@@ -29,11 +30,14 @@ from harness.analysis.serving import (
     token_chunks,
     window_ns,
 )
-from harness.analysis.stats import ROUNDING, FloatArray, NoInterval, log_mean_values
+from harness.analysis.stats import ROUNDING, FloatArray, NoInterval, grouped, log_mean_values
 from harness.clock import NS_PER_S
+from harness.kinds import kind_of_run
 from harness.measure.records.run import SealedRun, once_per_run
 from harness.measure.records.schema import ABORTED
 from harness.model.plan.event_queue import begun_in_the_middle, whole_sessions
+from harness.model.plan.model import Plan
+from harness.model.spec import ServerSpec
 
 IntArray = NDArray[np.int64]
 NS_PER_H = 3600 * NS_PER_S
@@ -247,3 +251,55 @@ def session_rows(figures: Sequence[SessionFigures]) -> list[dict[str, object]]:
             row |= {"metric": "sessions_within_target_per_h", "unit": "1/h", "num_values": one.num_runs}
             rows.append(row | cells(one.within_per_h, RATE_CELLS))
     return rows
+
+
+DEFAULT_COSTS = str(ServerSpec.model_fields["cost_model"].default)
+
+
+def overload(plan: Plan, device_ns: int | None, num_servers: int = 1) -> float | None:
+    """How many times more device time a plan asks of each server than passes until its last request could arrive.
+
+    None where that is at most 1, and for sessions that start together or after one another: these wait by themselves.
+    """
+    starts = [session.start_offset_ns for session in plan.sessions]
+    is_closed = any(session.after is not None and session.continues is None for session in plan.sessions)
+    if device_ns is None or is_closed or max(starts) == min(starts):
+        return None
+    last = max(
+        session.start_offset_ns + sum(request.wait_after_ns for request in session.requests[:-1])
+        for session in plan.sessions
+    )
+    factor = device_ns / num_servers / last if last else None
+    return factor if factor is not None and factor > 1 else None
+
+
+def overloads(runs: Sequence[SealedRun], figures: Sequence[RunFigures]) -> Mapping[str, float]:
+    """By condition, the mean factor of its valid runs, where each of them is overloaded and its costs are known.
+
+    figures: of the runs, in their order.
+    """
+    by_condition: dict[str, float] = {}
+    valid = [(run, each) for run, each in zip(runs, figures, strict=True) if run.is_valid]
+    for name, group in grouped(valid, lambda pair: pair[1].condition).items():
+        factors = [_factor(run, each) for run, each in group]
+        known = [factor for factor in factors if factor is not None]
+        if len(known) == len(factors):
+            by_condition[name] = sum(known) / len(known)
+    return by_condition
+
+
+def _factor(run: SealedRun, figures: RunFigures) -> float | None:
+    plan = run.plan_if_readable if figures.a_ns is not None and has_costs(run) else None
+    return None if plan is None else overload(plan, figures.a_ns, run.server.num_replicas)
+
+
+def has_costs(run: SealedRun) -> bool:
+    """Whether the costs of its server are known: named, those that it runs by, or those that it shows."""
+    is_fresh = kind_of_run(run.manifest.backend).is_restarted
+    is_usual = run.server.cost_model == DEFAULT_COSTS
+    return not is_usual or not (run.server.is_paged or not (is_fresh or _shows_costs(run)))
+
+
+def _shows_costs(run: SealedRun) -> bool:
+    """Whether the server shows by which costs it runs, as an emulator does."""
+    return kind_of_run(run.manifest.backend).has_device is False and bool(run.manifest.effective.get("shown"))

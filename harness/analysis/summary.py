@@ -38,12 +38,10 @@ from harness.analysis.figures import (
     sums_over,
     total_of,
 )
-from harness.analysis.overload import overloads
 from harness.analysis.reuse_by_wait import ReuseByWait, reuse_by_wait, reuse_by_wait_rows
-from harness.analysis.server_counts import COLUMNS as COUNT_COLUMNS
-from harness.analysis.server_counts import count_cells
+from harness.analysis.run_tables import COUNT_COLUMNS, count_cells
 from harness.analysis.serving import ServingFigures, serving_figures, serving_rows, window_of
-from harness.analysis.sessions import SessionFigures, session_figures, session_rows
+from harness.analysis.sessions import SessionFigures, overloads, session_figures, session_rows
 from harness.analysis.speeds import Speeds, device_findings, device_tables, speeds
 from harness.analysis.stats import grouped
 from harness.analysis.validity.invariants import check_experiment

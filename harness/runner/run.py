@@ -30,7 +30,7 @@ from harness.errors import HarnessError
 from harness.judge.prereg import RunAuthorization
 from harness.kinds import kind_named
 from harness.measure.client.host import cores_for_clients, on_cores
-from harness.measure.client.request_options import RequestOptions
+from harness.measure.client.prompts import RequestOptions
 from harness.measure.client.run import ReplayEvent, ReplayResult, Target, replay
 from harness.measure.client.self_audit import self_audit
 from harness.measure.records import layout
@@ -52,8 +52,7 @@ from harness.measure.server.ask import Get, Scraper, asking_process
 from harness.measure.server.clean_start import clean_start
 from harness.measure.server.life import LaunchPlan, LogFormat, metrics_address, start_server
 from harness.measure.server.process import ExitReport
-from harness.measure.server.text_sizes import text_sizes_of
-from harness.measure.server.vocabulary import configured_vocabulary, range_within, remembered
+from harness.measure.server.tokenizer import configured_vocabulary, range_within, remembered_vocabulary, text_sizes_of
 from harness.measure.server.warm_up import warm_up
 from harness.model.engine.config import changed_keys
 from harness.model.experiment import PlannedRun, unbalanced_order
@@ -61,8 +60,8 @@ from harness.model.plan.model import canonical_lines
 from harness.model.plan.tokens import PromptIds
 from harness.model.sim import simulate
 from harness.model.spec import ServerSpec
-from harness.model.spec.request import KEEP_KV, RequestSpec
 from harness.model.spec.server import PAGED_KEYS
+from harness.model.spec.workload import KEEP_KV, RequestSpec
 from harness.redact import redacted_arguments, redacted_text
 from harness.run_key import RunKey
 from harness.runner.fleet.slot import WorkerSlot
@@ -299,7 +298,7 @@ def _measure(
             request=with_hints(spec.workload_of(run.condition).request, server),
             replica_header=server.names_replica_in,
         )
-        vocabulary = configured_vocabulary(server) if launch.is_ours else remembered(launch.endpoint)
+        vocabulary = configured_vocabulary(server) if launch.is_ours else remembered_vocabulary(launch.endpoint)
         target = replace(target, prompt_ids=PromptIds(token_id_range=range_within(vocabulary, plan.token_id_range)))
         target = replace(target, text_sizes=text_sizes_of(target, plan, is_ours=launch.is_ours))
         # Read here too, so that they are known where scrapes and logs are kept.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from harness.analysis import extra_prefill_ns, run_figures
 from harness.analysis.figures import RunFigures
 from harness.analysis.logs.engine_steps import covering_sizes, step_log_of
-from harness.analysis.overload import has_costs
+from harness.analysis.sessions import has_costs
 from harness.analysis.stats import t_quantile
 from harness.analysis.summary import summarise
 from harness.clock import NS_PER_S

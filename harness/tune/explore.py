@@ -17,6 +17,7 @@ from harness.analysis.compare.drawn import DrawnRatio
 from harness.errors import HarnessError, PlanError, SpecError
 from harness.judge.planning.deciding import unmeasured_in_words
 from harness.model.engine.config import EngineConfig
+from harness.model.spec.server import ROUTER_POLICIES
 from harness.tune.plans import LEAST_PLANS, MARGIN, Plans, Question, Rounds, agents_of, nearby_agents
 from harness.tune.predict import Option, Predictor
 from harness.tune.setups import (
@@ -41,7 +42,6 @@ TIE = 0.001
 """Of configurations this close to the best, the smallest change is called the best."""
 BEST_OF_EACH = 4
 """Configurations of the same memory and number of sizes that a picture shows."""
-POLICIES = ("round-robin", "least-requests", "session-affinity", "prefix-aware")
 
 
 class Effort(NamedTuple):
@@ -221,7 +221,7 @@ class _Search:
                 where = f"{memory} at {start.max_num_seqs} requests at once" if len(limits) > 1 else memory
                 pairs += self._climb(more, memory, where)
         if "router" in levers:
-            pairs += [pair._replace(policy=policy) for pair in pairs for policy in POLICIES]
+            pairs += [pair._replace(policy=policy) for pair in pairs for policy in ROUTER_POLICIES]
         return [pair for pair in dict.fromkeys(pairs) if math.isfinite(self.score(pair))]
 
     def _implied(self, limit: int) -> Setup:

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from harness.analysis.overload import DEFAULT_COSTS
+from harness.analysis.sessions import DEFAULT_COSTS
 from harness.clock import NS_PER_S, Clock, MonotonicClock, utc_now
 from harness.errors import HarnessError, SpecError
 from harness.kinds import kind_named

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from harness.errors import SpecError
 from harness.model.engine.config import EngineConfig
-from harness.model.engine.device import DeviceSpec
+from harness.model.engine.cost import DeviceSpec
 from harness.model.spec import ServerSpec
 from harness.model.spec.server import MOST_SEQS, ServerShape, default_buckets
 

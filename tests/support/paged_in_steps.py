@@ -19,8 +19,8 @@ from harness.model.engine.paged import PagedScheduler
 from harness.model.engine.steps import FAR
 from harness.model.plan.model import Plan, RequestPlan, SessionPlan
 from harness.model.sim.draws import noise_table
-from harness.model.sim.paged import run_paged
 from harness.model.sim.plans import plan_arrays
+from harness.model.sim.simulate import run_paged
 from harness.stacks.rbln.rules.kv_rules import PAGED
 from tests.support.naive_paged import NaivePagedScheduler
 from tests.support.naive_paged_run import run_naively

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from harness.clock import NS_PER_S, ScaledClock
-from harness.measure.client.run import ReplayEvent, ReplayResult, StopSignal, Target, replay
-from harness.measure.client.single import replay_here
+from harness.measure.client.run import ReplayEvent, ReplayResult, StopSignal, Target, replay, replay_here
 from harness.measure.client.target import Endpoint
 from harness.model.plan.model import Plan, RequestPlan, SessionPlan
 from harness.model.spec import ClientSpec, RequestSpec

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from harness.analysis.logs.parse import CounterWatch, ParseCounts
-from harness.analysis.logs.slots import SlotWalk
+from harness.analysis.logs.parse import CounterWatch, ParseCounts, SlotWalk
 from harness.stacks.vllm.step_log import StepLog
 
 

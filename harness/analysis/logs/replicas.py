@@ -1,7 +1,8 @@
-"""Several replicas behind a router, in the tables of one run: their rows lie one replica after another.
+"""Several replicas behind a router in the tables of one run, and which of them, or which engine core, served a request.
 
-Of replica r, steps are numbered from r * 2^24, and slots from r * 2^16, so that the rows of each can be taken apart
-again. Nothing is priced or judged across replicas: each is a server by itself, and the figures are sums.
+The rows of replicas lie one replica after another. Of replica r, steps are numbered from r * 2^24, and slots from
+r * 2^16, so that the rows of each can be taken apart again. Nothing is priced or judged across replicas: each is a
+server by itself, and the figures are sums.
 """
 
 from __future__ import annotations
@@ -19,12 +20,16 @@ import numpy as np
 import pyarrow as pa
 
 from harness.analysis.logs.derived import Derived
-from harness.analysis.logs.parse import ParseCounts
-from harness.analysis.logs.slots import SlotWalk
+from harness.analysis.logs.engine_steps import step_log_of, step_logs_of
+from harness.analysis.logs.parse import ParseCounts, SlotWalk
 from harness.analysis.run_tables import RequestKey, join_request_id
-from harness.clock import NS_PER_MS
+from harness.clock import NS_PER_MS, ScaledClock
 from harness.errors import RecordsError
+from harness.measure.records import layout
+from harness.measure.records.manifest import table_at
+from harness.measure.records.run import SealedRun, once_per_run
 from harness.measure.records.schema import rows_where, values_of
+from harness.stacks.vllm.core_steps import REQUESTS
 from harness.stacks.vllm.step_log import StepLog, numbered_through
 
 _Counts = TypeVar("_Counts", ParseCounts, SlotWalk)
@@ -273,3 +278,49 @@ def _summed(total: _Counts, parts: Sequence[_Counts]) -> _Counts:
 
 
 _PUBLIC_OF_A_WALK = ("num_contradictions", "first", "num_prefill_lines", "num_unprefilled", "first_unprefilled")
+
+
+CORE_REQUESTS = pa.schema(
+    [("session", pa.int32()), ("request", pa.int32()), *((one.name, one.type) for one in REQUESTS)]
+)
+_SERVED = ("session", "request", "engine")
+_INSTANTS = ("queued_ns", "admitted_ns", "first_token_ns", "last_ns")
+
+
+def engines_of(run: SealedRun) -> dict[tuple[int, int], int]:
+    """(session, request) -> the replica or engine core that served it; empty where one served all, or nobody says."""
+    servers = servers_in(run)
+    in_headers = replicas_in_headers(run.file(layout.SERVED), table_at(run.manifest.server.facts, "launch"))
+    requests, num_replicas = run.table("requests"), run.manifest.num_scraped
+    if in_headers or num_replicas > 1:
+        return who_served(requests, servers, in_headers, run.table("metrics"), num_replicas)
+    served = {(session, request): engine for session, request, engine in values_of(core_requests(run), *_SERVED)}
+    return served if len({*served.values()}) > 1 else {}
+
+
+@once_per_run
+def servers_in(run: SealedRun) -> list[Server]:
+    """Each server of a run, as if it were alone."""
+    return servers_of(run.table("steps"), run.table("kv_events"), step_logs_of(run), run.manifest.num_replicas)
+
+
+@once_per_run
+def core_requests(run: SealedRun) -> pa.Table:
+    """The requests of a run that an engine core and the client both name, in the order of admission.
+
+    Columns: session, request, and those of ``harness.stacks.vllm.core_steps.REQUESTS`` with instants on the run's
+    clock. Empty for a run whose engine cores were not observed.
+    """
+    log = step_log_of(run)
+    columns = values_of(run.table("requests"), "response_id", "session", "request")
+    place_of = {name: (session, request) for name, session, request in columns if name}
+    clock, rows = ScaledClock(run.manifest.clock.scale), list[dict[str, object]]()
+    for core in () if log is None else log.cores:
+        for row in core.requests.to_pylist():
+            name = join_request_id(row["request_id"], place_of)
+            if name is None:
+                continue
+            instants = {one: None if row[one] is None else clock.from_monotonic_ns(row[one]) for one in _INSTANTS}
+            session, request = place_of[name]
+            rows.append({"session": session, "request": request, **row, **instants})
+    return pa.Table.from_pylist(rows, schema=CORE_REQUESTS).sort_by("admitted_ns")

@@ -36,14 +36,13 @@ from harness.analysis.run_tables import (
     left_answers,
     with_logged_prefills,
 )
-from harness.analysis.validity.clean_start import check_clean_start
 from harness.analysis.validity.evidence import Evidence
-from harness.analysis.validity.logged import check_log_lines
-from harness.analysis.validity.plan_answers import check_aborts, check_answers, check_tolerated
-from harness.analysis.validity.scrapes import (
+from harness.analysis.validity.plan_answers import check_aborts, check_answers, check_clean_start, check_tolerated
+from harness.analysis.validity.server_records import (
     check_counts,
     check_engines,
     check_loaded,
+    check_log_lines,
     check_moved_schedule,
     check_same_server,
     check_scrapes,

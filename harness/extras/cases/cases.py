@@ -23,9 +23,8 @@ from harness.model.engine.state import STEP_DECODE
 from harness.model.plan.model import RequestPlan, SessionPlan
 from harness.model.sim.draws import Draws, Perturbation, draw, run_draws
 from harness.model.sim.kernel import arrays as layout
-from harness.model.sim.paged import run_paged
 from harness.model.sim.plans import check_slots, one_plan, session_arrays
-from harness.model.sim.simulate import run_arrays
+from harness.model.sim.simulate import run_arrays, run_paged
 from harness.model.spec import RulesName, ServerSpec
 from harness.model.spec.server import PAGED_KEYS, RETENTION_KEYS
 from harness.processes import parallel_map

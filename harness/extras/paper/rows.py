@@ -19,7 +19,7 @@ from harness.judge.decisions.decide import Outcome
 from harness.judge.decisions.verdicts import decide_experiment
 from harness.measure.records import layout
 from harness.measure.records.run import SealedRun
-from harness.model.engine.device import DeviceSpec
+from harness.model.engine.cost import DeviceSpec
 from harness.model.spec import ServerShape
 from harness.model.spec.rules import load_rule
 from harness.runner.calibrate import fit_runs

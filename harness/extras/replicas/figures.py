@@ -19,8 +19,7 @@ from harness.analysis.compare.measures import Value
 from harness.analysis.compare.ratio import Family, paired_ratio
 from harness.analysis.cost.padding import steps_by_n_b
 from harness.analysis.cost.reconstruct import modelled, received_ns, union_ns, with_tokens
-from harness.analysis.logs.core_requests import engines_of, servers_in
-from harness.analysis.logs.replicas import requests_of
+from harness.analysis.logs.replicas import engines_of, requests_of, servers_in
 from harness.analysis.reuse import ONE_POOL, ReuseRule, continuations, rearrivals, reuse_rule
 from harness.analysis.run_tables import RequestKey, with_logged_prefills
 from harness.clock import NS_PER_S

@@ -21,8 +21,8 @@ from harness.model.sim.draws import Draws, nominal
 from harness.model.sim.kernel import arrays as layout
 from harness.model.sim.kernel.paged_costs import PagedCosts, paged_costs
 from harness.model.sim.kernel.paged_events import SessionReturn
-from harness.model.sim.paged import check_admitted
 from harness.model.sim.plans import check_slots, plan_arrays
+from harness.model.sim.simulate import check_admitted
 from harness.model.spec import ServerSpec
 from harness.stacks.rbln.rules.kv_rules import PAGED
 

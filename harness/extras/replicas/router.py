@@ -23,7 +23,7 @@ from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector, web
 from harness.clock import MonotonicClock
 from harness.extras.replicas.policies import BLOCK_TOKENS, Policy, PrefixAware, RoutedRequest, policy_named
 from harness.model.plan.blocks import token_block_keys
-from harness.model.spec.router import REPLICA_HEADER
+from harness.model.spec.server import REPLICA_HEADER
 
 ROUTED_PATHS = ("/v1/completions", "/v1/chat/completions")
 # Of one connection, not of what passes through it. Source: RFC 9110, 7.6.1.

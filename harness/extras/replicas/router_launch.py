@@ -19,7 +19,7 @@ from harness.extras.replicas.router import RouterConfig
 from harness.measure.records import layout
 from harness.measure.server.life import LOOPBACK, LaunchPlan
 from harness.measure.server.process import free_port
-from harness.model.spec.router import WORDS, RouterSpec
+from harness.model.spec.server import ROUTER_WORDS, RouterSpec
 
 _HAPROXY = """\
 global
@@ -120,14 +120,14 @@ def _sglang_router(router: RouterSpec, urls: Sequence[str], port: int, _config: 
 
 def _workers(router: RouterSpec, urls: Sequence[str], port: int) -> Sequence[str]:
     """The words that both take. Nothing may be repeated behind the harness's back."""
-    policy = WORDS[router.kind].get(router.policy, router.policy)
+    policy = ROUTER_WORDS[router.kind].get(router.policy, router.policy)
     address = ("--host", LOOPBACK, "--port", str(port), "--prometheus-port", str(free_port(LOOPBACK)))
     return (*address, "--worker-urls", *urls, "--policy", policy, "--disable-retries", "--disable-circuit-breaker")
 
 
 def _haproxy(router: RouterSpec, urls: Sequence[str], port: int, config: Path) -> Sequence[str]:
     servers = "\n".join(f"    server {place} {_host(url)}" for place, url in enumerate(urls))
-    policy = WORDS["haproxy"][router.policy].format(session_header=router.session_header)
+    policy = ROUTER_WORDS["haproxy"][router.policy].format(session_header=router.session_header)
     text = _HAPROXY.format(
         host=LOOPBACK, port=port, health=_haproxy_word(router.health), policy=policy, servers=servers
     )
@@ -138,7 +138,7 @@ def _haproxy(router: RouterSpec, urls: Sequence[str], port: int, config: Path) -
 def _nginx(router: RouterSpec, urls: Sequence[str], port: int, config: Path) -> Sequence[str]:
     servers = "\n".join(f"        server {_host(url)} max_fails=0;" for url in urls)
     variable = router.session_header.lower().replace("-", "_")
-    policy = WORDS["nginx"][router.policy].format(session_variable=variable)
+    policy = ROUTER_WORDS["nginx"][router.policy].format(session_variable=variable)
     folder = config.with_name("router.tmp")
     folder.mkdir(exist_ok=True)
     places = {name: _nginx_word(str(folder / name)) for name in ("body", "proxy", "fastcgi", "uwsgi", "scgi")}

@@ -26,8 +26,8 @@ from harness.model.experiment import build_plan
 from harness.model.plan.model import Plan
 from harness.model.sim.kernel import arrays as layout
 from harness.model.sim.kernel import events as kernel
-from harness.model.sim.paged import run_paged
 from harness.model.sim.plans import check_slots, plan_arrays
+from harness.model.sim.simulate import run_paged
 from harness.model.spec import ServerShape, WindowSpec
 
 MOST_STATES = 64

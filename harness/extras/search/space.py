@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from harness.model.engine.device import DeviceSpec
+from harness.model.engine.cost import DeviceSpec
 from harness.model.spec import (
     PerturbationSpec,
     RulesName,

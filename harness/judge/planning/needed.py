@@ -30,7 +30,7 @@ from harness.judge.planning.power import (
 from harness.kinds import kind_named
 from harness.measure.records.run import SealedRun
 from harness.model.engine.config import EngineConfig
-from harness.model.engine.device import DeviceSpec
+from harness.model.engine.cost import DeviceSpec
 from harness.model.experiment import PlannedRun, resolve
 from harness.model.sim.draws import draw, perturbation_of, simulator_of
 from harness.model.sim.plans import plan_arrays

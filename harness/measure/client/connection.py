@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 from harness.clock import NS_PER_S, monotonic_ns
 from harness.errors import ServerError, SpecError
 from harness.measure.client.exchange import Exchange
-from harness.measure.client.kernel_stamps import ANCILLARY_BYTES, enable_kernel_stamps
+from harness.measure.client.receive_stamps import ANCILLARY_BYTES, enable_kernel_stamps
 from harness.measure.client.rows import ABSENT
 from harness.measure.client.target import Endpoint
 

@@ -19,8 +19,7 @@ from harness.measure.client.answer import describe_error_body
 from harness.measure.client.connection import Connection, ConnectionPool, Events, allow_sockets
 from harness.measure.client.exchange import PIECES_AT_ONCE, Exchange, header_lines, request_bytes, request_head
 from harness.measure.client.host import SHORT_SLICE_NS, SchedulerSlice
-from harness.measure.client.kernel_stamps import OffsetLog, kernel_stamp_ns
-from harness.measure.client.poll_times import PollTimes
+from harness.measure.client.receive_stamps import OffsetLog, PollTimes, kernel_stamp_ns
 from harness.measure.client.rows import ABSENT
 
 if TYPE_CHECKING:

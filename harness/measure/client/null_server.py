@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from harness.children import own_command
 from harness.clock import NS_PER_S, monotonic_ns, realtime_minus_monotonic_ns
 from harness.errors import ServerError
-from harness.measure.client.kernel_stamps import ANCILLARY_BYTES, enable_kernel_stamps, kernel_stamp_ns
+from harness.measure.client.receive_stamps import ANCILLARY_BYTES, enable_kernel_stamps, kernel_stamp_ns
 
 CONTENT_LENGTH = re.compile(rb"\r\ncontent-length:\s*(\d+)", re.IGNORECASE)
 PROMPT = re.compile(rb'"prompt":\s*\[([^\]]*)\]')

@@ -20,8 +20,7 @@ import pyarrow as pa
 
 from harness.clock import NS_PER_MS
 from harness.measure.client.answer import SESSION_TOKEN_HEADER, Answer
-from harness.measure.client.prompts import prompts_of
-from harness.measure.client.request_options import RequestOptions, Values, request_values
+from harness.measure.client.prompts import RequestOptions, Values, prompts_of, request_values
 from harness.measure.client.rows import ChunkRows, RequestRows
 from harness.measure.records.schema import ABORTED
 from harness.model.plan.event_queue import return_waits_ns, whole_sessions

@@ -28,7 +28,7 @@ from harness.measure.records.schema import CHUNKS, REQUESTS, RowStream
 from harness.secrets import without_secrets
 
 if TYPE_CHECKING:
-    from harness.measure.client.kernel_stamps import OffsetLog
+    from harness.measure.client.receive_stamps import OffsetLog
     from harness.model.plan.model import Plan
 
 IntArray = NDArray[np.int64]

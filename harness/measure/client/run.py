@@ -1,22 +1,27 @@
 """The replay: a plan in, one row per planned request and one per chunk out, by one client process or several.
 
 What the server does wrong is a row with a status, never an exception and never a retry. The client's own lateness is
-in the rows. Of several processes each replays some sessions from a common start; their rows are merged.
+in the rows. Of several processes each replays some sessions from a common start; their rows are merged. Garbage
+collection is off meanwhile, and other threads get short turns. Nothing is judged.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import heapq
 import itertools
 import os
+import queue
 import shutil
 import subprocess
+import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from operator import itemgetter
 from pathlib import Path
@@ -25,17 +30,27 @@ from typing import Any, NamedTuple, NoReturn, Protocol, cast
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from pyarrow import ipc
 
-from harness.clock import NS_PER_MS, monotonic_ns
-from harness.errors import ServerError
-from harness.measure.client.arrivals import held_facts
-from harness.measure.client.host import CpuMeter, StallMeter, pause_facts, stall_facts, stamp_facts
-from harness.measure.client.replay_state import ReplayEvent
-from harness.measure.client.single import Share, replay_here
+from harness.clock import NS_PER_MS, NS_PER_US, monotonic_ns
+from harness.errors import ServerError, SpecError
+from harness.measure.client.host import (
+    SHORT_SLICE_NS,
+    CpuMeter,
+    SchedulerSlice,
+    StallMeter,
+    pause_facts,
+    preferred,
+    real_time,
+    stall_facts,
+    stamp_facts,
+)
+from harness.measure.client.replay_state import ReplayEvent, ReplayState
 from harness.measure.client.target import ReplayResult, Target
 from harness.measure.records.schema import CHUNKS, RowStream
 from harness.model.plan.model import Plan
+from harness.model.plan.tokens import AS_PLANNED
 from harness.processes import END_TIMEOUT_S, helper_process
 
 __all__ = ["ReplayEvent", "ReplayResult", "StopSignal", "Target", "replay"]
@@ -322,3 +337,197 @@ def _perform(
         for batch in result.chunks.batches():
             writer.write_batch(batch)
     return _Outcome(result.requests, result.chunks.num_rows, result.start_ns, result.audit)
+
+
+# Other threads of this process give the interpreter back within this time; Python's default is 5 ms.
+SWITCH_INTERVAL_S = 50e-6
+MAX_OFFSET_SAMPLES = 200
+START_SOON_NS = 5 * NS_PER_MS
+# As records name it, in which there were others.
+CLIENT = "epoll"
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The part of a replay that one of several processes performs.
+
+    sessions: those it replays, with rows for them alone. choose_start: called when all is ready; returns the common
+    start in CLOCK_MONOTONIC ns.
+    """
+
+    sessions: Collection[int]
+    choose_start: Callable[[], int]
+
+
+def replay_here(
+    plan: Plan,
+    target: Target,
+    *,
+    on_event: Callable[[ReplayEvent], None] | None,
+    is_stopped: Callable[[], bool],
+    share: Share | None = None,
+) -> ReplayResult:
+    """Replay in this thread: the whole plan, or the share of this process."""
+    options = target.options
+    if not sys.platform.startswith("linux"):
+        raise SpecError("the client needs Linux (epoll, timerfd)", where="replay", hint="Run it on a Linux host")
+    # Imported here: what it needs is not there on other systems.
+    from harness.measure.client.loop import EpollReplay
+
+    state = ReplayState(plan, target, keeps_events=on_event is not None, only=None if share is None else share.sessions)
+    state.prefetch_all()
+    with (
+        _delivery(state, on_event) as deliver,
+        _undisturbed(),
+        # Before the slice, which is for other policies alone.
+        real_time(options.realtime) as is_real_time,
+        preferred(options.realtime and not is_real_time) as nice,
+        SchedulerSlice() as turns,
+    ):
+        cpu = CpuMeter()
+        slice_ns = turns.ask(SHORT_SLICE_NS)
+        loop = EpollReplay(state, target, is_stopped=is_stopped, on_slack=deliver)
+        start_ns = loop.run(turns, _start_soon if share is None else share.choose_start)
+        offsets = loop.offsets
+        facts = {
+            "spin_us": options.spin_us,
+            "spun_wall_ns": loop.spun_ns,
+            "num_wakeups": loop.num_wakeups,
+            # From the common start until every row had its final status.
+            "replay_wall_ns": loop.ended_ns - start_ns,
+            "num_reconnects": loop.num_reconnects,
+            "clock_offset_samples_ns": offsets.some(MAX_OFFSET_SAMPLES),
+            "clock_steps": offsets.steps(),
+        }
+        facts |= state.chunks.together_facts(offsets)
+        requests = state.rows_table()
+        usage = cpu.read()
+    sent_and_due = zip(requests["sent_ns"].to_pylist(), requests["due_ns"].to_pylist(), strict=True)
+    facts = {
+        "client": CLIENT,
+        "stream": state.stream,
+        **({} if state.needs_token_ids else {"text_sizes": target.text_sizes.to_json()}),
+        **({"prompt_ids": target.prompt_ids.to_json()} if target.prompt_ids != AS_PLANNED else {}),
+        **facts,
+        "num_spilled_chunks": state.chunks.num_spilled,
+        "num_early_sends": sum(sent_ns is not None and sent_ns < due_ns for sent_ns, due_ns in sent_and_due),
+        "run_nonce": state.nonce,
+        "tolerated": dict(state.tolerated),
+        "replicas": state.replicas,
+        "client_pauses_ns": state.pauses_ns,
+        **usage,
+        "is_real_time": is_real_time,
+        "nice": nice,
+        **({"cores": sorted(os.sched_getaffinity(0))} if options.own_core else {}),
+        "scheduler_slice_us": None if slice_ns is None else slice_ns / NS_PER_US,
+    }
+    chunks = state.chunks.stream(state.rows, state.clock, offsets)
+    return ReplayResult(requests, chunks, state.clock.from_monotonic_ns(start_ns), facts)
+
+
+def _start_soon() -> int:
+    return monotonic_ns() + START_SOON_NS
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Generator[None]:
+    """No garbage collection, and short turns for other threads; both are restored after the block."""
+    was_enabled, interval_s = gc.isenabled(), sys.getswitchinterval()
+    gc.collect()
+    gc.disable()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval_s)
+        if was_enabled:
+            gc.enable()
+
+
+@contextlib.contextmanager
+def _delivery(state: ReplayState, on_event: Callable[[ReplayEvent], None] | None) -> Generator[Callable[[], None]]:
+    """A function that hands new final rows to another thread, which calls ``on_event``.
+
+    An exception of ``on_event`` ends the delivery, not the replay, and is raised after it.
+    """
+    if on_event is None:
+        yield lambda: None
+        return
+    events: queue.SimpleQueue[ReplayEvent | None] = queue.SimpleQueue()
+    failures: list[Exception] = []
+
+    def call() -> None:
+        while (event := events.get()) is not None:
+            try:
+                on_event(event)
+            except Exception as error:
+                failures.append(error)
+                return
+
+    def deliver() -> None:
+        for event in state.finished_events:
+            events.put(event)
+        state.finished_events.clear()
+
+    thread = threading.Thread(target=call, name="replay-events", daemon=True)
+    thread.start()
+    try:
+        yield deliver
+        deliver()
+    finally:
+        events.put(None)
+        thread.join()
+    if failures:
+        raise failures[0]
+
+
+IntArray = NDArray[np.int64]
+
+# Chunks that come within this time came together: what a proxy has collected may take several reads.
+TOGETHER_NS = NS_PER_MS
+# So many together, at the beginning or in the mean, are no server's work: a busy one sends two or three at once.
+LEAST_TOGETHER = 4
+
+
+def held_facts(chunks: RowStream, requests: pa.Table) -> dict[str, Any]:
+    """The answers whose first token came together with later ones, and how late it may be for that.
+
+    chunks: CHUNKS schema, all chunks of a request in one batch; both tables in wall time. held_first: num_answers with
+    at least LEAST_TOGETHER chunks that brought tokens, num_held of them, and mean_ms, the mean over all of them of the
+    time that the first token was held. Where the first k of c chunks came at once, k - 1 were made before: each in the
+    time that a later chunk took, or, where all came at once, in at most a c-th of the time since the send.
+    """
+    columns = (_keys(requests), requests["sent_ns"].fill_null(0).to_numpy())
+    sent_ns = dict(zip(*(column.tolist() for column in columns), strict=True))
+    num_answers = num_held = 0
+    held_ns = 0.0
+    for batch in chunks.batches():
+        rows = batch.filter(pa.array(batch["num_tokens"].to_numpy() > 0))
+        if not rows.num_rows:
+            continue
+        keys, at_ns = _keys(rows), rows["received_ns"].to_numpy()
+        starts = np.flatnonzero(np.diff(keys, prepend=-1))
+        counts = np.diff(np.append(starts, len(keys)))
+        first_ns, last_ns = at_ns[starts], at_ns[starts + counts - 1]
+        is_first = at_ns <= np.repeat(first_ns + TOGETHER_NS, counts)
+        begins_read, begins_group = (np.diff(at_ns, prepend=0) > gap_ns for gap_ns in (0, TOGETHER_NS))
+        begins_read[starts] = begins_group[starts] = True
+        together, first_reads, groups = (
+            np.add.reduceat(flags, starts, dtype=np.int64) for flags in (is_first, is_first & begins_read, begins_group)
+        )
+        since_ns = last_ns - np.array([sent_ns[key] for key in keys[starts].tolist()], dtype=np.int64)
+        later = counts - together
+        each_ns = np.where(later > 0, (last_ns - first_ns) / np.maximum(later, 1), since_ns / counts)
+        is_bunched = (together >= LEAST_TOGETHER) | (counts >= LEAST_TOGETHER * groups)
+        # A server that is fast sends one after the other.
+        is_held = is_bunched & (together >= 2 * first_reads)
+        num_answers += int((counts >= LEAST_TOGETHER).sum())
+        num_held += int(is_held.sum())
+        held_ns += float(((together - 1) * each_ns)[is_held].sum())
+    mean_ms = held_ns / max(1, num_answers) / NS_PER_MS
+    return {"held_first": {"num_answers": num_answers, "num_held": num_held, "mean_ms": mean_ms}}
+
+
+def _keys(rows: pa.Table | pa.RecordBatch) -> IntArray:
+    """One number for each request."""
+    return (rows["session"].to_numpy().astype(np.int64) << 32) + rows["request"].to_numpy()

@@ -17,9 +17,9 @@ from harness.errors import SpecError
 from harness.measure.records.schema import RowStream
 from harness.model.plan.tokens import AS_PLANNED, PromptIds
 from harness.model.plan.words import TextSizes
-from harness.model.spec.request import RequestSpec
 from harness.model.spec.sections import ClientSpec
 from harness.model.spec.server import ServerSpec
+from harness.model.spec.workload import RequestSpec
 from harness.redact import redacted_text
 from harness.secrets import environment_secret
 

@@ -9,7 +9,7 @@ import secrets
 from dataclasses import replace
 from typing import Any
 
-from harness.measure.client.request_options import RequestOptions, request_values
+from harness.measure.client.prompts import RequestOptions, request_values
 from harness.measure.client.target import Target
 from harness.measure.server.ask import HTTP_OK, Reply, ask
 

@@ -23,7 +23,7 @@ from harness.clock import NS_PER_MS, DeadlineTimer, MonotonicClock
 from harness.errors import ServerError
 from harness.measure.client.answer import NO_KERNEL_STAMP
 from harness.measure.client.host import best_nice, can_be_real_time, has_run_delay
-from harness.measure.client.kernel_stamps import ANCILLARY_BYTES, enable_kernel_stamps, kernel_stamp_ns
+from harness.measure.client.receive_stamps import ANCILLARY_BYTES, enable_kernel_stamps, kernel_stamp_ns
 from harness.measure.server.process import FREE_PORT_RANGE, free_port
 from harness.measure.server.provenance import (
     CLOCK_SOURCE,

@@ -11,8 +11,7 @@ from typing import Any
 
 from harness.clock import NS_PER_S, ScaledClock
 from harness.measure.client.answer import COMPRESSED, TOLERATED, describe_error_body
-from harness.measure.client.arrivals import held_facts
-from harness.measure.client.single import replay_here
+from harness.measure.client.run import held_facts, replay_here
 from harness.measure.client.target import Endpoint, Target
 from harness.measure.server.ask import HTTP_OK, METRICS, Reply
 from harness.measure.server.clean_start import SEED_BITS
@@ -26,7 +25,7 @@ from harness.measure.server.life import (
     stated_version,
     unhealthy,
 )
-from harness.measure.server.vocabulary import OUT_OF_VOCABULARY, asked_vocabulary, range_within
+from harness.measure.server.tokenizer import OUT_OF_VOCABULARY, asked_vocabulary, range_within
 from harness.model.plan.build import draw_plan
 from harness.model.plan.model import Plan, RequestPlan, TokenIdRange
 from harness.model.plan.tokens import PromptIds

@@ -27,9 +27,8 @@ from harness.model.engine.cost import FS_PER_MS, CostModel, find_cost_file
 from harness.model.plan.build import derive_seed
 from harness.model.plan.model import Plan
 from harness.model.sim.kernel import arrays as layout
-from harness.model.sim.paged import run_paged
 from harness.model.sim.plans import check_slots, joined
-from harness.model.sim.simulate import run_batch
+from harness.model.sim.simulate import run_batch, run_paged
 from harness.model.spec import ExperimentSpec, PerturbationSpec, ServerSpec, load_toml
 from harness.plugins import service
 

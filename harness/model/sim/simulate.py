@@ -1,25 +1,30 @@
 """Simulates plans on a server: every admission, reuse, step and completion, in virtual time.
 
-Exact integers, no randomness, no I/O: the same plan and server give the same result on every machine.
+Exact integers, no randomness, no I/O: the same plan and server give the same result on every machine. Raises PlanError
+when a request does not fit the server.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from harness.compiled.records import Records, record_as_dict, record_fields
+from harness.compiled.records import IntArray, Records, new_records, record_as_dict, record_fields
+from harness.errors import PlanError
 from harness.model.engine.config import EngineConfig, new_state
 from harness.model.engine.cost import CostModel, load_cost_model
+from harness.model.engine.paged_state import new_paged_state
 from harness.model.engine.scheduler import CALLERS, STEP_KINDS
 from harness.model.engine.steps import FAR
 from harness.model.plan.model import Plan
 from harness.model.sim.kernel import arrays as layout
 from harness.model.sim.kernel import events as kernel
-from harness.model.sim.paged import check_admitted, run_paged
+from harness.model.sim.kernel.paged_costs import paged_costs
+from harness.model.sim.kernel.paged_events import SessionReturn, run_paged_plans
 from harness.model.sim.plans import check_slots, plan_arrays
 from harness.model.spec import ServerSpec
 
@@ -219,4 +224,52 @@ def _eviction_table(evictions: Records[layout.EvictionRecord]) -> pa.Table:
     at_ns = pa.array(evictions["at_ns"], pa.int64())
     return pa.table(
         {"at_ns": at_ns, "slot": slot, "caller": callers.cast(pa.string()), "session": session, "request": request}
+    )
+
+
+def run_paged(  # noqa: PLR0913  # what a call of the kernel depends on
+    arrays: layout.PlanArrays,
+    config: EngineConfig,
+    cost_models: Sequence[CostModel],
+    noise_seeds: Sequence[int] = (),
+    noise: IntArray = layout.NO_NOISE,
+    *,
+    with_records: bool = False,
+    max_steps: int = FAR,
+) -> layout.Outcome:
+    """Each plan on a fresh server, at its own costs: the tables that the compiled simulator gives of other rules.
+
+    cost_models: one for each plan, or one for all. noise_seeds: one for each plan, see ``CostArrays``; default: no
+    noise. with_records: steps and evictions of the last plan. max_steps: see ``simulate``.
+    Raises PlanError when a request can never be admitted.
+    """
+    most_decodes = min(config.max_num_seqs, int(arrays.plans["num_sessions"].max()))
+    cost = paged_costs(config.paged, cost_models, most_decodes, noise_seeds, noise)
+    state = new_paged_state(config.paged, int(arrays.plans["num_requests"].max()))
+    scratch = layout.new_scratch(arrays)
+    returns = new_records(SessionReturn, len(scratch.sessions) if config.keep_kv_ns else 0)
+    room = (len(arrays.requests) * 16 + 64, 0) if with_records else (0, 0)
+    while True:
+        outcome = layout.new_outcome(arrays, config, *room)
+        run_paged_plans(arrays, state, scratch, returns, outcome, cost, 0, len(arrays.plans), max_steps)
+        check_admitted(outcome, hint="Give more num_gpu_blocks or shorter prompts")
+        if not with_records:
+            return outcome
+        used = record_as_dict(outcome.totals, len(arrays.plans) - 1)
+        needed = used["num_step_records"], used["num_eviction_records"]
+        if needed[0] <= room[0] and needed[1] <= room[1]:
+            return outcome._replace(steps=outcome.steps[: needed[0]], evictions=outcome.evictions[: needed[1]])
+        room = needed
+
+
+def check_admitted(outcome: layout.Outcome, hint: str) -> None:
+    """Raise PlanError naming the session whose request can never be admitted, if there is one."""
+    stuck = outcome.totals["stuck_session"]
+    if not np.any(stuck >= 0):
+        return
+    plan = int(np.argmax(stuck >= 0))
+    raise PlanError(
+        "its request can never be admitted: the KV memory is too small for it",
+        where=f"plan {plan}, session {stuck[plan]}" if len(stuck) > 1 else f"session {stuck[plan]}",
+        hint=hint,
     )

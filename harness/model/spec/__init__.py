@@ -15,7 +15,6 @@ from harness.model.spec.experiment import (
     load_experiment,
     parse_experiment,
 )
-from harness.model.spec.request import RequestSpec
 from harness.model.spec.rules import Factor, Factors, factors_from_name, factors_text, level_text
 from harness.model.spec.sections import (
     ClientSpec,
@@ -35,6 +34,7 @@ from harness.model.spec.workload import (
     LengthDistribution,
     LognormalLength,
     PromptForm,
+    RequestSpec,
     SessionGroup,
     UniformLength,
     WorkloadSpec,

@@ -14,7 +14,6 @@ from pydantic import AfterValidator, Field, ValidationError, field_serializer, m
 from harness.errors import SpecError
 from harness.kinds import DEFAULT_BACKEND, KINDS
 from harness.model.spec.base import KeyPath, Name, Problem, Spec, format_problems, load_toml, problems_of
-from harness.model.spec.router import RouterSpec
 from harness.model.spec.rules import Factors, WrittenFactors, factor_names, factors_from_name, load_rule
 from harness.model.spec.sections import (
     ClientSpec,
@@ -26,7 +25,7 @@ from harness.model.spec.sections import (
     TuneSpec,
     WindowSpec,
 )
-from harness.model.spec.server import ServerSpec, implied_buckets, set_keys
+from harness.model.spec.server import RouterSpec, ServerSpec, implied_buckets, set_keys
 from harness.model.spec.workload import DEFAULT_SESSIONS, WorkloadSpec, with_implied_defaults
 from harness.redact import redacted_value
 from harness.shipped import find_shipped

@@ -19,7 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from harness.analysis.cost.reconstruct import with_tokens
-from harness.analysis.logs.core_requests import engines_of, servers_in
+from harness.analysis.logs.replicas import engines_of, servers_in
 from harness.analysis.reuse import Rearrival, rearrivals, reuse_rule
 from harness.analysis.run_tables import RequestKey, with_logged_prefills
 from harness.clock import NS_PER_S

@@ -20,8 +20,7 @@ from harness.measure.server.ask import HTTP_OK, Reply
 from harness.measure.server.doctor import Check
 from harness.measure.server.life import MODELS, VERSION, LaunchPlan, get_at, get_metrics, model_entry, stated_version
 from harness.measure.server.probe import Needs, probe
-from harness.measure.server.text_sizes import forget, text_sizes_of
-from harness.measure.server.vocabulary import remember
+from harness.measure.server.tokenizer import forget_text_sizes, remember_vocabulary, text_sizes_of
 from harness.model.engine.config import PREFILL_CHUNK_TOKENS, changed_keys, requested_settings
 from harness.model.experiment import PlannedRun
 from harness.model.spec import ServerSpec
@@ -95,7 +94,7 @@ class AttachedBackend(ServerBackend):
             longest_tokens=max(request.stream_tokens for each in runs for request in each.plan.requests),
         )
         report = probe(endpoint_of(run.server), needs)
-        remember(endpoint_of(run.server), report.vocabulary)
+        remember_vocabulary(endpoint_of(run.server), report.vocabulary)
         if not report.problems:
             _size_texts(runs, report.model)
         return (*report.problems, *_silent_replicas(run.server))
@@ -183,7 +182,7 @@ def _in_force(server: ServerSpec, facts: LaunchFacts, *, has_paged: bool) -> dic
 
 def _size_texts(runs: Sequence[PlannedRun], model: str) -> None:
     """Ask for the sizes of text before the first run, so that nothing is asked between runs."""
-    forget(endpoint_of(runs[0].server))
+    forget_text_sizes(endpoint_of(runs[0].server))
     for run in runs:
         spec, request = run.spec, run.spec.workload_of(run.condition).request
         timeout_ns = round(spec.limits.request_timeout_s * NS_PER_S)

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from harness.analysis import run_figures
-from harness.analysis.logs.core_requests import engines_of, servers_in
 from harness.analysis.logs.derive import rebuild
+from harness.analysis.logs.replicas import engines_of, servers_in
 from harness.analysis.run_tables import MOVED_COUNTER, counter_increment
 from harness.errors import ServerError
 from harness.extras.replicas.figures import figures_of_sealed

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from harness.cli.tree import app
 from harness.errors import HarnessError
 from harness.extras.replicas.router_launch import router_launch
-from harness.model.spec.router import RouterSpec
+from harness.model.spec.server import RouterSpec
 
 TWO = "replicas = 2\n"
 REFUSED = {

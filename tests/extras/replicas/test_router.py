@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from harness.analysis import run_figures
-from harness.analysis.logs.core_requests import engines_of
+from harness.analysis.logs.replicas import engines_of
 from harness.children import own_command
 from harness.extras.replicas.figures import figures_of_sealed
 from harness.extras.replicas.router import RouterConfig, keys_of

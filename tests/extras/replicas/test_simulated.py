@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from harness.analysis import run_figures
-from harness.analysis.logs.core_requests import engines_of, servers_in
 from harness.analysis.logs.derive import rebuild
+from harness.analysis.logs.replicas import engines_of, servers_in
 from harness.analysis.summary import summarise
 from harness.errors import SpecError
 from harness.extras.replicas.figures import figures_of_sealed

@@ -6,7 +6,7 @@ import pytest
 
 from harness.clock import ScaledClock
 from harness.measure.client.answer import NO_KERNEL_STAMP
-from harness.measure.client.kernel_stamps import OffsetLog
+from harness.measure.client.receive_stamps import OffsetLog
 from harness.measure.client.rows import BATCH_CHUNKS, BLOCK_CHUNKS, BLOCK_TEXTS, ChunkRows, RequestRows
 from harness.measure.records.schema import CHUNKS, REQUESTS
 from harness.model.plan.model import Plan, RequestPlan, SessionPlan

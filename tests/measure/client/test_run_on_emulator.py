@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from harness.clock import NS_PER_S, ScaledClock
-from harness.measure.client.run import ReplayResult, Target
-from harness.measure.client.single import replay_here
+from harness.measure.client.run import ReplayResult, Target, replay_here
 from harness.measure.client.target import endpoint_of
 from harness.measure.records.schema import rows_where
 from harness.model.experiment import build_plan

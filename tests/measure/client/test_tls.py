@@ -16,7 +16,7 @@ import pytest
 
 from harness.clock import NS_PER_S, ScaledClock
 from harness.measure.client.exchange import request_head
-from harness.measure.client.single import replay_here
+from harness.measure.client.run import replay_here
 from harness.measure.client.target import Endpoint, ReplayResult, Target
 from harness.model.spec import ClientSpec
 from tests.support.plain_server import PlainServer, plain_server

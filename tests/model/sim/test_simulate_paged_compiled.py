@@ -8,8 +8,8 @@ import pytest
 
 from harness.errors import SpecError
 from harness.model.engine.cost import CostModel
-from harness.model.sim.paged import run_paged
 from harness.model.sim.plans import plan_arrays
+from harness.model.sim.simulate import run_paged
 from tests.support.paged_in_steps import counted, differences, drawn_case
 
 SEEDS = range(24)

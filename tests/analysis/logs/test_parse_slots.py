@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.analysis.logs.slots import SlotWalk
+from harness.analysis.logs.parse import SlotWalk
 from harness.measure.emulator.logs import BUCKET, SCHEDULED, Site, kv_event_line
 from harness.measure.emulator.virtual import run_virtually
 from harness.model.engine import DECODE, PREFILL, KvEvent

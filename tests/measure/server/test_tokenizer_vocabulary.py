@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from harness.cli.tree import app
 from harness.errors import ServerError
 from harness.measure.records.store import RunStore
-from harness.measure.server.vocabulary import USUAL_RANGE, configured_vocabulary, range_within
+from harness.measure.server.tokenizer import USUAL_RANGE, configured_vocabulary, range_within
 from harness.model.spec import ExperimentSpec, ServerSpec
 from harness.runner import run_experiment
 from tests.measure.server.test_clean_start import null_experiment

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from harness.analysis.logs.parse import metrics_table
-from harness.analysis.server_counts import COLUMNS, count_cells, counts_of, counts_over
+from harness.analysis.run_tables import COUNT_COLUMNS, count_cells, counts_of, counts_over
 
 LABELS = 'engine="{engine}",model_name="m"'
 
@@ -84,5 +84,5 @@ def test_refused_watermarked_and_waiting_requests_are_counted() -> None:
 @pytest.mark.parametrize("others", [[], [{}], [{"drafts": 3}, {}]])
 def test_what_one_server_does_not_count_is_unknown_of_all(others: list[dict[str, int]]) -> None:
     assert counts_over(others) == {}
-    assert count_cells({}) == dict.fromkeys(COLUMNS)
+    assert count_cells({}) == dict.fromkeys(COUNT_COLUMNS)
     assert counts_of(scraped(body(num_requests_running=2), body(num_requests_running=2))) == {}

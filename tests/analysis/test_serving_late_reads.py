@@ -9,8 +9,15 @@ import pyarrow as pa
 import pytest
 
 from harness.analysis.compare.measures import MEASURES, bound_over, value_over
-from harness.analysis.late_reads import TokenChunks, late_reads
-from harness.analysis.serving import Latencies, latencies, metric_bounds, serving_figures, serving_rows
+from harness.analysis.serving import (
+    Latencies,
+    TokenChunks,
+    late_reads,
+    latencies,
+    metric_bounds,
+    serving_figures,
+    serving_rows,
+)
 from harness.measure.records.schema import CHUNKS, with_newer_columns
 from harness.measure.records.store import RunStore
 from harness.runner import run_experiment

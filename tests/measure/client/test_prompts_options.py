@@ -7,7 +7,7 @@ import json
 import pytest
 
 from harness.errors import SpecError
-from harness.measure.client.request_options import RequestOptions, request_values
+from harness.measure.client.prompts import RequestOptions, request_values
 from harness.model.spec import RequestSpec
 from harness.secrets import without_secrets
 from tests.support.raw_server import CHUNKED_HEAD, Asked, RawServer, Reply, chunked, events

@@ -7,7 +7,7 @@ from array import array
 import numpy as np
 
 from harness.clock import NS_PER_S
-from harness.measure.client.kernel_stamps import SAMPLE_INTERVAL_NS, OffsetLog
+from harness.measure.client.receive_stamps import SAMPLE_INTERVAL_NS, OffsetLog
 
 
 class TestKernelStamps:

@@ -1,30 +1,118 @@
-"""Asks a server how many tokens the words of text prompts are: its tokenizer, else the usage of some short requests.
+"""What a server's tokenizer makes of prompts: the token ids that its model knows, and how many tokens words are.
 
-A server that the harness started is asked for its tokenizer alone, so that its first request is the plan's.
+Both come from the model's configuration or its tokenizer, else from some short requests. Prompts of token ids take the
+ids of the plan; where the model knows fewer, they take those that it has. A server that the harness started is asked
+for its tokenizer alone, so that its first request is the plan's.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from harness.clock import ScaledClock
-from harness.measure.client.request_options import RequestOptions, request_values
-from harness.measure.client.single import replay_here
+from harness.measure.client.prompts import RequestOptions, request_values
+from harness.measure.client.run import replay_here
 from harness.measure.client.target import Endpoint, Target
 from harness.measure.server.ask import HTTP_OK, ask
-from harness.model.plan.model import Plan, RequestPlan, SessionPlan
+from harness.model.plan.model import Plan, RequestPlan, SessionPlan, TokenIdRange
 from harness.model.plan.tokens import TokenStreams
 from harness.model.plan.words import WORDS, TextSizes
+from harness.model.spec import RequestSpec, ServerSpec, WorkloadSpec
 
+USUAL_RANGE = WorkloadSpec().token_id_range
+OUT_OF_VOCABULARY = "out of vocabulary"
+CONFIG = "config.json"
 DEADLINE_S = 10.0
+# The last ids of a vocabulary, and its first, are often special tokens or single bytes.
+MOST_LAST_IDS, LAST_SHARE, FIRST_SHARE = 1024, 16, 8
+_vocabularies: dict[Endpoint, int] = {}
+
+
+def range_within(vocabulary: int | None, wanted: TokenIdRange) -> TokenIdRange | None:
+    """The ids that prompts take where the model does not have all of the usual ones; None: those of the plan.
+
+    A range that a person wrote is taken as it is. vocabulary: number of ids; None: unknown.
+    """
+    if vocabulary is None or vocabulary >= wanted[1] or wanted != USUAL_RANGE:
+        return None
+    high = vocabulary - min(MOST_LAST_IDS, vocabulary // LAST_SHARE)
+    return min(wanted[0], high // FIRST_SHARE), high
+
+
+def configured_vocabulary(server: ServerSpec) -> int | None:
+    """The number of ids in the configuration of the model that a server of ours is started with; None: not found.
+
+    The model is a folder of this host, or one that lies in the cache of the Hugging Face hub.
+    """
+    name = server.artifact or server.model
+    if not name or server.ssh:
+        return None
+    files = [Path(name) / CONFIG, *_in_hub(name, server)]
+    return next((size for file in files if (size := _vocabulary_in(file))), None)
+
+
+def _in_hub(name: str, server: ServerSpec) -> list[Path]:
+    """Source: huggingface_hub, constants.py and file_download.py (repo_folder_name)."""
+    env = {**os.environ, **server.env}
+    home = Path(env.get("HF_HOME") or Path(env.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface").expanduser()
+    hub = Path(env.get("HF_HUB_CACHE") or home / "hub").expanduser()
+    return sorted((hub / f"models--{name.replace('/', '--')}" / "snapshots").glob(f"*/{CONFIG}"))
+
+
+def _vocabulary_in(file: Path) -> int | None:
+    try:
+        config: Any = json.loads(file.read_text(encoding="utf-8"))
+        # Models of text and pictures have a part for the text.
+        size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return size if isinstance(size, int) and size > 0 else None
+
+
+def asked_vocabulary(endpoint: Endpoint, model: str, request: RequestSpec, refused: int) -> int | None:
+    """The smallest id that a running server calls out of its vocabulary; None where it says something else.
+
+    Halves the ids below ``refused`` by requests of one token, of which a refused one costs no step.
+    """
+    options = RequestOptions(request)
+    values = request_values(0, 0, ("vocabulary-0", "vocabulary-0-0"), None, (1, 1))
+    headers, more = options.headers(lambda: values), options.body(lambda: values).decode()
+    known, unknown = 0, refused
+    while unknown - known > 1:
+        middle = (known + unknown) // 2
+        length = options.length_key.decode()
+        content = f'{{"model":{json.dumps(model)},"prompt":[{middle}],"{length}":1{more}}}'
+        reply = ask(endpoint, "/v1/completions", deadline_s=DEADLINE_S, body=content.encode(), headers=headers)
+        if reply.status == HTTP_OK:
+            known = middle
+        elif OUT_OF_VOCABULARY.encode() in reply.body:
+            unknown = middle
+        else:
+            return None
+    return unknown if known else None
+
+
+def remember_vocabulary(endpoint: Endpoint, vocabulary: int | None) -> None:
+    """Keep what a server said before the first run, for the runs of this process."""
+    _vocabularies.pop(endpoint, None)
+    if vocabulary is not None:
+        _vocabularies[endpoint] = vocabulary
+
+
+def remembered_vocabulary(endpoint: Endpoint) -> int | None:
+    return _vocabularies.get(endpoint)
+
+
 # vLLM's and SGLang's name of the text, llama.cpp's and TGI's.
 TEXT_KEYS = ("prompt", "content", "inputs")
 SEPARATOR = "\n"
@@ -36,28 +124,28 @@ NUM_LONG = 12
 MOST_WORD_TOKENS = 32
 OTHER_REPLICATE = 1 << 32
 FloatArray = NDArray[np.float64]
-_of_servers: dict[tuple[Any, ...], TextSizes] = {}
+_text_sizes: dict[tuple[Any, ...], TextSizes] = {}
 
 
 def text_sizes_of(target: Target, plan: Plan, *, is_ours: bool) -> TextSizes:
     """The sizes of words at ``target`` for the plan's prompt form; nothing is asked for token ids.
 
-    A server that somebody else started (``is_ours`` false) is asked once by this process, until ``forget``.
+    A server that somebody else started (``is_ours`` false) is asked once by this process, until ``forget_text_sizes``.
     """
     if plan.prompt_form == "token-ids":
         return TextSizes()
     if is_ours:
         return measure_text_sizes(target, plan, may_generate=False)
     key = target.endpoint, target.model, plan.prompt_form, target.request.model_dump_json()
-    if key not in _of_servers:
-        _of_servers[key] = measure_text_sizes(target, plan, may_generate=True)
-    return _of_servers[key]
+    if key not in _text_sizes:
+        _text_sizes[key] = measure_text_sizes(target, plan, may_generate=True)
+    return _text_sizes[key]
 
 
-def forget(endpoint: Endpoint) -> None:
+def forget_text_sizes(endpoint: Endpoint) -> None:
     """Ask this server again: another one may listen there by now."""
-    for key in [key for key in _of_servers if key[0] == endpoint]:
-        del _of_servers[key]
+    for key in [key for key in _text_sizes if key[0] == endpoint]:
+        del _text_sizes[key]
 
 
 def measure_text_sizes(target: Target, plan: Plan, *, may_generate: bool) -> TextSizes:

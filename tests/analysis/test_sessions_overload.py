@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.analysis.overload import overload
+from harness.analysis.sessions import overload
 from harness.analysis.summary import summarise
 from harness.measure.records.store import RunStore
 from harness.model.spec import parse_experiment

@@ -10,12 +10,12 @@ import pyarrow as pa
 import pytest
 
 from harness.clock import NS_PER_S, ScaledClock
-from harness.measure.client.single import replay_here
+from harness.measure.client.run import replay_here
 from harness.measure.client.target import Target, endpoint_of
 from harness.measure.records.manifest import Manifest
 from harness.measure.records.schema import values_of
 from harness.measure.records.store import RunStore
-from harness.measure.server.text_sizes import forget, text_sizes_of
+from harness.measure.server.tokenizer import forget_text_sizes, text_sizes_of
 from harness.model.experiment import build_plan
 from harness.model.spec import ClientSpec
 from harness.runner import run_experiment
@@ -49,7 +49,7 @@ def sized(plain: PlainServer, workload: dict[str, Any]) -> tuple[dict[str, Any],
         target = Target(endpoint, plain.model, ClientSpec(), ScaledClock(1.0), 60 * NS_PER_S, is_strict=False)
         target = replace(target, text_sizes=text_sizes_of(target, plan, is_ours=False))
         result = replay_here(plan, target, on_event=None, is_stopped=lambda: False)
-        forget(endpoint)
+        forget_text_sizes(endpoint)
     assert set(result.requests["status"].to_pylist()) == {"ok"}
     return result.audit["text_sizes"], shares_of(result.requests)
 

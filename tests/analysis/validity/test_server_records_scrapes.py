@@ -14,7 +14,7 @@ from harness.analysis.logs.derive import of_model
 from harness.analysis.logs.derived import Derived
 from harness.analysis.logs.parse import ParseCounts, metrics_table
 from harness.analysis.validity.evidence import Evidence
-from harness.analysis.validity.scrapes import (
+from harness.analysis.validity.server_records import (
     check_counts,
     check_engines,
     check_moved_schedule,
