@@ -92,7 +92,7 @@ def skip_where_the_emulator_was_late(run: SealedRun) -> None:
 def test_a_known_model_comes_back_from_the_emulator(tmp_path: Path) -> None:
     cost_model = "context-1-2-4-8"
     # Three prefills of a length: a median that one stall of the machine cannot move.
-    spec = little_sweep(cost_model, "emulator", time_scale=5.0, prefill_repeats=3)
+    spec = little_sweep(cost_model, "emulator", time_scale=10.0, prefill_repeats=3, prefill_tokens=(128, 1000))
     [run] = run_experiment(calibration_experiment(spec), runs_root=tmp_path).runs
     assert run.is_valid, run.invalid_reasons
     skip_where_the_emulator_was_late(run)
@@ -281,7 +281,7 @@ def test_the_context_term_of_a_gpu_server_comes_back_from_its_kv_memory_in_use(t
 def test_the_cost_of_what_parts_of_prompts_attend_to_comes_back(tmp_path: Path) -> None:
     truth = gpu_costs(tmp_path, {1: 2.45, 2: 2.6, 4: 3.4}, 0.4, 2, 3_000_000, attended_ns=7)
     sweep = gpu_sweep({"rules": "vllm-paged", "cost_model": truth, "slot_tokens": 16384})
-    sweep = replace(sweep, prefill_tokens=(128, 500, 2000, 4000))
+    sweep = replace(sweep, num_seqs=(1, 2, 4), prefill_tokens=(500, 2000, 4000))
     [run] = run_experiment(calibration_experiment(sweep), runs_root=tmp_path).runs
     calibration = fit_runs([run], seed=1)
     assert calibration.prefill.per_attended_token_ns == pytest.approx(7, rel=1e-3)
@@ -311,7 +311,7 @@ def test_what_the_runs_of_a_gpu_server_do_not_show_is_named(tmp_path: Path) -> N
 @pytest.mark.live
 def test_a_vllm_that_was_calibrated_has_modelled_device_time(tmp_path: Path) -> None:
     vllm = {"model": "some/model", "environment": str(emulated_vllm(tmp_path / "env")), "cost_model": "emulated-gpu"}
-    sweep = replace(gpu_sweep(vllm, "vllm"), num_seqs=(1, 2, 4, 5), prefill_tokens=(700, 2000))
+    sweep = replace(gpu_sweep(vllm, "vllm"), num_seqs=(1, 2, 4, 5), prefill_tokens=(2000,))
     [run] = run_experiment(calibration_experiment(sweep), runs_root=tmp_path / "runs").runs
     assert run.is_valid, run.invalid_reasons
     skip_where_the_emulator_was_late(run)

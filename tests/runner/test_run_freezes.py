@@ -14,7 +14,7 @@ from harness.runner import run_experiment
 from harness.runner.progress import ProgressEvent, RequestFinished
 from tests.support.analysis_tables import manifest
 from tests.support.experiments import UNHURRIED, small_experiment
-from tests.support.processes import commands_of_children
+from tests.support.processes import servers_of_ours
 from tests.support.raw_server import CHUNKED_HEAD, Asked, RawServer, Reply, chunked, events
 from tests.support.replays import SCHEMES, plan_of, run, session
 
@@ -29,7 +29,7 @@ def reasons_of_a_run_whose_server_is_stopped(root: Path, seconds: float, **limit
         if has_frozen.is_set() or not isinstance(event, RequestFinished):
             return
         has_frozen.set()
-        (server,) = [child for child, command in commands_of_children() if "harness.measure.emulator" in command]
+        (server,) = servers_of_ours()
         server.send_signal(signal.SIGSTOP)
         threading.Event().wait(seconds)
         server.send_signal(signal.SIGCONT)

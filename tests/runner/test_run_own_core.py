@@ -12,6 +12,7 @@ import pytest
 from harness.runner import run_experiment
 from harness.runner.progress import ProgressEvent, ServerReady
 from tests.support.experiments import small_experiment
+from tests.support.forked_servers import started_anew
 
 pytestmark = pytest.mark.live
 
@@ -28,7 +29,8 @@ def test_a_client_with_a_core_of_its_own_shares_it_with_no_server(tmp_path: Path
                     beside.append(set(child.cpu_affinity()))
 
     spec = small_experiment(client={"own_core": True}, condition=[{"name": "base"}])
-    runs = run_experiment(spec, runs_root=tmp_path, on_progress=look).runs
+    with started_anew():
+        runs = run_experiment(spec, runs_root=tmp_path, on_progress=look).runs
     assert [run.manifest.client_audit["cores"] for run in runs] == [sorted(own)] * len(runs)
     assert len(beside) >= len(runs)
     assert usable - own in beside

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from tests.stacks.vllm.test_step_log import little_vllm
 
+TIMES_FASTER = 10.0
+"""Than the steps of the emulator's own cost model: a test waits for them."""
 SERVE = """
 import argparse, asyncio, os, sys
 from types import SimpleNamespace as Space
@@ -115,7 +117,14 @@ server = ServerSpec(
 )
 asyncio.run(
     emulator.EmulatorServer(
-        EmulatorConfig(server=server, host=options.host, port=options.port, model=options.model, bucket_log=False)
+        EmulatorConfig(
+            server=server,
+            host=options.host,
+            port=options.port,
+            model=options.model,
+            bucket_log=False,
+            time_scale=TIMES_FASTER,
+        )
     ).run()
 )
 """
@@ -127,7 +136,7 @@ def fake_vllm(folder: Path) -> Path:
     info = site / "vllm-0.30.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.30.0\n")
-    (folder / "serve.py").write_text(SERVE)
+    (folder / "serve.py").write_text(f"TIMES_FASTER = {TIMES_FASTER}\n{SERVE}")
     (folder / "bin").mkdir()
     root = Path(__file__).resolve().parents[2]
     search = f'PYTHONPATH="${{PYTHONPATH:+$PYTHONPATH:}}{site}:{root}"'

@@ -56,11 +56,11 @@ class ForkedProcess:
         """Its exit status; None while it runs."""
         return self._process.exitcode
 
-    def wait(self, timeout_s: float | None = None) -> int:
-        """Its exit status, at its end; subprocess.TimeoutExpired where that does not come in time."""
-        self._process.join(timeout_s)
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit status, at its end; subprocess.TimeoutExpired where that does not come in time. timeout: s."""
+        self._process.join(timeout)
         if (status := self._process.exitcode) is None:
-            raise subprocess.TimeoutExpired(["forked process"], timeout_s or 0)
+            raise subprocess.TimeoutExpired(["forked process"], timeout or 0)
         return status
 
     def send_signal(self, number: int) -> None:

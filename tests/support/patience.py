@@ -1,15 +1,17 @@
-"""What the harness asks a server before a run may take a minute in tests.
+"""Servers of tests are asked with patience, and need no rest.
 
-A server of a test answers or refuses at once; where the machine is busy, that once comes late.
+What the harness asks a server before a run may take a minute: a server of a test answers or refuses at once, and where
+the machine is busy, that once comes late. After a warm-up a run goes on at once.
 """
 
 from __future__ import annotations
 
-from harness.measure.server import clean_start, tokenizer
+from harness.measure.server import clean_start, tokenizer, warm_up
 
 A_MINUTE_S = 60.0
 
 
 def be_patient() -> None:
-    """From now on questions of this process have a minute, not ten seconds."""
+    """From now on questions of this process have a minute, not ten seconds; nothing follows a warm-up's answers."""
     clean_start.DEADLINE_S = tokenizer.DEADLINE_S = A_MINUTE_S
+    warm_up.SETTLE_NS = 0

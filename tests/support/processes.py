@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
@@ -79,6 +80,12 @@ def commands_of_children() -> list[tuple[psutil.Process, str]]:
         with suppress(psutil.NoSuchProcess):
             living.append((child, " ".join(child.cmdline())))
     return living
+
+
+def servers_of_ours() -> list[psutil.Process]:
+    """What supervisors of this process started: each leads a group of its own, in the session of its supervisor."""
+    living = [child for child, _ in commands_of_children()]
+    return [child for child in living if os.getpgid(child.pid) == child.pid != os.getsid(child.pid)]
 
 
 def check_until_it_fails(server: ServerProcess) -> None:

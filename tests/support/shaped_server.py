@@ -14,7 +14,7 @@ from aiohttp import web
 
 from harness.clock import NS_PER_MS, MonotonicClock
 
-STEP_NS = 12 * NS_PER_MS
+STEP_NS = 2 * NS_PER_MS
 CLOCK = MonotonicClock()
 CREATED = 1_795_626_591
 Events = Callable[[str, int, int], list[dict[str, Any]]]

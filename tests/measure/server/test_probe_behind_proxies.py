@@ -166,6 +166,8 @@ def test_a_proxy_that_collects_tokens_makes_the_run_invalid(tmp_path: Path, toge
 
 @pytest.fixture(scope="module")
 def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
+    if not any(map(shutil.which, ("nginx", "haproxy"))):
+        pytest.skip("neither nginx nor haproxy is installed")
     started = start_ready(tmp_path_factory.mktemp("server"), time_scale=1.0)
     yield started
     end(started)

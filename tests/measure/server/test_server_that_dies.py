@@ -13,6 +13,7 @@ from harness.present.report import write_report
 from harness.runner import run_experiment
 from harness.runner.progress import ProgressEvent, RequestFinished
 from tests.support.experiments import UNHURRIED
+from tests.support.forked_servers import started_anew
 from tests.support.places import processes_naming
 
 pytestmark = pytest.mark.live
@@ -38,7 +39,8 @@ def test_an_emulator_that_is_killed_between_two_requests(tmp_path: Path) -> None
             for pid in killed:
                 os.kill(pid, signal.SIGKILL)
 
-    (run,) = run_experiment(spec, runs_root=tmp_path, on_progress=kill_at_the_second_answer).runs
+    with started_anew():
+        (run,) = run_experiment(spec, runs_root=tmp_path, on_progress=kill_at_the_second_answer).runs
 
     assert len(killed) == 1
     assert not run.is_valid

@@ -17,6 +17,7 @@ from harness.measure.server.process import free_port
 from harness.model.spec import ServerSpec
 from harness.runner.backends.emulator import EmulatorBackend
 from harness.runner.run import LaunchOptions
+from tests.support.forked_servers import started_anew
 from tests.support.processes import serving
 
 SERVER = ServerSpec(max_num_seqs=8, decode_buckets=(1, 2, 4, 6, 8))
@@ -61,7 +62,7 @@ def test_a_busy_port_stops_before_anything_is_written(tmp_path: Path) -> None:
 @pytest.mark.live
 def test_the_emulator_starts_answers_logs_and_goes(tmp_path: Path) -> None:
     plan = EmulatorBackend().launch(SERVER, LaunchOptions(0, tmp_path, time_scale=4.0, log_format="precise"))
-    with serving(plan, tmp_path, ScaledClock(4.0)) as server:
+    with started_anew(), serving(plan, tmp_path, ScaledClock(4.0)) as server:
         models = httpx.get(f"http://{plan.host}:{plan.port}/v1/models", trust_env=False).json()
         assert models["data"][0]["id"] == plan.model
         report = server.stop()
