@@ -1,5 +1,5 @@
-"""Emulators that a test's own process starts for a run, and their supervisors, forked from a process that has loaded
-everything already: most of a start is imports.
+"""Servers of ours that a test's own process starts for a run, and their supervisors, forked from a process that has
+loaded everything already: most of a start is imports.
 
 The supervisor's own code starts, watches and ends them. Other servers, and those that another process starts, are
 started as ever; ``tests/runner/backends/test_emulator.py`` and ``tests/measure/emulator/test_server.py`` start the
@@ -16,16 +16,16 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from harness.children import own_command
 from harness.measure.server import process
-from harness.runner.backends.emulator import EMULATOR
 from tests.support.forked import ForkedProcess, start_forked
 
-COMMAND = own_command(EMULATOR)
+OURS = own_command("")[:-1]
 _start = process.ServerProcess.start
 
 
@@ -36,7 +36,7 @@ def fork_servers() -> None:
 
 @contextmanager
 def started_anew() -> Any:
-    """In the block emulators are started by their command, as any server."""
+    """In the block servers of ours are started by their command, as any server."""
     process.ServerProcess.start = _start
     try:
         yield
@@ -45,7 +45,7 @@ def started_anew() -> Any:
 
 
 def _start_forked(argv: Sequence[str], **options: Any) -> process.ServerProcess:
-    if tuple(argv[: len(COMMAND)]) != COMMAND:
+    if tuple(argv[: len(OURS)]) != OURS:
         return _start(argv, **options)
     given: Any = process
     given.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": _supervisor})
@@ -74,8 +74,6 @@ def _supervise(control: socket.socket) -> None:
 
 def _become(_file: str, argv: Sequence[str], variables: Mapping[str, str]) -> None:
     """As the system does for a program and Python for its ``main``, but with the modules of this process."""
-    from harness.measure.emulator.__main__ import main
-
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
@@ -88,5 +86,7 @@ def _become(_file: str, argv: Sequence[str], variables: Mapping[str, str]) -> No
     os.environ.clear()
     os.environ.update(variables)
     sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1) for number in (1, 2))
-    sys.argv = list(argv)
-    os._exit(main(*argv[len(COMMAND) :]))
+    function, *words = argv[len(OURS) :]
+    module, _, name = function.partition(":")
+    sys.argv = [function, *words]
+    os._exit(getattr(import_module(module), name)(*words) or 0)

@@ -28,6 +28,7 @@ from tests.runner.backends.test_vllm import experiment
 from tests.support.as_simulated import held_to_the_simulator, other_decisions
 from tests.support.experiments import UNHURRIED, small_experiment
 from tests.support.fake_vllm import fake_vllm
+from tests.support.forked_servers import started_anew
 from tests.support.processes import commands_of_children, is_alive
 
 # What another Python can change of a router is in test_router.
@@ -160,7 +161,8 @@ def kill_when_half_is_done(runs_root: Path, argument: str) -> tuple[SealedRun, l
     lengths = {"distribution": "uniform", "low": 9, "high": 2000}
     workload = {**SESSIONS, "waits": "none", "generate_tokens": lengths}
     spec = small_experiment(server=server, workload=workload, condition=ONE)
-    run = run_experiment(spec, runs_root=runs_root, on_progress=look).runs[0]
+    with started_anew():
+        run = run_experiment(spec, runs_root=runs_root, on_progress=look).runs[0]
     assert killed
     return run, list(seen.values())
 
