@@ -77,7 +77,7 @@ def _become(_file: str, argv: Sequence[str], variables: Mapping[str, str]) -> No
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    for descriptor in map(int, os.listdir("/proc/self/fd")):
+    for descriptor in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
         try:
             if fcntl.fcntl(descriptor, fcntl.F_GETFD) & fcntl.FD_CLOEXEC:
                 os.close(descriptor)
