@@ -6,6 +6,7 @@ Four words are kept apart: predicted, confirmed, not told apart, keep. Nothing i
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,7 +18,7 @@ from harness.kinds import kind_named, kind_of_run
 from harness.model.spec import ExperimentSpec
 from harness.table import with_error
 from harness.tune.capacity import Capacity
-from harness.tune.confirm import BEST, SMALLEST, Confirmed, server_of
+from harness.tune.confirm import BEST, SMALLEST, Confirmed
 from harness.tune.diagnose import Diagnosis
 from harness.tune.explore import Explored
 from harness.tune.plans import MARGIN
@@ -71,7 +72,7 @@ def answer(  # noqa: PLR0913  # keywords with defaults, of one call
 
     why: why the measurement is not whole. backend: as runs name it; default: the experiment's.
     """
-    base = Baseline(server_of(spec)).setup.label
+    base = explored.baseline.label
     if explored.smallest is None or explored.best is None:
         return Answer("keep", f"Keep {base}: {_nothing_saves(explored)}.", None)
     options = {BEST: explored.best, SMALLEST: explored.smallest}
@@ -173,38 +174,39 @@ def _capital(words: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def tuned_text(spec: ExperimentSpec, found: Answer) -> str:
+def tuned_text(spec: ExperimentSpec, found: Answer, base: Baseline) -> str:
     """The file of the configuration: the sentence, and a table [server] to put into an experiment."""
-    server = server_of(spec)
-    base = Baseline(server)
+    server = base.server
     keys: dict[str, Any] = {
         "max_num_seqs": server.max_num_seqs,
-        "decode_buckets": list(server.decode_buckets),
+        **({"decode_buckets": list(server.decode_buckets)} if server.decode_buckets else {}),
         **({} if server.kv_slots is None else {"kv_slots": server.kv_slots}),
         **({} if server.num_gpu_blocks is None else {"num_gpu_blocks": server.num_gpu_blocks}),
     }
     if found.option is not None:
         keys |= base.keys(found.option.setup)
-    lines = [f"# {found.state}: {found.sentence}", *(f"# {line}" for line in to_copy(spec, found))]
+    lines = [f"# {found.state}: {found.sentence}", *(f"# {line}" for line in to_copy(spec, found, base))]
     return "\n".join(lines) + "\n" + tomli_w.dumps({"server": keys})
 
 
-def to_copy(spec: ExperimentSpec, found: Answer) -> Iterator[str]:
+def to_copy(spec: ExperimentSpec, found: Answer, base: Baseline) -> Iterator[str]:
     """The commands that start the chosen server, for its kind."""
-    return commands(spec, Baseline(server_of(spec)).setup if found.option is None else found.option.setup)
+    return commands(spec, base.setup if found.option is None else found.option.setup, base)
 
 
-def commands(spec: ExperimentSpec, setup: Setup, backend: str = "") -> Iterator[str]:
+def commands(spec: ExperimentSpec, setup: Setup, base: Baseline, backend: str = "") -> Iterator[str]:
     """The commands that start a server with this configuration. backend: as runs name it; default: the experiment's."""
-    server = server_of(spec)
+    server = base.server
     sizes = ",".join(map(str, setup.decode_buckets))
     kind = kind_of_run(backend or spec.backend)
-    has_blocks = server.num_gpu_blocks is not None or "num_gpu_blocks" in Baseline(server).levers(setup)
+    has_blocks = server.num_gpu_blocks is not None or "num_gpu_blocks" in base.levers(setup)
     if server.is_vllm:
         captured = f" --cudagraph-capture-sizes {' '.join(map(str, setup.decode_buckets))}" if sizes else ""
         blocks = f" --num-gpu-blocks-override {setup.num_gpu_blocks}" if has_blocks else ""
         caching = " --enable-prefix-caching" if setup.prefix_caching else " --no-enable-prefix-caching"
-        yield f"vllm serve {server.model or 'MODEL'} --max-num-seqs {setup.max_num_seqs}{captured}{blocks}{caching}"
+        words = ["vllm", "serve", server.model or "MODEL", "--max-model-len", str(server.slot_tokens)]
+        more = shlex.join(server.extra_args)
+        yield f"{shlex.join(words)} --max-num-seqs {setup.max_num_seqs}{captured}{blocks}{caching} {more}".rstrip()
         return
     if kind.has_device:
         compiled = {"batch_size": setup.max_num_seqs, "decoder_batch_sizes": list(setup.decode_buckets)}

@@ -100,17 +100,21 @@ def place_key(spec: ExperimentSpec) -> str:
 
 
 class Measurement(NamedTuple):
-    """What is measured. budget: blocks at most. places: values of ``place_key`` by candidate. channel: what counts."""
+    """What is measured.
+
+    budget: blocks at most. base: today's server. places: values of ``place_key`` by candidate. channel: what counts.
+    """
 
     candidates: Mapping[str, Option]
     budget: int
+    base: Baseline
     places: Mapping[str, str] = MappingProxyType({})
     channel: Basis = "a"
 
 
 def confirm_text(spec: ExperimentSpec, wanted: Measurement) -> str:
     """The experiment file of the measurement."""
-    base, key, budget = Baseline(server_of(spec)), place_key(spec), wanted.budget
+    base, key, budget = wanted.base, place_key(spec), wanted.budget
     conditions = [_base(spec, BASE)]
     for name, option in wanted.candidates.items():
         keys = {**base.keys(option.setup), **({key: wanted.places[name]} if key and name in wanted.places else {})}
@@ -257,6 +261,11 @@ def _status(spec: ExperimentSpec, runs: Sequence[SealedRun]) -> SequentialStatus
 def server_of(spec: ExperimentSpec) -> ServerSpec:
     """The server of an experiment's baseline."""
     return spec.server_of(base_condition(spec))
+
+
+def base_of(spec: ExperimentSpec, explored: Explored | None) -> Baseline:
+    """What runs today, with the memory that a search took it to have."""
+    return Baseline(server_of(spec), None if explored is None else explored.baseline)
 
 
 def base_condition(spec: ExperimentSpec) -> ConditionSpec:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from harness.analysis import extra_prefill_ns, run_figures
 from harness.analysis.figures import RunFigures
@@ -20,7 +21,7 @@ from harness.clock import NS_PER_S
 from harness.errors import SpecError
 from harness.kinds import kind_of_run
 from harness.measure.records.run import SealedRun
-from harness.model.spec import ServerSpec
+from harness.model.spec.server import PAGED_KEYS
 from harness.stacks.rbln.rules.kv_rules import AUTO
 from harness.table import interval_text
 
@@ -68,6 +69,7 @@ class EagerSteps:
 class Diagnosis:
     """Losses of one condition, over its valid runs. Times in ns.
 
+    shown: keys of [server] that were left to a vLLM, as it shows them: its KV memory follows from no other key.
     device_ns: modelled device time (A); None where steps, reuse or costs are not known. unknown: why there is no
     advice, "" where there can be. has_rules, has_costs: whether those of the server are known. waiting_session_ns: that
     sessions waited behind the prompts of others. overload: how many times more device time the sessions ask for than
@@ -77,7 +79,7 @@ class Diagnosis:
 
     condition: str
     backend: str
-    server: ServerSpec
+    shown: Mapping[str, Any]
     num_runs: int
     num_rearrivals: int
     num_reused: int | None
@@ -131,7 +133,7 @@ def diagnose(runs: Sequence[SealedRun], condition: str = "") -> Diagnosis:
     return Diagnosis(
         condition=name,
         backend=summary.backend,
-        server=valid[0].server,
+        shown=_shown(valid[0]),
         num_runs=len(valid),
         num_rearrivals=figures.reuse.num_rearrivals,
         num_reused=figures.reuse.num_reused,
@@ -148,6 +150,12 @@ def diagnose(runs: Sequence[SealedRun], condition: str = "") -> Diagnosis:
         start_ms=(figures.start_spread_ms or 0.0) / 2 * summary.time_scale,
         lag_ms=(figures.rearrival_p50_ms or 0.0) / math.log(2) * summary.time_scale,
     )
+
+
+def _shown(run: SealedRun) -> dict[str, Any]:
+    """Keys of a vLLM's memory and steps as they are in force."""
+    server = run.simulated_server
+    return {key: getattr(server, key) for key in sorted(PAGED_KEYS)} if server.is_vllm and server.is_paged else {}
 
 
 def why_unknown(valid: Sequence[SealedRun]) -> str:

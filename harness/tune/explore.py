@@ -174,19 +174,19 @@ class _Search:
         """The ratio, whether or not the memory that there is holds it."""
         try:
             return float((self.plans.device_ns(setup).sum(axis=1) / self.plans.base_ns.sum(axis=1)).mean())
-        except PlanError:
+        except (PlanError, SpecError):
             if setup == self.base.setup:
                 raise
-        except SpecError:
-            pass
         return math.inf
 
     def _fits(self, setup: Setup) -> bool:
         """Whether the memory that there is holds it."""
-        most = self.question.memory_gib
-        if most is None or setup == self.base.setup:
-            return True
-        return self.base.memory_gib(setup) <= max(most, self.base.memory_gib(self.base.setup))
+        most, needed, today = (
+            self.question.memory_gib,
+            self.base.memory_gib(setup),
+            self.base.memory_gib(self.base.setup),
+        )
+        return most is None or needed is None or today is None or needed <= max(most, today)
 
     def ranked(self, on_progress: Callable[[float], None]) -> list[Setup]:
         """The first pass: every configuration that it plays, best first."""
@@ -198,7 +198,10 @@ class _Search:
             self._search_sizes(pair)
         if "prefix_caching" in self.question.levers:
             best = min(self.scores, key=lambda setup: self.scores[setup])
-            for setup in dict.fromkeys([self.base.setup, best, *chosen[:1]]):
+            # For the workload's own number of agents, by which the smallest change is chosen.
+            own_ns = {pair: float(self.plans.device_ns(pair)[0].sum()) for pair in self.pairs}
+            close = [pair for pair in self.pairs if own_ns[pair] <= min(own_ns.values()) * (1 + MARGIN)]
+            for setup in dict.fromkeys([self.base.setup, best, *chosen[:1], *close]):
                 self.score(setup._replace(prefix_caching=not setup.prefix_caching))
         playable = [setup for setup, score in self.scores.items() if math.isfinite(score)]
         return sorted(playable, key=lambda setup: (self.scores[setup], self.base.size_of(setup)))
@@ -256,7 +259,7 @@ class _Search:
             # Up to as many as there are sessions, more requests at once save steps whatever is reused.
             is_wide = is_memory or rung.max_num_seqs >= self.plans.width
             if is_wide and self.plans.cached_tokens(rung) >= most:
-                why = ", where every return finds its KV"
+                why = ", where every return finds its KV" if most else ", as many as there are agents at a time"
                 break
         if taken or why:
             self.bounds.append(f"{where}: up to {getattr([self.base.setup, *taken][-1], key)}{why}")

@@ -15,7 +15,7 @@ from harness.present.report.svg import INK, MUTED, PAGE_WIDTH_IN, Sheet, conditi
 from harness.table import interval_text, with_error
 from harness.tune.answer import Answer, modelled, to_copy
 from harness.tune.capacity import Capacity, Share
-from harness.tune.confirm import BASE, BEST, SMALLEST, Confirmed, server_of
+from harness.tune.confirm import BASE, BEST, SMALLEST, Confirmed, base_of
 from harness.tune.diagnose import Diagnosis
 from harness.tune.explore import Explored
 from harness.tune.predict import Option
@@ -45,7 +45,7 @@ class Found(NamedTuple):
 def tune_page(found: Found) -> str:
     """The page as HTML."""
     spec, explored = found.spec, found.explored
-    base = Baseline(server_of(spec))
+    base = base_of(spec, explored)
     parts = [_head(found)]
     if bars := _bars(found, base):
         parts += ["<h2>Where device time goes</h2>", bars]
@@ -53,7 +53,7 @@ def tune_page(found: Found) -> str:
         parts += ["<h2>Agents at a time</h2>", _agents(found.answer.capacities, spec)]
     elif explored is not None and explored.screened:
         parts += ["<h2>What was searched</h2>", _frontier(explored, base, found.answer)]
-    copied = "\n".join([*to_copy(spec, found.answer), "", _server_table(base, found.answer)]).strip()
+    copied = "\n".join([*to_copy(spec, found.answer, base), "", _server_table(base, found.answer)]).strip()
     parts += ["<h2>What to copy</h2>", f"<pre>{escape(copied)}</pre>"]
     parts += ["<h2>What would overturn it</h2>", _list(_overturns(found))]
     parts += ["<h2>How it was found</h2>", _list(_how(found), tag="ol")]
@@ -293,18 +293,17 @@ def _numbers(explored: Explored, answer: Answer, base: Baseline) -> str:
     for setup, name in [(each.setup, each.name) for each in answer.capacities] or of_cost:
         by_setup.setdefault(setup, []).append(name)
     rows = [_row(option, by_setup.get(option.setup, []), by_name) for option in explored.options]
-    memory, compile_s = f"{base.memory_gib(base.setup):.1f}", f"{base.compile_s(base.setup):.0f}"
-    today = _cells(base.setup.label, BASE, "1", "", "", memory, compile_s)
+    device = _of_device(base.memory_gib(base.setup), base.compile_s(base.setup))
+    today = _cells(base.setup.label, BASE, "1", "", "", *device)
     heads = (
         "configuration",
         "named",
         "predicted ratio",
         "measured ratio (95 %)",
         "reuse",
-        "GiB a device",
-        "s to compile",
+        *("GiB a device", "s to compile")[: len(device)],
     )
-    classes = ["", "", *[' class="num"'] * 5]
+    classes = ["", "", *[' class="num"'] * (len(heads) - 2)]
     head = "".join(f'<th scope="col"{of}>{name}</th>' for name, of in zip(heads, classes, strict=True))
     region = '<div class="scroll" tabindex="0" role="region" aria-label="Numbers">'
     return f"{region}<table><thead><tr>{head}</tr></thead><tbody>{today}{''.join(rows)}</tbody></table></div>"
@@ -323,8 +322,13 @@ def _row(option: Option, names: Sequence[str], measured: Mapping[str, Confirmed]
         if shown.low is not None and shown.high is not None:
             ratio += f" ({interval_text(1 - shown.high, 1 - shown.low)})"
     predicted = with_error(option.ratio.ratio, option.ratio.error, 4)
-    figures = (f"{100 * option.reuse:.0f} %", f"{option.memory_gib:.1f}", f"{option.compile_s:.0f}")
-    return _cells(option.setup.label, ", ".join(names), predicted, ratio, *figures)
+    device = _of_device(option.memory_gib, option.compile_s)
+    return _cells(option.setup.label, ", ".join(names), predicted, ratio, f"{100 * option.reuse:.0f} %", *device)
+
+
+def _of_device(memory_gib: float | None, compile_s: float | None) -> tuple[str, ...]:
+    """Cells of what a device needs; none where nothing is known of it."""
+    return () if memory_gib is None or compile_s is None else (f"{memory_gib:.1f}", f"{compile_s:.0f}")
 
 
 def _list(lines: Iterator[str], tag: str = "ul") -> str:

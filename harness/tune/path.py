@@ -32,7 +32,9 @@ from harness.tune.answer import Answer, answer, commands, sessions_answer, tuned
 from harness.tune.capacity import Capacity
 from harness.tune.confirm import (
     BASE,
+    LEAST_BLOCKS,
     Measurement,
+    base_of,
     best_is_better,
     blocks_within,
     candidates_of,
@@ -48,9 +50,9 @@ from harness.tune.explore import FULL, QUICK, Effort, Explored, explore
 from harness.tune.folder import CAPACITIES, CONFIRM, EXPLORED, PAGE, TUNED, TuneFolder
 from harness.tune.hint import question_of_run
 from harness.tune.page import Found, tune_page
-from harness.tune.plans import Question, agents_of, at_a_time
+from harness.tune.plans import Question, agents_of, at_a_time, nearby_agents
 from harness.tune.predict import Option
-from harness.tune.price import Price, calibration_of, fitted, names_costs, needs_calibration, price_of
+from harness.tune.price import Price, assumed_costs, calibration_of, fitted, names_costs, needs_calibration, price_of
 from harness.tune.sessions import (
     MOST_PLANS,
     ROUNDS,
@@ -65,7 +67,7 @@ from harness.tune.sessions import (
     predicted_holds,
     round_text,
 )
-from harness.tune.setups import Setup, checked_levers
+from harness.tune.setups import Baseline, Setup, checked_levers
 
 DIAGNOSE_RUNS = 3
 RETRIES = 2
@@ -111,7 +113,8 @@ class Tune:
     """One tune of an experiment with one condition.
 
     candidates: addresses of servers that somebody else started, or folders of compiled models, by candidate. channel:
-    what the measurement counts. seen_as: the backend as its runs name it.
+    what the measurement counts. seen_as: the backend as its runs name it. shown: keys of [server] that are left to a
+    vLLM, with the values that its runs show.
     """
 
     spec: ExperimentSpec
@@ -124,6 +127,7 @@ class Tune:
     clock: Clock = field(default_factory=MonotonicClock)
     channel: Basis = "a"
     seen_as: str = ""
+    shown: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
     def wishes(self) -> TuneSpec:
@@ -138,12 +142,18 @@ class Tune:
     def question(self) -> Question:
         """What is searched."""
         wishes, run = self.wishes, self.first
+        question = question_of_run(run, self._levers)
         return replace(
-            question_of_run(run, checked_levers(wishes.may_change, run.server)),
+            question,
+            server=question.server.model_copy(update=self.shown),
             agents=wishes.agents,
             memory_gib=wishes.memory_gib,
             most_sizes=wishes.most_sizes,
         )
+
+    @property
+    def _levers(self) -> tuple[str, ...]:
+        return checked_levers(self.wishes.may_change, self.first.server)
 
     def forecast(self) -> Explored | None:
         """Say what each stage takes, and how sure the answer can be; the quick search behind it, None without."""
@@ -155,7 +165,8 @@ class Tune:
                 "every plan replays the same requests, so that an interval holds for these alone; "
                 "workload.num_sessions draws fewer sessions of a recording, others each time"
             )
-        run_s, price_s = self._run_s(run), self._price_s(run)
+        guess, price_s = self._guessed, self._price_s
+        run_s = guess._run_s(guess.first)
         self.say(f"budget {wishes.budget}; at most:")
         self.say(f"  diagnose: {DIAGNOSE_RUNS} runs of what runs today{_about(DIAGNOSE_RUNS * run_s)}")
         self.say(f"  price: {self._how_priced(run)}{_about(price_s) if price_s else ''}")
@@ -163,25 +174,40 @@ class Tune:
         if wishes.goal == "sessions":
             self.say("  confirm: the predicted most agents at a time and one step beyond, then further out")
             return None
-        blocks = self._blocks(run_s, 3, price_s)
+        before_s = price_s + DIAGNOSE_RUNS * run_s + SEARCH_S
+        blocks = blocks_within(LAST_START * wishes.budget_s - before_s, 3 * run_s, before_s)
         self.say(
             f"  confirm: {blocks} plans, each with today's server and at most two candidates"
             f"{_about(3 * blocks * run_s)}; it ends when the answer is known"
         )
         with suppress(HarnessError):
-            quick = explore(self.question, QUICK)
-            self.say(f"  a first look: {_first_look(quick, blocks)}")
+            quick = explore(guess.question, QUICK)
+            costs = "" if guess is self else f", as if it cost what {guess.spec.server.cost_model!r} says"
+            self.say(f"  a first look{costs}: {_first_look(quick, blocks)}")
             return quick
         return None
 
-    def _blocks(self, run_s: float, num_conditions: int, before_s: float = 0.0) -> int:
-        """Plans of a measurement that the budget leaves room for, by the seconds of a run."""
-        before_s += DIAGNOSE_RUNS * run_s + SEARCH_S
-        return blocks_within(self.wishes.budget_s - before_s, num_conditions * run_s, before_s)
+    @property
+    def _guessed(self) -> Tune:
+        """With assumed costs where nobody named any; itself where they are named."""
+        costs = assumed_costs(self.first.server)
+        if names_costs(self.spec) or costs == self.first.server.cost_model:
+            return self
+        return replace(self, spec=with_costs(self.spec, costs))
+
+    def _blocks(self, folder: TuneFolder, num_conditions: int) -> int:
+        """Plans of a measurement that what is left of the budget has room for."""
+        left_s = max(0.0, (self.until_ns - self.clock.now_ns()) / NS_PER_S)
+        return blocks_within(left_s, num_conditions * self._measured_run_s(folder), self.wishes.budget_s - left_s)
 
     def _measured_run_s(self, folder: TuneFolder) -> float:
-        """Wall seconds of a run, as predicted or as those that were made took, whichever is more."""
-        return max([self._run_s(self.first), *wall_seconds(RunStore(folder.path).sealed())])
+        """Wall seconds of a run: as those of today's server took, else as predicted."""
+        made = wall_seconds(RunStore(folder.path).sealed(self._diagnose_name))
+        return made[0] if made else self._run_s(self.first)
+
+    @property
+    def _diagnose_name(self) -> str:
+        return f"{self.spec.name[:56]}-diagnose"
 
     def _run_s(self, run: PlannedRun) -> float:
         """Wall seconds of a run, its server started and stopped; 0 in virtual time."""
@@ -190,18 +216,32 @@ class Tune:
 
     def _check(self) -> None:
         """SpecError where the experiment cannot be tuned as it is asked."""
-        checked_levers(self.wishes.may_change, self.first.server)
+        _ = self._levers
+        if self.wishes.memory and self.first.server.is_vllm:
+            what = "is reckoned for a compiled model on an NPU; a vLLM takes what its device has"
+            raise SpecError(what, where="tune.memory", hint="Leave it out, or set server.num_gpu_blocks")
         if self.candidates and not place_key(self.spec):
             what = f"backend {self.spec.backend} starts the servers of its candidates itself"
             raise SpecError(what, where="--candidate", hint="Leave it out")
         if self.wishes.goal == "sessions":
             check_goal(self.spec)
 
-    def _price_s(self, run: PlannedRun) -> float:
+    @property
+    def _price_s(self) -> float:
         """Wall seconds of a calibration; 0 where none is made."""
         if not needs_calibration(self.spec):
             return 0.0
-        return sum(self._run_s(each) for each in checked(resolve(calibration_of(self.spec, run.server))).runs)
+        return sum(self._run_s(each) for each in checked(resolve(self.sweeps)).runs)
+
+    @property
+    def sweeps(self) -> ExperimentSpec:
+        """The calibration of today's server; of a vLLM's own sizes, with as many requests at once as agents."""
+        run = self.first
+        server, workload = run.server, run.spec.workload_of(run.condition)
+        if server.is_vllm and not server.decode_buckets and "max_num_seqs" in self._levers:
+            most = max(server.max_num_seqs, *(self.wishes.agents or nearby_agents(workload)))
+            server = server.model_copy(update={"max_num_seqs": most})
+        return calibration_of(self.spec, server)
 
     def _how_priced(self, run: PlannedRun) -> str:
         if needs_calibration(self.spec):
@@ -227,7 +267,7 @@ class Tune:
                 return self._ended(folder, stages, without_search(diagnosis))
             price = price_of(self.first.server, diagnosis)
             self.say(f"price: {price.words}")
-            self.seen_as = diagnosis.backend
+            self.seen_as, self.shown = diagnosis.backend, diagnosis.shown
             self._priced(price)
         if self.wishes.goal == "sessions":
             return self._sessions(folder, stages, only_explore=only_explore)
@@ -248,7 +288,7 @@ class Tune:
             return
         folder.begin("price")
         self.say("price: no costs are named; a quick calibration of today's server")
-        sweeps = calibration_of(self.spec, self.first.server)
+        sweeps = self.sweeps
         self._performed(sweeps, folder)
         path = fitted(folder.path, list(RunStore(folder.path).sealed(sweeps.name)))
         self._priced(Price(str(path), False, "a", ""))
@@ -257,13 +297,12 @@ class Tune:
         """From here on with these costs; what a measurement counts follows from them."""
         self.channel = price.channel
         if price.cost_model != self.first.server.cost_model:
-            server = self.spec.server.model_copy(update={"cost_model": price.cost_model})
-            self.spec = self.spec.model_copy(update={"server": server})
+            self.spec = with_costs(self.spec, price.cost_model)
 
     def _diagnose(self, folder: TuneFolder) -> Diagnosis:
         folder.begin("diagnose")
         self.say("diagnose: what today's server loses")
-        spec = with_one_condition(self.spec, f"{self.spec.name[:56]}-diagnose", DIAGNOSE_RUNS)
+        spec = with_one_condition(self.spec, self._diagnose_name, DIAGNOSE_RUNS)
         self._performed(spec, folder)
         runs = list(RunStore(folder.path).sealed(spec.name))
         if not any(run.is_valid for run in runs):
@@ -304,6 +343,7 @@ class Tune:
         """The capacities with what was measured, round after round until each has a number that holds and one that
         fails, or the budget ends."""
         share, most = self.wishes.percentile / 100, most_agents(self.question.workload)
+        base = base_of(self.spec, folder.explored())
         numbers = [max(1, each.predicted) for each in capacities]
         today_s = self._run_s(self.first)
         runs_s = max(today_s * max(numbers) / (agents_of(self.question.workload) or 1), self._measured_run_s(folder))
@@ -315,7 +355,7 @@ class Tune:
             wanted = {each.name: (each.setup, points) for each in capacities if (points := next_points(each, most))}
             if not wanted or (number > 1 and self.is_over):
                 break
-            spec = folder.kept_experiment(f"agents-{number}.toml", round_text(self.spec, wanted, plans, number))
+            spec = folder.kept_experiment(f"agents-{number}.toml", round_text(self.spec, base, wanted, plans, number))
             if folder.frozen() is None:
                 now = {"frozen_at_utc": utc_now().isoformat(timespec="seconds")}
                 folder.freeze(now, ["agents-1.toml", EXPLORED, CAPACITIES])
@@ -357,19 +397,20 @@ class Tune:
         return found
 
     def _confirm(self, folder: TuneFolder, explored: Explored) -> Answer:
-        candidates = candidates_of(explored)
+        candidates, base = candidates_of(explored), base_of(self.spec, explored)
         if not candidates:
             return answer(self.spec, explored)
         if place_key(self.spec):
             if not self.candidates:
-                return answer(self.spec, explored, why=self._wanted(candidates))
+                return answer(self.spec, explored, why=self._wanted(candidates, base))
             candidates = {name: option for name, option in candidates.items() if name in self.candidates}
-        blocks = self._blocks(self._measured_run_s(folder), 1 + len(candidates))
-        wanted = Measurement(candidates, blocks, self.candidates, self.channel)
+        blocks = LEAST_BLOCKS if folder.frozen() else self._blocks(folder, 1 + len(candidates))
+        wanted = Measurement(candidates, blocks, base, self.candidates, self.channel)
         self._hold(wanted)
         spec = freeze(folder, self.spec, wanted)
         folder.begin("confirm")
-        self.say(f"confirm: today's server and {len(candidates)} candidates on at most {spec.replicates} new plans")
+        beside = f"{len(candidates)} candidate{'s' * (len(candidates) != 1)}"
+        self.say(f"confirm: today's server and {beside} on at most {spec.replicates} new plans")
         _, why = self._unless_it_fails(None, lambda: self._performed(spec, folder, until_decided=True))
         runs = list(RunStore(folder.path).sealed(spec.name))
         if not why and self.is_over:
@@ -393,17 +434,17 @@ class Tune:
             self.say(f"  {error}")
             return before, str(error)
 
-    def _commands(self, candidates: Mapping[str, Option]) -> list[str]:
+    def _commands(self, candidates: Mapping[str, Option], base: Baseline) -> list[str]:
         """What starts the server of each candidate."""
         return [
             f"{name}: {line}"
             for name, option in candidates.items()
-            for line in commands(self.spec, option.setup, self.seen_as)
+            for line in commands(self.spec, option.setup, base, self.seen_as)
         ]
 
-    def _wanted(self, candidates: Mapping[str, Option]) -> str:
+    def _wanted(self, candidates: Mapping[str, Option], base: Baseline) -> str:
         """What somebody has to start or compile before the candidates can be measured, its commands said."""
-        for line in self._commands(candidates):
+        for line in self._commands(candidates, base):
             self.say(f"  {line}")
         is_url = place_key(self.spec) == "url"
         what = "start these servers beside today's" if is_url else "compile these models"
@@ -418,7 +459,7 @@ class Tune:
         try:
             refuse_what_is_missing(checked(resolve(parse_experiment(tomllib.loads(text), where=CONFIRM))).runs)
         except SpecError as error:
-            hint = f"Asked for: {'; '.join(self._commands(wanted.candidates))}"
+            hint = f"Asked for: {'; '.join(self._commands(wanted.candidates, wanted.base))}"
             raise SpecError(error.what, where="--candidate", hint=hint) from error
 
     def _performed(self, spec: ExperimentSpec, folder: TuneFolder, **options: Any) -> ExperimentOutcome:
@@ -442,7 +483,7 @@ class Tune:
         return self.clock.now_ns() >= self.until_ns
 
     def _ended(self, folder: TuneFolder, stages: Stages, found: Answer) -> Stages:
-        folder.write_text(TUNED, tuned_text(self.spec, found))
+        folder.write_text(TUNED, tuned_text(self.spec, found, base_of(self.spec, stages.explored)))
         before = after = None
         runs = list(RunStore(folder.path).sealed(f"{self.spec.name[:56]}-confirm"))
         candidates = {} if stages.explored is None else candidates_of(stages.explored)
@@ -453,6 +494,11 @@ class Tune:
         folder.write_text(PAGE, tune_page(shown))
         folder.begin(f"done: {found.state}")
         return Stages(stages.spec, stages.diagnosis, stages.explored, found)
+
+
+def with_costs(spec: ExperimentSpec, cost_model: str) -> ExperimentSpec:
+    """The experiment with the costs of this file."""
+    return spec.model_copy(update={"server": spec.server.model_copy(update={"cost_model": cost_model})})
 
 
 def _first_look(quick: Explored, blocks: int) -> str:
@@ -495,11 +541,11 @@ def explored_lines(found: Explored) -> list[str]:
     lines += [f"bounds: {line}" for line in found.bounds]
     ceiling, error = 100 * (1 - found.ceiling.ratio), 100 * found.ceiling.error
     lines.append(f"most that any configuration could save: {with_error(ceiling, error, 1)} %")
+    width = max((len(option.setup.label) for option in found.options), default=0)
     for option in found.options:
         marks = [name for name, chosen in (("best", found.best), ("smallest", found.smallest)) if chosen == option]
         mark = f"  <- {', '.join(marks)}" if marks else ""
-        lines.append(
-            f"{option.setup.label:<34} predicted {with_error(option.ratio.ratio, option.ratio.error, 4)}, "
-            f"{option.memory_gib:.1f} GiB{mark}"
-        )
+        memory = "" if option.memory_gib is None else f", {option.memory_gib:.1f} GiB"
+        ratio = with_error(option.ratio.ratio, option.ratio.error, 4)
+        lines.append(f"{option.setup.label:<{width}}  predicted {ratio}{memory}{mark}")
     return lines

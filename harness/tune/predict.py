@@ -30,7 +30,8 @@ class Option:
 
     ratio: mean device time over draws, with its 95 % error. low, high: of 90 % of experiments of REPLICATES plans.
     block_sd: of the log ratio of one plan, which decides how many plans a measurement takes.
-    reuse: share of the reusable tokens that are reused. unmeasured: which of its sizes have no measured cost, in words.
+    reuse: share of the reusable tokens that are reused. memory_gib, compile_s: see Baseline.
+    unmeasured: which of its sizes have no measured cost, in words.
     """
 
     setup: Setup
@@ -40,8 +41,8 @@ class Option:
     high: float
     block_sd: float
     reuse: float
-    memory_gib: float
-    compile_s: float
+    memory_gib: float | None
+    compile_s: float | None
     unmeasured: str = ""
     turns: BreakEven | None = None
 

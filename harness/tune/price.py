@@ -7,20 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from harness.kinds import kind_named
 from harness.measure.records.run import SealedRun
 from harness.model.spec import ExperimentSpec, ServerSpec
 from harness.model.spec.sections import Basis
-from harness.runner.calibrate import QUICK_SWEEPS, CalibrationSpec, calibration_experiment, fit_runs, write_cost_file
-from harness.tune.confirm import base_condition
+from harness.runner.calibrate import (
+    LOOSE_LIMITS,
+    QUICK_SWEEPS,
+    CalibrationSpec,
+    calibration_experiment,
+    fit_runs,
+    write_cost_file,
+)
+from harness.tune.confirm import base_condition, plain_table
 from harness.tune.diagnose import Diagnosis
 
 COSTS = "costs"
 """Folder of a tune with the cost file of its calibration."""
 ASSUMED, ASSUMED_PAGED = "paper", "emulated-gpu"
 SEED = 20261117
+PROMPT_KEYS = ("prompt_form", "token_id_range")
+SWEPT_LENGTHS = ("context_tokens", "prefill_tokens")
 
 
 class Price(NamedTuple):
@@ -44,19 +53,40 @@ def names_costs(spec: ExperimentSpec) -> bool:
     return "cost_model" in spec.server.model_fields_set or "cost_model" in base_condition(spec).server
 
 
+def assumed_costs(server: ServerSpec) -> str:
+    """The cost file of a server of which nothing is known."""
+    return ASSUMED_PAGED if server.is_paged else ASSUMED
+
+
 def calibration_of(spec: ExperimentSpec, server: ServerSpec) -> ExperimentSpec:
-    """The quick sweeps of today's server, as an experiment."""
+    """The quick sweeps of today's server, as an experiment: with its client, limits and prompts, lengths that it takes.
+
+    Limits of lateness are no tighter than those of a calibration.
+    """
     if server.is_paged:
         server = server.model_copy(update={"cost_model": ASSUMED_PAGED})
+    table = plain_table(spec)
+    prompts = {key: value for key, value in table.get("workload", {}).items() if key in PROMPT_KEYS}
+    limits = {key: max(value, LOOSE_LIMITS.get(key, value)) for key, value in table.get("limits", {}).items()}
+    quick: dict[str, Any] = dict(QUICK_SWEEPS)
+    for key in SWEPT_LENGTHS:
+        quick[key] = _within(quick[key], server.slot_tokens)
     sweeps = CalibrationSpec(
         name=f"{spec.name[:52]}-calibrate",
         backend=spec.backend,
         server=server.replica,
         base_seed=SEED,
         time_scale=spec.time_scale,
-        **QUICK_SWEEPS,
+        sections={"workload": prompts, "limits": limits, "client": table.get("client", {})},
+        **quick,
     )
     return calibration_experiment(sweeps)
+
+
+def _within(lengths: Sequence[int], longest: int) -> tuple[int, ...]:
+    """The lengths, cut to what leaves room for an answer in the longest request."""
+    room = max(longest // 2, longest - 2 * QUICK_SWEEPS["generate_tokens"])
+    return tuple(dict.fromkeys(min(length, room) for length in lengths))
 
 
 def fitted(folder: Path, runs: Sequence[SealedRun]) -> Path:
@@ -75,7 +105,7 @@ def price_of(server: ServerSpec, diagnosis: Diagnosis) -> Price:
         if diagnosis.unknown:
             words += f"; time in flight alone is measured: {diagnosis.unknown}"
         return Price(server.cost_model, False, channel, words)
-    costs = ASSUMED_PAGED if server.is_paged else ASSUMED
+    costs = assumed_costs(server)
     words = (
         f"no costs of this server are known; the search assumes those of {costs!r}, which nobody measured on it, and "
         "the measurement counts time in flight alone"

@@ -198,9 +198,11 @@ def next_points(capacity: Capacity, most: int) -> list[int]:
     return [agents for agents in wanted if agents not in known]
 
 
-def round_text(spec: ExperimentSpec, wanted: Mapping[str, tuple[Setup, Sequence[int]]], plans: int, number: int) -> str:
+def round_text(
+    spec: ExperimentSpec, base: Baseline, wanted: Mapping[str, tuple[Setup, Sequence[int]]], plans: int, number: int
+) -> str:
     """The experiment file of one measurement. wanted: by name a configuration and its numbers of agents."""
-    base, own = Baseline(server_of(spec)), spec.workload_of(base_condition(spec))
+    own = spec.workload_of(base_condition(spec))
     conditions: list[dict[str, Any]] = [
         {
             "name": condition_name(name, agents),

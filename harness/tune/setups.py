@@ -80,16 +80,18 @@ class Setup(NamedTuple):
 class Baseline:
     """The server that runs today, and what a change of it is.
 
-    device: arithmetic of memory and compile time, which is that of one model on one kind of device.
+    setup: where it differs from what the server has by default, such as the KV blocks that it shows. device: arithmetic
+    of memory and compile time, which is that of one model on one kind of device.
     """
 
-    def __init__(self, server: ServerSpec, device: DeviceSpec | None = None) -> None:
-        self.server, self.setup, self.device = server, Setup.of(server), device or DeviceSpec()
+    def __init__(self, server: ServerSpec, setup: Setup | None = None, device: DeviceSpec | None = None) -> None:
+        self.server, self.setup, self.device = server, setup or Setup.of(server), device or DeviceSpec()
 
     @property
     def follows(self) -> bool:
         """Whether the KV memory is as large as ``max_num_seqs`` of the longest requests need, by default."""
-        return self.server.kv_slots is None and self.server.num_gpu_blocks is None
+        is_left = self.server.kv_slots is None and self.server.num_gpu_blocks is None
+        return is_left and self.setup == Setup.of(self.server)
 
     def implied(self, limit: int) -> Setup:
         """The baseline with another ``max_num_seqs``: what a size below it is stays, and memory that follows it."""
@@ -180,13 +182,13 @@ class Baseline:
         tokens = self.server.slot_tokens
         return ServerShape(setup.max_num_seqs, setup.decode_buckets, slots, tokens, None, setup.num_gpu_blocks)
 
-    def memory_gib(self, setup: Setup) -> float:
-        """Memory of one device after loading, GiB, by the arithmetic of ``device``."""
-        return self.device.memory_gib(self.shape(setup))
+    def memory_gib(self, setup: Setup) -> float | None:
+        """Memory of one device after loading, GiB, by the arithmetic of ``device``; None of a vLLM, of any model."""
+        return None if self.server.is_vllm else self.device.memory_gib(self.shape(setup))
 
-    def compile_s(self, setup: Setup) -> float:
-        """Time to compile all sizes, by the arithmetic of ``device``."""
-        return self.device.compile_s(self.shape(setup))
+    def compile_s(self, setup: Setup) -> float | None:
+        """Time to compile all sizes, by the arithmetic of ``device``; None of a vLLM, which compiles none."""
+        return None if self.server.is_vllm else self.device.compile_s(self.shape(setup))
 
 
 def default_levers(server: ServerSpec) -> tuple[str, ...]:

@@ -133,6 +133,27 @@ def test_ladders_rise_by_a_quarter_of_an_octave_and_end_at_the_most() -> None:
     assert list(ladder(1, 4)) == [1, 2, 3, 4]
 
 
+def test_memory_that_a_vllm_shows_does_not_follow_the_limit() -> None:
+    server = ServerSpec(model="any", rules="vllm-paged", decode_buckets=(), max_num_seqs=3, slot_tokens=4096)
+    shown = Setup.of(server)._replace(num_gpu_blocks=5000)
+    base = Baseline(server, shown)
+    more = base.implied(6)
+    assert more.num_gpu_blocks == 5000
+    assert base.keys(more) == {"max_num_seqs": 6}
+    assert base.memory_gib(more) is None
+
+
+def test_prefix_caching_is_tried_with_every_limit_that_is_about_as_good() -> None:
+    server = ServerSpec(
+        **{"rules": "vllm-paged", "model": "any", "cost_model": "emulated-gpu", "decode_buckets": []},
+        **{"max_num_seqs": 2, "prefix_caching": False, "num_gpu_blocks": 4000},
+    )
+    explored = found(server, WorkloadSpec(num_sessions=8, wait_cap_s=1.0), ("max_num_seqs", "prefix_caching"))
+    limits = {setup.max_num_seqs for setup, _ in explored.screened if setup.prefix_caching}
+    assert {2, 6, 10} <= limits
+    assert any("as many as there are agents at a time" in line for line in explored.bounds)
+
+
 def test_memory_that_follows_the_limit_is_no_change_of_its_own() -> None:
     base = Baseline(ServerSpec())
     more = base.implied(16)

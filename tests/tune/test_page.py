@@ -12,7 +12,7 @@ from harness.errors import ExitCode
 from harness.model.spec import ExperimentSpec, parse_experiment
 from harness.model.spec.base import tomllib
 from harness.tune.answer import answer, to_copy, tuned_text
-from harness.tune.confirm import BEST, SMALLEST, Confirmed
+from harness.tune.confirm import BEST, SMALLEST, Confirmed, base_of
 from harness.tune.explore import Explored
 from harness.tune.folder import explored_from, explored_table
 from harness.tune.page import Found, tune_page, unbroken
@@ -97,14 +97,15 @@ def test_only_a_prediction_is_called_predicted() -> None:
     [
         ("emulator", {}, "harness server emulator --max-num-seqs 8 --decode-buckets 1,2,4,8 --kv-slots 16"),
         ("rbln", {"artifact": "model"}, 'compile with {"batch_size": 8, "decoder_batch_sizes": [1, 2, 4, 8]}'),
-        ("vllm", {"model": "Qwen/Qwen3-4B"}, "vllm serve Qwen/Qwen3-4B --max-num-seqs 8"),
+        ("vllm", {"model": "Qwen/Qwen3-4B"}, "vllm serve Qwen/Qwen3-4B --max-model-len 8192 --max-num-seqs 8"),
     ],
 )
 def test_the_command_to_copy_is_that_of_the_backend(backend: str, server: dict[str, object], command: str) -> None:
     spec = experiment(backend, **server)
     chosen = answer(spec, explored(), [shown(SMALLEST, 0.07), shown(BEST, 0.075)])
-    assert any(command in line for line in to_copy(spec, chosen))
-    assert "max_num_seqs" in tomllib.loads(tuned_text(spec, chosen))["server"]
+    base = base_of(spec, explored())
+    assert any(command in line for line in to_copy(spec, chosen, base))
+    assert "max_num_seqs" in tomllib.loads(tuned_text(spec, chosen, base))["server"]
 
 
 def test_the_page_has_the_answer_and_every_number_in_a_table_and_names_the_simulator() -> None:

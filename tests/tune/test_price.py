@@ -9,6 +9,7 @@ import pytest
 
 from harness.measure.records.store import RunStore
 from harness.model.engine.cost import load_cost_model
+from harness.model.experiment import resolve
 from harness.model.spec import ExperimentSpec, parse_experiment
 from harness.runner import ExperimentOutcome, run_experiment
 from harness.tune import confirm
@@ -60,3 +61,40 @@ def test_todays_costs_are_measured_once_and_the_search_takes_them(
     sealed = {run.path for run in RunStore(folder).sealed("unknown-calibrate")}
     assert tuned()[2] == found
     assert {run.path for run in RunStore(folder).sealed("unknown-calibrate")} == sealed
+
+
+VLLM: dict[str, Any] = {
+    "name": "own",
+    "backend": "vllm",
+    "base_seed": 7,
+    "server": {"model": "any", "max_num_seqs": 2, "slot_tokens": 2048, "prefix_caching": False},
+    "workload": {
+        "num_sessions": 6,
+        "prompt_tokens": {"distribution": "uniform", "low": 100, "high": 400},
+        "generate_tokens": {"distribution": "uniform", "low": 8, "high": 24},
+        "token_id_range": [300, 2000],
+    },
+    "limits": {"start_spread_ms": 9000.0, "rearrival_lag_p99_ms": 300.0},
+    "tune": {"may_change": ["max_num_seqs", "prefix_caching"]},
+    "condition": [{"name": "base"}],
+}
+
+
+def test_a_first_look_at_a_vllm_whose_costs_nobody_knows_says_whose_costs_it_takes(tmp_path: Path) -> None:
+    said: list[str] = []
+    quick = Tune(parse_experiment(VLLM, where="test"), tmp_path, simulated, said.append).forecast()
+    assert quick is not None
+    assert any(line.startswith("  a first look, as if it cost what 'emulated-gpu' says: ") for line in said)
+
+
+def test_a_calibration_asks_for_what_the_model_has_and_for_as_many_requests_as_there_are_agents(tmp_path: Path) -> None:
+    made = Tune(parse_experiment(VLLM, where="test"), tmp_path, simulated, lambda _line: None)
+    sweeps = made.sweeps
+    assert sweeps.workload.token_id_range == (300, 2000)
+    assert sweeps.server.max_num_seqs == 8
+    assert (sweeps.limits.start_spread_ms, sweeps.limits.rearrival_lag_p99_ms) == (9000.0, 2000.0)
+    (run,) = resolve(sweeps).runs
+    longest = max(
+        request.prompt_tokens + request.generate_tokens for each in run.plan.sessions for request in each.requests
+    )
+    assert longest <= 2048

@@ -30,6 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 OFFSETS = "workload.start_offset_s=1.0"
+VLLM = ["backend=vllm", "server.model=any"]
 NOWHERE = "http://127.0.0.1:9"
 MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"experiment": None}, "harness tune: nothing to tune is named"),
@@ -51,6 +52,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"budget": "0s"}, "tune.budget: is '0s', and a time is wanted"),
     ({"memory": "14"}, "tune.memory: is '14', and a size is wanted"),
     ({"memory": "14GB"}, "tune.memory: is '14GB', and a size is wanted"),
+    ({"memory": "4GiB", "changes": VLLM}, "tune.memory: is reckoned for a compiled model on an NPU"),
     ({"may_change": ["slot_tokens"]}, "tune.may_change: 'slot_tokens' is no key that can be searched"),
     ({"may_change": ["num_gpu_blocks"]}, "tune.may_change: 'num_gpu_blocks' is no key that can be searched"),
     ({"changes": ["tune.goal=speed"]}, "tune.goal"),
