@@ -157,7 +157,9 @@ class Workplace:
 def new_workplace(root: Path, seed: int = 424242) -> Workplace:
     """A fresh repository with the experiment and its rule committed."""
     place = Workplace(root)
-    subprocess.run(["git", "init", "-q", str(root)], check=True)
+    # Without a template's samples of hooks: each test copies all of it.
+    subprocess.run(["git", "init", "-q", "--template=", str(root)], check=True)
+    (root / ".git" / "info").mkdir()
     place.git("config", "user.name", "Tester")
     place.git("config", "user.email", "tester@example.invalid")
     place.write(".gitignore", "runs/\n")

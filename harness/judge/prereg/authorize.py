@@ -151,22 +151,17 @@ def check_sealed_runs(runs: Sequence[SealedRun]) -> Preregistration | None:
             hint="Keep each in its own records folder",
         )
     frozen: Preregistration | None = None
-    for run in runs:
-        frozen = _check_run(run)
-    return frozen
-
-
-def _check_run(run: SealedRun) -> Preregistration:
-    record = run.manifest.preregistration
-    assert record is not None, "only confirmatory runs come here"
-    copy = run.file(layout.FROZEN)
-    content = read_frozen(copy)
-    if hashlib.sha256(content).hexdigest() != record.sha256:
-        what = "its copy of the frozen file is not the file that its manifest names"
-        raise RecordsError(what, where=str(copy), hint="Restore the run from a copy")
-    frozen = parse_preregistration(content, where=str(copy))
-    for what, hint in _differences(run, frozen, record):
-        raise RecordsError(what, where=str(run.path), hint=hint)
+    for run, record in zip(runs, records, strict=True):
+        assert record is not None, "only confirmatory runs come here"
+        copy = run.file(layout.FROZEN)
+        content = read_frozen(copy)
+        if hashlib.sha256(content).hexdigest() != record.sha256:
+            what = "its copy of the frozen file is not the file that its manifest names"
+            raise RecordsError(what, where=str(copy), hint="Restore the run from a copy")
+        # All copies have the hash, and so the content, of the first.
+        frozen = frozen or parse_preregistration(content, where=str(copy))
+        for what, hint in _differences(run, frozen, record):
+            raise RecordsError(what, where=str(run.path), hint=hint)
     return frozen
 
 

@@ -101,8 +101,7 @@ class Ledger:
 
     def objects(self) -> list[tuple[str, bytes]]:
         """The commits of the chain, oldest first, each with the bytes that its hash covers."""
-        head = self.repository.resolved(self.ref)
-        line = self.repository.line_of(self.freeze_commit, head) if head else []
+        line = self.repository.line_of(self.freeze_commit, self.ref)
         return list(zip(line, self.repository.objects(*line), strict=True)) if line else []
 
     def start(self, run: PlannedRun) -> str:
@@ -163,7 +162,7 @@ class Ledger:
             )
             message = f"{event} {'/'.join(map(str, (experiment, *of_run)))}\n\n{entry.model_dump_json()}\n"
             parent = [self.freeze_commit, *chain][-1]
-            if (sha := self.repository.append(self.ref, parent, message)) is not None:
+            if (sha := self.repository.append(self.ref, parent, message, is_first=not chain)) is not None:
                 return sha
         raise RecordsError("the ledger is busy", where=self.ref, hint="Start again when the others are done")
 

@@ -80,9 +80,11 @@ class Repository:
         """The commit that a reference names, e.g. HEAD; "" when it names none."""
         return (_git_if(self.root, "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}") or "").strip()
 
-    def line_of(self, since: str, until: str) -> list[str]:
-        """Commits of ``until`` that ``since`` does not have, oldest first."""
-        return _git(self.root, "rev-list", "--reverse", "--topo-order", f"{since}..{until}").split()
+    def line_of(self, since: str, ref: str) -> list[str]:
+        """Commits of a reference that ``since`` does not have, oldest first; none where there is no such reference."""
+        # As a pattern that only it fits: one that is missing is then no error, and needs no call of its own.
+        pattern = f"--glob={ref[:-1]}[{ref[-1]}]"
+        return _git(self.root, "rev-list", "--reverse", "--topo-order", pattern, f"^{since}").split()
 
     def past_heads(self, ref: str) -> list[str]:
         """Every commit that ``ref`` ever named, as far as the reflog of this repository has it."""
@@ -93,9 +95,12 @@ class Repository:
         names = _git(self.root, "for-each-ref", "--contains", sha, "--format=%(refname:short)", "refs/remotes")
         return sorted(set(names.split()))
 
-    def append(self, ref: str, parent: str, message: str) -> str | None:
-        """Add a commit without changes after ``parent`` and move ``ref`` to it; None when another was faster."""
-        held = self.resolved(ref)
+    def append(self, ref: str, parent: str, message: str, *, is_first: bool) -> str | None:
+        """Add a commit without changes after ``parent`` and move ``ref`` to it; None when another was faster.
+
+        is_first: the reference may not be there yet.
+        """
+        held = self.resolved(ref) if is_first else parent
         if (held or parent) != parent:
             return None
         arguments = ("commit-tree", f"{parent}^{{tree}}", "-p", parent, "-m", message)

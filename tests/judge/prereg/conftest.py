@@ -25,6 +25,20 @@ def measured_repository(new_repository: Path, tmp_path_factory: pytest.TempPathF
         patched.chdir(root)
         place = Workplace(root)
         place.run_confirmatory(place.freeze().path)
+        place.git("repack", "-q", "-a", "-d")
+    return root
+
+
+@pytest.fixture(scope="session")
+def open_repository(new_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All frozen runs are sealed, and one is INVALID and may be repeated once."""
+    root = shutil.copytree(new_repository, tmp_path_factory.mktemp("open") / "repository")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(root)
+        place = Workplace(root)
+        place.allow_retries(1)
+        place.run_confirmatory(place.freeze().path, busy=["base/1"])
+        place.git("repack", "-q", "-a", "-d")
     return root
 
 
@@ -49,16 +63,23 @@ def with_invalid(new_repository: Path, tmp_path_factory: pytest.TempPathFactory)
 @pytest.fixture
 def place(new_repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workplace:
     """A user's repository; paths in its files are relative to it."""
-    return _entered(new_repository, tmp_path, monkeypatch)
+    return entered(new_repository, tmp_path, monkeypatch)
 
 
 @pytest.fixture
 def measured(measured_repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workplace:
     """A repository whose experiment was frozen and then run."""
-    return _entered(measured_repository, tmp_path, monkeypatch)
+    return entered(measured_repository, tmp_path, monkeypatch)
 
 
-def _entered(repository: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Workplace:
+@pytest.fixture
+def still_open(open_repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workplace:
+    """A repository with an INVALID frozen run that may still be repeated; nobody has looked."""
+    return entered(open_repository, tmp_path, monkeypatch)
+
+
+def entered(repository: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Workplace:
+    """A copy of a repository, in which the test then is."""
     root = shutil.copytree(repository, folder / "repository")
     monkeypatch.chdir(root)
     return Workplace(root)

@@ -30,10 +30,8 @@ def looks(place: Workplace) -> list[Entry]:
     return [entry for entry in entries if entry.event == "look"]
 
 
-def test_nothing_is_decided_while_an_invalid_run_may_still_be_repeated(place: Workplace) -> None:
-    place.allow_retries(1)
-    frozen = place.freeze().path
-    place.run_confirmatory(frozen, busy=["base/1"])
+def test_nothing_is_decided_while_an_invalid_run_may_still_be_repeated(still_open: Workplace) -> None:
+    place, frozen = still_open, still_open.frozen
     judgement = decide(place.sealed)
     decision = only(judgement)
     assert decision.outcome is Outcome.WITHHELD
@@ -48,10 +46,8 @@ def test_nothing_is_decided_while_an_invalid_run_may_still_be_repeated(place: Wo
     assert any(line.startswith("repeated base/1, valid now; was INVALID: ") for line in judgement.account_lines)
 
 
-def test_the_decision_stands_on_fewer_blocks_once_the_repetitions_are_used_up(place: Workplace) -> None:
-    place.allow_retries(1)
-    frozen = place.freeze().path
-    place.run_confirmatory(frozen, busy=["base/1"])
+def test_the_decision_stands_on_fewer_blocks_once_the_repetitions_are_used_up(still_open: Workplace) -> None:
+    place, frozen = still_open, still_open.frozen
     place.run_confirmatory(frozen, busy=["base/1"], resume=True, retry_invalid=True)
     decided = harness(place, "decide", "small", "--runs", "runs")
     assert decided.returncode == 0, decided.stderr
@@ -75,10 +71,8 @@ def test_runs_without_any_repetition_are_decided_at_once_and_say_on_how_many_blo
     assert "no repetition of an INVALID run allowed" in judgement.account_lines[0]
 
 
-def test_each_look_before_the_end_stands_in_the_ledger_and_the_first_one_after_it(place: Workplace) -> None:
-    place.allow_retries(1)
-    frozen = place.freeze().path
-    place.run_confirmatory(frozen, busy=["base/1"])
+def test_each_look_before_the_end_stands_in_the_ledger_and_the_first_one_after_it(still_open: Workplace) -> None:
+    place, frozen = still_open, still_open.frozen
     for words in (["decide", "small"], ["table", "small"], ["decide", "small"], ["compare", "runs/small"]):
         # Such a decision is still withheld: 5.
         assert harness(place, *words, "--runs", "runs").returncode == (5 if words[0] == "decide" else 0)
@@ -96,9 +90,8 @@ def test_each_look_before_the_end_stands_in_the_ledger_and_the_first_one_after_i
     assert len(looks(place)) == 5
 
 
-def test_a_look_without_the_ledger_is_said_and_adds_nothing_elsewhere(place: Workplace) -> None:
-    place.allow_retries(1)
-    place.run_confirmatory(place.freeze().path, busy=["base/1"])
+def test_a_look_without_the_ledger_is_said_and_adds_nothing_elsewhere(still_open: Workplace) -> None:
+    place = still_open
     clone = place.root.parent / "clone"
     place.git("clone", "-q", str(place.root), str(clone))
     place.runs.rename(clone / "runs")

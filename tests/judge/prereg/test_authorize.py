@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,22 +24,21 @@ from harness.model.spec import ServerSpec
 from harness.runner import StopFlag, run_experiment
 from harness.runner.experiment import will_fail_again
 from harness.runner.progress import RunSealed
+from tests.judge.prereg.conftest import entered
 from tests.support import command_line
 from tests.support.workplace import RULE, Workplace
 
 
-def test_confirmatory_runs_carry_their_preregistration(place: Workplace) -> None:
-    frozen = place.freeze()
-    runs = place.run_confirmatory(frozen.path)
+def test_confirmatory_runs_carry_their_preregistration(measured: Workplace) -> None:
+    runs, commit = measured.sealed, measured.git("log", "-1", "--format=%H").strip()
     assert len(runs) == 6
     for run in runs:
         assert run.is_valid, run.invalid_reasons
         assert run.manifest.label == "confirmatory"
         assert run.manifest.preregistration is not None
-        assert frozen.commit is not None
-        assert run.manifest.preregistration.commit == frozen.commit.sha
-        assert run.file(layout.FROZEN).read_bytes() == frozen.path.read_bytes()
-    assert check_sealed_runs(runs) == frozen.preregistration
+        assert run.manifest.preregistration.commit == commit
+        assert run.file(layout.FROZEN).read_bytes() == measured.frozen.read_bytes()
+    assert check_sealed_runs(runs) == parse_preregistration(measured.frozen.read_bytes(), where="small.json")
 
 
 def test_runs_without_one_are_exploratory(place: Workplace) -> None:
@@ -127,6 +127,24 @@ def _uncommit(place: Workplace, frozen: Path) -> None:
     place.git("commit", "-q", "-m", "forget it")
 
 
+@pytest.fixture(scope="module")
+def authorized(new_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository with a patch, costs of its own and a freeze that authorizes its runs."""
+    root = shutil.copytree(new_repository, tmp_path_factory.mktemp("authorized") / "repository")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(root)
+        place = Workplace(root)
+        place.write("patches/vendor-1/observe.patch", "as it was")
+        place.write("plans/costs/mine.toml", find_cost_file("paper").read_text())
+        place.experiment_file.write_text(
+            place.experiment_file.read_text().replace("max_num_seqs = 8", 'cost_model = "plans/costs/mine.toml"')
+        )
+        place.commit_all()
+        place.freeze()
+        authorize(place.frozen, runs_root=place.runs)
+    return root
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -143,18 +161,13 @@ def _uncommit(place: Workplace, frozen: Path) -> None:
         (_uncommit, "is not committed"),
     ],
 )
-def test_each_reason_against_a_confirmatory_run_is_named(place: Workplace, change: Change, reason: str) -> None:
-    place.write("patches/vendor-1/observe.patch", "as it was")
-    place.write("plans/costs/mine.toml", find_cost_file("paper").read_text())
-    place.experiment_file.write_text(
-        place.experiment_file.read_text().replace("max_num_seqs = 8", 'cost_model = "plans/costs/mine.toml"')
-    )
-    place.commit_all()
-    frozen = place.freeze().path
-    authorize(frozen, runs_root=place.runs)
-    change(place, frozen)
+def test_each_reason_against_a_confirmatory_run_is_named(
+    authorized: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Change, reason: str
+) -> None:
+    place = entered(authorized, tmp_path, monkeypatch)
+    change(place, place.frozen)
     with pytest.raises(SpecError, match=reason) as refused:
-        authorize(frozen, runs_root=place.runs)
+        authorize(place.frozen, runs_root=place.runs)
     assert "\n" not in str(refused.value)
     assert not place.runs.exists()
 
@@ -281,17 +294,16 @@ def test_an_interrupted_confirmatory_experiment_is_resumed_under_its_authorizati
     assert check_sealed_runs(done.runs) == preregistration
 
 
-def test_an_invalid_confirmatory_run_is_repeated_only_as_often_as_was_frozen(place: Workplace) -> None:
-    frozen = place.freeze()
-    manifest = place.run_confirmatory(frozen.path)[0].path / "manifest.json"
+def test_an_invalid_confirmatory_run_is_repeated_only_as_often_as_was_frozen(measured: Workplace) -> None:
+    manifest = measured.sealed[0].path / "manifest.json"
     table = json.loads(manifest.read_text()) | {"status": "invalid", "invalid_reasons": ["late"]}
     manifest.write_text(Manifest.model_validate(table).to_json())
-    preregistration, authorization = authorize(frozen.path, runs_root=place.runs)
-    assert will_fail_again(next(run for run in RunStore(place.runs).sealed() if not run.is_valid))
+    preregistration, authorization = authorize(measured.frozen, runs_root=measured.runs)
+    assert will_fail_again(next(run for run in RunStore(measured.runs).sealed() if not run.is_valid))
     with pytest.raises(SpecError, match="the 0 repetitions that this freeze allows are used up"):
         run_experiment(
             preregistration.experiment,
-            runs_root=place.runs,
+            runs_root=measured.runs,
             authorization=authorization,
             resume=True,
             retry_invalid=True,

@@ -22,6 +22,7 @@ from harness.measure.records.run import SealedRun
 from harness.measure.records.store import RunStore
 from harness.runner import StopFlag, run_experiment
 from harness.runner.progress import RunSealed
+from tests.judge.prereg.conftest import entered
 from tests.support.workplace import Workplace
 
 
@@ -173,12 +174,23 @@ NOTICED: dict[Cheat, str] = {
 }
 
 
+@pytest.fixture(scope="module")
+def judged_repository(measured_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An honest experiment, looked at once: it passes."""
+    root = shutil.copytree(measured_repository, tmp_path_factory.mktemp("judged") / "repository")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(root)
+        assert verdict(Workplace(root)) == "PASS"
+    return root
+
+
 @pytest.mark.parametrize("cheat", NOTICED, ids=lambda cheat: cheat.__name__)
-def test_a_cheat_is_noticed(measured: Workplace, cheat: Cheat) -> None:
-    frozen = measured.frozen
-    assert verdict(measured) == "PASS"
-    cheat(measured, frozen)
-    told = verdict(measured)
+def test_a_cheat_is_noticed(
+    judged_repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cheat: Cheat
+) -> None:
+    place = entered(judged_repository, tmp_path, monkeypatch)
+    cheat(place, place.frozen)
+    told = verdict(place)
     assert not told.startswith("PASS")
     assert any(words in told for words in NOTICED[cheat].split("|")), told
 
@@ -201,11 +213,9 @@ def test_a_run_that_is_started_until_it_pleases_decides_nothing(place: Workplace
     assert "WITHHELD: base/0 was started 4 times, the limit is 3" in verdict(place)
 
 
-def test_a_verdict_that_is_looked_at_first_cannot_be_kept_or_repeated_away(place: Workplace) -> None:
+def test_a_verdict_that_is_looked_at_first_cannot_be_kept_or_repeated_away(still_open: Workplace) -> None:
     """Load the machine in a block that displeases, look, and choose whether to repeat it."""
-    place.allow_retries(1)
-    frozen = place.freeze().path
-    place.run_confirmatory(frozen, busy=["base/1"])
+    place, frozen = still_open, still_open.frozen
     assert verdict(place).startswith("WITHHELD: base/1 is INVALID")
     # To take the INVALID run away, so that its block is only missing, is no way out.
     shutil.rmtree(place.runs / "small/base/1")
@@ -216,10 +226,8 @@ def test_a_verdict_that_is_looked_at_first_cannot_be_kept_or_repeated_away(place
         place.run_confirmatory(frozen, resume=True)
 
 
-def test_a_look_that_is_taken_out_of_the_ledger_is_noticed(place: Workplace) -> None:
-    place.allow_retries(1)
-    frozen = place.freeze().path
-    place.run_confirmatory(frozen, busy=["base/1"])
+def test_a_look_that_is_taken_out_of_the_ledger_is_noticed(still_open: Workplace) -> None:
+    place, frozen = still_open, still_open.frozen
     assert verdict(place).startswith("WITHHELD")
     place.git("update-ref", head(place), f"{head(place)}~1")
     place.run_confirmatory(frozen, resume=True, retry_invalid=True)

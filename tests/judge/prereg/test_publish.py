@@ -130,9 +130,8 @@ def test_the_page_draws_the_interval_of_a_cost_ratio_below_its_sentence(with_inv
     assert places == sorted(places)
 
 
-def test_an_open_experiment_is_published_withheld_and_the_look_is_in_it(place: Workplace) -> None:
-    place.allow_retries(1)
-    place.run_confirmatory(place.freeze().path, busy=["base/1"])
+def test_an_open_experiment_is_published_withheld_and_the_look_is_in_it(still_open: Workplace) -> None:
+    place = still_open
     judgement = publish(place.sealed, place.root / "small.zip")
     assert [one.outcome.value for one in judgement.decisions] == ["WITHHELD"]
     checked = check_published(place.root / "small.zip")
