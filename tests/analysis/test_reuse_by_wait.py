@@ -18,11 +18,9 @@ from harness.analysis.reuse import Rearrival, rearrivals
 from harness.analysis.reuse_by_wait import EDGES_S, ReuseShare, reuse_by_wait, reuse_by_wait_rows
 from harness.analysis.stats import Interval, NoInterval, share_interval
 from harness.analysis.summary import summarise
-from harness.measure.records.run import SealedRun
-from harness.runner import run_experiment
+from tests.analysis.conftest import Simulated
 from tests.support.analysis_tables import request_row, requests_table
 from tests.support.command_line import harness
-from tests.support.experiments import small_experiment
 from tests.support.report_runs import seal_demo
 
 SECOND = 1_000_000_000
@@ -140,11 +138,6 @@ def test_a_share_of_all_of_none_or_of_few_has_no_interval() -> None:
     assert share_interval(few[:5], ones[:5]) is NoInterval.RUNS
 
 
-def simulated(folder: Path, **changes: object) -> tuple[SealedRun, ...]:
-    spec = small_experiment(**{"backend": "sim", "workload": RETURNING, "replicates": 6, **changes})
-    return run_experiment(spec, runs_root=folder).runs
-
-
 @pytest.mark.parametrize(
     "server",
     [
@@ -159,36 +152,37 @@ def simulated(folder: Path, **changes: object) -> tuple[SealedRun, ...]:
     ],
     ids=["slots", "paged"],
 )
-def test_the_table_and_python_show_what_the_simulator_reused(tmp_path: Path, server: dict[str, object]) -> None:
+def test_the_table_and_python_show_what_the_simulator_reused(simulated: Simulated, server: dict[str, object]) -> None:
     conditions = [{"name": "base"}, {"name": "cold", "server": {"prefix_caching": False}}]
     changes = {"condition": conditions} if "rules" in server else {}
-    runs = simulated(tmp_path, server=server, **changes)
+    runs = simulated(workload=RETURNING, replicates=2, server=server, **changes)
+    where = ("--reuse-by-wait", "--runs", str(runs[0].path.parents[2]))
     summary = summarise(runs)
-    rows = json.loads(harness("table", "small", "--reuse-by-wait", "--format", "json", "--runs", str(tmp_path)).stdout)
+    rows = json.loads(harness("table", "small", *where, "--format", "json").stdout)
     assert rows == summary.reuse_by_wait_to_arrow().to_pylist()
     for condition in summary.conditions:
         mine = [row for row in rows if row["condition"] == condition.name]
         assert len(mine) >= 3
-        assert sum(row["num_returns"] for row in mine) == condition.reuse.num_rearrivals == 6 * 6 * 3
+        assert sum(row["num_returns"] for row in mine) == condition.reuse.num_rearrivals == 2 * 6 * 3
         assert sum(row["num_reused"] for row in mine) == condition.reuse.num_reused
         assert {row["backend"] for row in mine} == {"sim"}
-    told = harness("table", "small", "--reuse-by-wait", "--format", "csv", "--runs", str(tmp_path)).stdout
+    told = harness("table", "small", *where, "--format", "csv").stdout
     assert len(list(csv.DictReader(io.StringIO(told)))) == len(rows)
-    text = harness("table", "small", "--reuse-by-wait", "--runs", str(tmp_path)).stdout
+    text = harness("table", "small", *where).stdout
     assert "Reuse by wait" in text
     assert "Predicted" in text
     assert f"{rows[0]['num_returns']}" in text
 
 
-def test_only_replicates_that_all_conditions_have_are_counted(tmp_path: Path) -> None:
-    runs = [run for run in simulated(tmp_path, replicates=2) if run.label != "more/1"]
+def test_only_replicates_that_all_conditions_have_are_counted(simulated: Simulated) -> None:
+    runs = [run for run in simulated(workload=RETURNING, replicates=2) if run.label != "more/1"]
     rows = summarise(runs).reuse_by_wait_to_arrow().to_pylist()
     assert sum(row["num_returns"] for row in rows if row["condition"] == "base") == 6 * 3
 
 
-def test_the_table_says_that_no_session_returns_and_refuses_two_tables_at_once(tmp_path: Path) -> None:
-    simulated(tmp_path, replicates=1, workload={**RETURNING, "requests_per_session": 1})
-    where = ("--reuse-by-wait", "--runs", str(tmp_path))
+def test_the_table_says_that_no_session_returns_and_refuses_two_tables_at_once(simulated: Simulated) -> None:
+    (run, *_) = simulated(replicates=1, workload={**RETURNING, "requests_per_session": 1})
+    where = ("--reuse-by-wait", "--runs", str(run.path.parents[2]))
     assert "No session returns" in harness("table", "small", *where).stdout
     assert json.loads(harness("table", "small", *where, "--format", "json").stdout) == []
     refused = harness("table", "small", *where, "--serving")

@@ -12,26 +12,22 @@ from harness.analysis.serving import Latencies, Percentile, Rate, latencies, per
 from harness.analysis.stats import NoInterval
 from harness.analysis.summary import summarise
 from harness.errors import SpecError
-from harness.measure.records.run import SealedRun
 from harness.measure.records.store import RunStore
 from harness.model.sim import simulate
 from harness.model.spec import parse_experiment
 from harness.present.report import serving_tables
 from harness.runner import run_experiment
+from tests.analysis.conftest import Simulated
 from tests.measure.server.test_clean_start import null_experiment
 from tests.support.experiments import small_experiment
 from tests.support.plain_server import PlainServer, plain_server
 
 SLOW = {"num_sessions": 6, "wait_cap_s": 2.0}
+BASE = [{"name": "base"}]
 
 
-def simulated(folder: Path, **changes: object) -> tuple[SealedRun, ...]:
-    spec = small_experiment(**{"backend": "sim", "workload": SLOW, "replicates": 3, **changes})
-    return run_experiment(spec, runs_root=folder).runs
-
-
-def test_times_to_the_first_token_and_between_tokens_are_the_simulators(tmp_path: Path) -> None:
-    run = simulated(tmp_path)[0]
+def test_times_to_the_first_token_and_between_tokens_are_the_simulators(simulated: Simulated) -> None:
+    run = simulated(workload=SLOW)[0]
     told = simulate(run.plan, run.server, run.cost_model).requests
     found = latencies(run)
     first, done = (told.column(name).to_numpy() for name in ("first_token_ns", "completed_ns"))
@@ -44,9 +40,9 @@ def test_times_to_the_first_token_and_between_tokens_are_the_simulators(tmp_path
     assert np.all(found.queue_ns <= found.ttft_ns)
 
 
-def test_sql_and_python_say_the_same(tmp_path: Path) -> None:
-    runs = simulated(tmp_path)
-    rows = RunStore(tmp_path).query(
+def test_sql_and_python_say_the_same(simulated: Simulated) -> None:
+    runs = simulated(workload=SLOW)
+    rows = RunStore(runs[0].path.parents[2]).query(
         "select ttft_ns, tpot_ns, e2e_ns, queue_ns, prefix from valid_latencies where condition = 'base' "
         "and replicate = 1 order by session, request"
     )
@@ -56,8 +52,8 @@ def test_sql_and_python_say_the_same(tmp_path: Path) -> None:
     assert rows.column("prefix").to_pylist() == found.prefix.tolist()
 
 
-def test_figures_are_grouped_by_turn_and_prefix_with_intervals_over_runs(tmp_path: Path) -> None:
-    serving = summarise(simulated(tmp_path, replicates=6)).serving_of("base")
+def test_figures_are_grouped_by_turn_and_prefix_with_intervals_over_runs(simulated: Simulated) -> None:
+    serving = summarise(simulated(workload=SLOW, replicates=6)).serving_of("base")
     assert serving is not None
     assert {"all", "first", "turn 0", "turn 1"} <= set(serving.groups)
     everything, again = serving.of("ttft"), serving.of("ttft", "turn 1")
@@ -71,12 +67,12 @@ def test_figures_are_grouped_by_turn_and_prefix_with_intervals_over_runs(tmp_pat
     assert everything.at(0.9).why is NoInterval.VALUES
 
 
-def test_goodput_counts_what_keeps_the_limits_and_the_window_leaves_the_start_out(tmp_path: Path) -> None:
-    generous = summarise(
-        simulated(tmp_path / "a", slo={"ttft_ms": 1e6, "tpot_ms": 1e6, "itl_ms": 1e6, "e2e_ms": 1e6})
-    ).serving[0]
-    strict = summarise(simulated(tmp_path / "b", slo={"ttft_ms": 1e-3})).serving[0]
-    late = summarise(simulated(tmp_path / "c", window={"warmup_s": 0.001})).serving[0]
+def test_goodput_counts_what_keeps_the_limits_and_the_window_leaves_the_start_out(simulated: Simulated) -> None:
+    all_of_them = {"ttft_ms": 1e6, "tpot_ms": 1e6, "itl_ms": 1e6, "e2e_ms": 1e6}
+    generous, strict, late = (
+        summarise(simulated(workload=SLOW, condition=BASE, **changes)).serving[0]
+        for changes in ({"slo": all_of_them}, {"slo": {"ttft_ms": 1e-3}}, {"window": {"warmup_s": 0.001}})
+    )
     assert generous.goodput_per_s == generous.requests_per_s
     assert strict.good_share == 0
     assert strict.goodput_per_s == Rate(0.0, None, none_of=strict.num_requests)
@@ -84,8 +80,8 @@ def test_goodput_counts_what_keeps_the_limits_and_the_window_leaves_the_start_ou
     assert late.goodput_per_s is None
 
 
-def test_rates_are_in_the_rows_for_programs_and_none_of_so_many_is_said(tmp_path: Path) -> None:
-    summary = summarise(simulated(tmp_path, slo={"ttft_ms": 1e-3}))
+def test_rates_are_in_the_rows_for_programs_and_none_of_so_many_is_said(simulated: Simulated) -> None:
+    summary = summarise(simulated(workload=SLOW, condition=BASE, slo={"ttft_ms": 1e-3}))
     rows = {row["metric"]: row for row in summary.serving_to_arrow().to_pylist() if row["group"] == "all"}
     assert rows["tokens_per_s"]["mean"] > 0
     assert rows["requests_per_s"]["mean_low"] < rows["requests_per_s"]["mean"] < rows["requests_per_s"]["mean_high"]
@@ -102,8 +98,8 @@ def test_a_percentile_lies_where_it_can_be() -> None:
     assert (moved.value, moved.at_least, moved.at_most) == (294.65, None, 310.0)
 
 
-def test_a_window_can_begin_when_every_user_has_finished_a_request(tmp_path: Path) -> None:
-    (run, *_) = simulated(tmp_path / "a", window={"after_requests": 1})
+def test_a_window_can_begin_when_every_user_has_finished_a_request(simulated: Simulated) -> None:
+    (run, *_) = simulated(workload=SLOW, condition=BASE, replicates=1, window={"after_requests": 1})
     requests = run.table("requests").to_pydict()
     first_done = max(
         min(done for done, owner in zip(requests["done_ns"], requests["session"], strict=True) if owner == session)
@@ -112,7 +108,7 @@ def test_a_window_can_begin_when_every_user_has_finished_a_request(tmp_path: Pat
     due_later = sum(due >= first_done for due in requests["due_ns"])
     assert 0 < due_later < len(requests["due_ns"])
     assert len(latencies(run).session) == due_later
-    (never, *_) = simulated(tmp_path / "b", window={"after_requests": 1000})
+    (never, *_) = simulated(workload=SLOW, condition=BASE, replicates=1, window={"after_requests": 1000})
     assert len(latencies(never).session) == 0
 
 
@@ -126,12 +122,12 @@ LATENCY_OF_TARGET: dict[str, Callable[[Latencies, int], float]] = {
 
 
 @pytest.mark.parametrize("slo", LATENCY_OF_TARGET)
-def test_each_target_limits_the_latency_that_it_names(tmp_path: Path, slo: str) -> None:
-    observed = [latencies(run) for run in simulated(tmp_path / "without") if run.condition == "base"]
+def test_each_target_limits_the_latency_that_it_names(simulated: Simulated, slo: str) -> None:
+    observed = [latencies(run) for run in simulated(workload=SLOW) if run.condition == "base"]
     values = [LATENCY_OF_TARGET[slo](one, row) / 1e6 for one in observed for row in range(len(one.turn))]
     limit = float(np.mean(values))
     targets = {"itl_ms": limit, "itl_percentile": 90} if slo == "itl_percentile" else {slo: limit}
-    found = summarise(simulated(tmp_path / "with", slo=targets)).serving_of("base")
+    found = summarise(simulated(workload=SLOW, condition=BASE, slo=targets)).serving_of("base")
     assert found is not None
     assert found.good_share == pytest.approx(np.mean([value <= limit for value in values]))
     assert 0 < found.good_share < 1
@@ -142,15 +138,15 @@ def test_a_percentile_of_gaps_without_a_limit_is_refused() -> None:
         parse_experiment({**small_experiment().model_dump(mode="json"), "slo": {"itl_percentile": 99}}, where="x.toml")
 
 
-def test_without_streaming_nothing_is_said_of_tokens(tmp_path: Path) -> None:
-    serving = summarise(simulated(tmp_path, client={"stream": False})).serving[0]
+def test_without_streaming_nothing_is_said_of_tokens(simulated: Simulated) -> None:
+    serving = summarise(simulated(workload=SLOW, condition=BASE, client={"stream": False})).serving[0]
     assert serving.of("ttft") is None
     assert serving.of("itl") is None
     assert serving.of("e2e") is not None
 
 
-def test_three_runs_have_no_interval_and_no_bound(tmp_path: Path) -> None:
-    found = summarise(simulated(tmp_path)).serving[0].of("ttft")
+def test_three_runs_have_no_interval_and_no_bound(simulated: Simulated) -> None:
+    found = summarise(simulated(workload=SLOW)).serving[0].of("ttft")
     assert found is not None
     assert {(one.interval, one.why, one.typical_bound) for one in found.percentiles} == {(None, NoInterval.RUNS, None)}
 
@@ -194,10 +190,10 @@ def test_rare_runs_and_sessions_have_no_interval_where_arrivals_are_closed() -> 
     assert shown == {0: [True, True, False], 1: [True, False, False], 2: [False, False, False]}
 
 
-def test_sessions_that_start_one_by_one_are_open_arrivals(tmp_path: Path) -> None:
+def test_sessions_that_start_one_by_one_are_open_arrivals(simulated: Simulated) -> None:
     apart = {**SLOW, "start_offset_s": 0.5}
     in_turns = {**SLOW, "concurrency": 2}
-    runs = [simulated(tmp_path / name, workload=one)[0] for name, one in (("a", SLOW), ("b", apart), ("c", in_turns))]
+    runs = [simulated(workload=one, condition=BASE, replicates=1)[0] for one in (SLOW, apart, in_turns)]
     assert [latencies(run).has_open_arrivals for run in runs] == [False, True, False]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +22,14 @@ from harness.model.plan.event_queue import whole_sessions
 from harness.model.spec import ExperimentSpec
 from harness.model.traces.recording import RecordedRequest, Recording, TraceHead, write_trace
 from harness.runner import run_experiment
+from tests.analysis.conftest import Simulated
 from tests.support.command_line import harness
 from tests.support.experiments import small_experiment
 from tests.support.replays import fork_and_join, plan_of, session
 
 SECOND = 1_000_000_000
+BASE = [{"name": "base"}]
 WAITING = {"num_sessions": 6, "requests_per_session": 4, "wait_cap_s": 5.0}
-
-
-def simulated(folder: Path, **changes: Any) -> tuple[SealedRun, ...]:
-    spec = small_experiment(**{"backend": "sim", "workload": WAITING, "replicates": 3, **changes})
-    return run_experiment(spec, runs_root=folder).runs
 
 
 def turn(row: dict[str, Any]) -> int:
@@ -66,9 +64,12 @@ def found(run: SealedRun) -> dict[int, int]:
     return dict(zip(times.session.tolist(), times.own_ns.tolist(), strict=True))
 
 
-@pytest.mark.parametrize("changes", [{}, {"client": {"stream": False}}, {"time_scale": 50.0}])
-def test_simulated_own_times_are_those_of_the_rows(tmp_path: Path, changes: dict[str, Any]) -> None:
-    for run in simulated(tmp_path, **changes):
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"client": {"stream": False}, "condition": BASE}, {"time_scale": 50.0, "condition": BASE, "replicates": 1}],
+)
+def test_simulated_own_times_are_those_of_the_rows(simulated: Simulated, changes: dict[str, Any]) -> None:
+    for run in simulated(workload=WAITING, **changes):
         assert found(run) == by_hand(run)
         assert len(found(run)) == 6
 
@@ -81,17 +82,18 @@ def test_emulated_own_times_are_those_of_the_rows_and_count_what_the_client_was_
     assert waits_ns.sum() == run.plan.total_wait_ns
 
 
-def test_sql_and_python_say_the_same_of_sessions(tmp_path: Path) -> None:
-    runs = simulated(tmp_path)
+def test_sql_and_python_say_the_same_of_sessions(simulated: Simulated) -> None:
+    runs = simulated(workload=WAITING)
     times = session_times(next(run for run in runs if run.label == "base/1"))
     assert times is not None
-    rows = RunStore(tmp_path).query(
+    store = RunStore(runs[0].path.parents[2])
+    rows = store.query(
         "select * from valid_sessions where condition = 'base' and replicate = 1 order by first_ns, session"
     )
     for name in ("session", "num_requests", "first_ns", "last_ns", "wait_ns", "own_ns"):
         assert rows.column(name).to_pylist() == getattr(times, name).tolist()
     assert rows.column("outcome").to_pylist() == ["finished"] * 6
-    connection = RunStore(tmp_path).connect()
+    connection = store.connect()
     assert connection.sql("select count(*) from sessions").fetchall() == [(6 * len(runs),)]
     connection.close()
 
@@ -143,7 +145,7 @@ def swept(rows: list[dict[str, Any]], last_ns: int) -> int:
     return busy_ns - (since_ns - last_ns)
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(recordings=trees())
 def test_own_times_of_any_trees_are_the_time_in_which_a_request_was_due(
     tmp_path_factory: pytest.TempPathFactory, recordings: list[Recording]
@@ -204,14 +206,14 @@ def test_sessions_that_begin_in_the_window_count_whole_and_those_begun_in_the_mi
     assert rows == [{"n": 2}]
 
 
-def test_percentiles_have_intervals_over_six_runs_and_the_target_counts_sessions_per_hour(tmp_path: Path) -> None:
-    runs = simulated(tmp_path, replicates=6, workload=WAITING | {"num_sessions": 4}, slo={"session_s": 7.5})
+def test_percentiles_have_intervals_over_six_runs_and_the_target_counts_sessions_per_hour(simulated: Simulated) -> None:
+    runs = simulated(replicates=6, workload=WAITING | {"num_sessions": 4}, slo={"session_s": 7.5}, condition=BASE)
     base = next(one for one in summarise(runs).sessions if one.condition == "base")
     assert base.num_finished == 24
     interval = base.percentiles[0].interval
     assert interval is not None
     assert interval.low < base.percentiles[0].value < interval.high
-    assert summarise(runs[:8]).sessions[0].percentiles[0].why is not None, "four runs"
+    assert summarise(runs[:4]).sessions[0].percentiles[0].why is not None, "four runs"
     times = [found(run) for run in runs if run.condition == "base"]
     within = sum(value <= 7.5 * SECOND for of_run in times for value in of_run.values())
     assert base.share_within == within / 24
@@ -225,11 +227,12 @@ def test_percentiles_have_intervals_over_six_runs_and_the_target_counts_sessions
 
 
 def test_measures_of_sessions_stand_in_table_compare_gate_history_export_query_and_report(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    simulated: Simulated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    simulated(tmp_path / "runs", replicates=4, workload=WAITING | {"num_sessions": 6}, slo={"session_s": 9.0})
-    simulated(tmp_path / "again", replicates=4, workload=WAITING | {"num_sessions": 6}, slo={"session_s": 9.0})
+    (first, *_) = simulated(replicates=4, workload=WAITING, slo={"session_s": 9.0})
+    for name in ("runs", "again"):
+        shutil.copytree(first.path.parents[2], tmp_path / name)
     columns = ("session_p50_s", "session_p90_s", "session_p99_s", "session_goodput_per_h")
     table = harness("table", "small", "--format", "json").stdout
     assert all(f'"{name}"' in table for name in columns)
@@ -254,8 +257,8 @@ def test_measures_of_sessions_stand_in_table_compare_gate_history_export_query_a
     assert "Within: finished within 9 s of own time" in (tmp_path / "page.html").read_text()
 
 
-def test_a_target_that_no_session_meets_is_compared_as_none_of_so_many(tmp_path: Path) -> None:
-    runs = simulated(tmp_path, replicates=4, workload=WAITING | {"num_sessions": 6}, slo={"session_s": 0.001})
+def test_a_target_that_no_session_meets_is_compared_as_none_of_so_many(simulated: Simulated) -> None:
+    runs = simulated(replicates=4, workload=WAITING, slo={"session_s": 0.001})
     names = list(dict.fromkeys(run.condition for run in runs))
     base, other = (Side(name, tuple(run for run in runs if run.condition == name)) for name in names)
     rows = {row["measure"]: row for row in compare_all([(other, base)]).records()}
@@ -265,10 +268,10 @@ def test_a_target_that_no_session_meets_is_compared_as_none_of_so_many(tmp_path:
 
 
 def test_a_target_on_the_command_stands_for_that_of_the_experiment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    simulated: Simulated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    simulated(tmp_path / "runs")
+    shutil.copytree(simulated(workload=WAITING)[0].path.parents[2], tmp_path / "runs")
     without = harness("compare", "runs/small", "--format", "csv").stdout
     assert "session_p50_s" in without
     assert "session_goodput" not in without
