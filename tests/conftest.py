@@ -37,15 +37,15 @@ def twin(request: pytest.FixtureRequest) -> TwinEnvironment:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_audit() -> None:
-    """See ``tests.support.one_audit``, ``asking_here``, ``forked_servers`` and ``patience``."""
+    """See ``tests.support.one_audit``, ``asking_here``, ``forked_children`` and ``patience``."""
     from tests.support.asking_here import ask_here
-    from tests.support.forked_servers import fork_servers
+    from tests.support.forked_children import fork_children
     from tests.support.one_audit import audit_once
     from tests.support.patience import be_patient
 
     audit_once()
     ask_here()
-    fork_servers()
+    fork_children()
     be_patient()
 
 

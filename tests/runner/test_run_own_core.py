@@ -12,7 +12,7 @@ import pytest
 from harness.runner import run_experiment
 from harness.runner.progress import ProgressEvent, ServerReady
 from tests.support.experiments import small_experiment
-from tests.support.forked_servers import started_anew
+from tests.support.forked_children import started_anew
 
 pytestmark = pytest.mark.live
 

@@ -13,17 +13,23 @@ import tempfile
 from collections.abc import Callable, Mapping
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-_processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["tests.support.loaded"])
+_from = SimpleNamespace(processes=multiprocessing.get_context("forkserver"))
+_from.processes.set_forkserver_preload(["tests.support.loaded"])
 
 
 def start_forked(work: Callable[..., object], *arguments: Any, **of_process: Any) -> BaseProcess:
     """A process that calls ``work``; of_process: as ``in_place_of`` takes it."""
-    process = _processes.Process(target=_work, args=(work, arguments, of_process))
+    process = _from.processes.Process(target=_work, args=(work, arguments, of_process))
     process.start()
     return process
+
+
+def fork_from_here() -> None:
+    """From now on fork from this very process, which was forked itself."""
+    _from.processes = multiprocessing.get_context("fork")
 
 
 def _work(work: Callable[..., object], arguments: tuple[Any, ...], of_process: Mapping[str, Any]) -> None:

@@ -28,7 +28,7 @@ from tests.runner.backends.test_vllm import experiment
 from tests.support.as_simulated import held_to_the_simulator, other_decisions
 from tests.support.experiments import UNHURRIED, small_experiment
 from tests.support.fake_vllm import fake_vllm
-from tests.support.forked_servers import started_anew
+from tests.support.forked_children import started_anew
 from tests.support.processes import commands_of_children, is_alive
 
 # What another Python can change of a router is in test_router.

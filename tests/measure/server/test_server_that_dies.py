@@ -13,7 +13,7 @@ from harness.present.report import write_report
 from harness.runner import run_experiment
 from harness.runner.progress import ProgressEvent, RequestFinished
 from tests.support.experiments import UNHURRIED
-from tests.support.forked_servers import started_anew
+from tests.support.forked_children import started_anew
 from tests.support.places import processes_naming
 
 pytestmark = pytest.mark.live

@@ -17,7 +17,7 @@ from harness.measure.server.process import free_port
 from harness.model.spec import ServerSpec
 from harness.runner.backends.emulator import EmulatorBackend
 from harness.runner.run import LaunchOptions
-from tests.support.forked_servers import started_anew
+from tests.support.forked_children import started_anew
 from tests.support.processes import serving
 
 SERVER = ServerSpec(max_num_seqs=8, decode_buckets=(1, 2, 4, 6, 8))

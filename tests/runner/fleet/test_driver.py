@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import psutil
 import pytest
 
 from harness.errors import SpecError
@@ -17,13 +16,14 @@ from harness.runner import StopFlag, run_experiment
 from harness.runner.fleet.driver import shared_cores
 from harness.runner.progress import ProgressEvent, RunSealed, RunStarted
 from tests.support.experiments import UNHURRIED, small_experiment
-from tests.support.processes import commands_of_children
+from tests.support.forked import ForkedProcess
+from tests.support.forked_children import of_fleets
 
 pytestmark = [pytest.mark.live, pytest.mark.same_everywhere]
 
 
-def workers() -> list[psutil.Process]:
-    return [one for one, command in commands_of_children() if "harness.runner.fleet.worker" in command]
+def workers() -> list[ForkedProcess]:
+    return [worker for worker in of_fleets if worker.poll() is None]
 
 
 def test_a_fleet_interrupted_killed_and_resumed_makes_each_run_once_on_its_device(tmp_path: Path):
