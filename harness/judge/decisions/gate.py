@@ -355,7 +355,10 @@ def _tested(
         estimates = [one._replace(mean=-one.mean) for one in estimates]
     (new_down, new_up), (base_down, base_up) = (log_bounds(figure.name, side) for side in zip(*pairs, strict=True))
     late = (new_down - base_up, new_up - base_down)
-    test = _with_limits(empty, estimates, policy, family, late=late)
+    test, is_open = _with_limits(empty, estimates, policy, family, late=late)
+    if is_open:
+        more = _more_blocks(estimates[-1], math.log(test.limit), policy, family, len(estimates))
+        test = replace(test, more_blocks=more)
     logs = (1 if figure.is_lower_better else -1) * np.array(ratios[-1].values)
 
     def without(place: int) -> GateVerdict | None:
@@ -363,7 +366,7 @@ def _tested(
         left = [*pairs[:place], *pairs[place + 1 :]] if place >= 0 else pairs
         values = logs if place < 0 else np.delete(logs, place)
         estimate = estimate_of(values.tolist(), [run for run, _ in left])
-        return None if estimate is None else _with_limits(empty, [estimate], policy, family, late=late).verdict
+        return None if estimate is None else _with_limits(empty, [estimate], policy, family, late=late)[0].verdict
 
     return replace(test, shape="; ".join(filter(None, [_deciding(pairs, without), skew_in_words(logs)])))
 
@@ -411,8 +414,8 @@ def _with_limits(
     family: int,
     *,
     late: tuple[float, float] = (0.0, 0.0),
-) -> GateTest:
-    """The verdict by the limits of all looks.
+) -> tuple[GateTest, bool]:
+    """The verdict by the limits of all looks, and whether more blocks would tell what these do not.
 
     estimates: of each look, this one last. late: how far the log ratio may lie below and above, as tokens were read
     late.
@@ -439,16 +442,9 @@ def _with_limits(
     if is_late:
         why = f"tokens were read late: the ratio may be {math.exp(last.mean + late[0]):.3f} to "
         why += f"{math.exp(last.mean + late[1]):.3f}"
-    return replace(
-        test,
-        verdict=verdict,
-        why=why,
-        ratio=math.exp(last.mean),
-        low=math.exp(low),
-        high=math.exp(high),
-        looks=num_looks,
-        more_blocks=_more_blocks(last, last.mean - at, policy, family, num_looks) if is_open and not is_late else None,
-    )
+    ratio, low, high = math.exp(last.mean), math.exp(low), math.exp(high)
+    told = replace(test, verdict=verdict, why=why, ratio=ratio, low=low, high=high, looks=num_looks)
+    return told, is_open and not is_late
 
 
 def _spent(alpha: float, num_looks: int) -> float:
@@ -467,8 +463,12 @@ def _boundaries(estimates: Sequence[Estimate], alpha: float) -> tuple[float, ...
     return tuple(t_quantile(1 - 2 * share, one.degrees) for share, one in zip(alone, estimates, strict=True))
 
 
-def _more_blocks(estimate: Estimate, above: float, policy: GatePolicy, family: int, num_looks: int) -> int | None:
-    """Blocks beside those at hand that would tell at the next look, should ratio and spread stay as measured."""
+def _more_blocks(estimate: Estimate, at: float, policy: GatePolicy, family: int, num_looks: int) -> int | None:
+    """Blocks beside those at hand that would tell at the next look, should ratio and spread stay as measured.
+
+    at: the log of the limit.
+    """
+    above = estimate.mean - at
     sd = max(estimate.error * math.sqrt(estimate.num_units), NO_SPREAD)
     alpha = _spent(policy.alpha, num_looks + 1) - _spent(policy.alpha, num_looks)
     needed = blocks_for_superiority(sd, -abs(above), alpha / family if above > 0 else alpha, policy.power)

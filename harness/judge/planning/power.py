@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,11 +96,17 @@ def _over_spread(value: Callable[[FloatArray], FloatArray], degrees: int, most: 
     start = max(0.0, math.sqrt(degrees) - 9.0)
     if end <= start:
         return 0.0
+    ratios, weights = _chi_nodes(degrees, start, end)
+    return min(1.0, max(0.0, float(np.sum(weights * value(ratios)))))
+
+
+@lru_cache(maxsize=512)
+def _chi_nodes(degrees: int, start: float, end: float) -> tuple[FloatArray, FloatArray]:
+    """Nodes of s / sigma, and their weights times the density of chi, from ``start`` to ``end``."""
     nodes, weights = _gauss_legendre(NODES)
     x = start + (nodes + 1) * (end - start) / 2
     log_density = (1 - degrees / 2) * math.log(2) - math.lgamma(degrees / 2) + (degrees - 1) * np.log(x) - x**2 / 2
-    total = float(np.sum(weights * np.exp(log_density) * value(x / math.sqrt(degrees)))) * (end - start) / 2
-    return min(1.0, max(0.0, total))
+    return x / math.sqrt(degrees), weights * np.exp(log_density) * (end - start) / 2
 
 
 def fewest(value: Callable[[int], float], wanted: float) -> int | None:

@@ -9,6 +9,7 @@ import difflib
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast, get_args
 
@@ -35,6 +36,9 @@ _KEY = re.compile(r"\s*([A-Za-z0-9_\"'-]+(?:\s*\.\s*[A-Za-z0-9_\"'-]+)*)\s*=")
 NAME_PATTERN = re.compile(r"^[a-z0-9][a-z0-9._-]{0,63}$")
 
 
+NUMBERS, BOOLS = frozenset((int, float)), frozenset((bool,))
+
+
 class Spec(BaseModel):
     """Base of all specifications: frozen, and an unknown key is an error."""
 
@@ -51,12 +55,12 @@ class Spec(BaseModel):
         wrong: dict[str, Any] = {
             key: str(value).lower()
             for key, value in given.items()
-            if isinstance(value, bool) and _takes_only(cls, key, {int, float})
+            if isinstance(value, bool) and _takes_only(cls, key, NUMBERS)
         }
         wrong |= {
             key: [value]
             for key, value in given.items()
-            if isinstance(value, (str, int, float)) and not isinstance(value, bool) and _takes_only(cls, key, {bool})
+            if isinstance(value, (str, int, float)) and not isinstance(value, bool) and _takes_only(cls, key, BOOLS)
         }
         return {**given, **wrong} if wrong else given
 
@@ -69,7 +73,8 @@ class Spec(BaseModel):
             raise SpecError(describe_validation_error(error), where=where, hint=hint) from error
 
 
-def _takes_only(model: type[BaseModel], key: str, kinds: set[Any]) -> bool:
+@lru_cache(maxsize=4096)
+def _takes_only(model: type[BaseModel], key: str, kinds: frozenset[Any]) -> bool:
     """Whether a key of a model takes values of these kinds alone, or none."""
     if key not in model.model_fields:
         return False

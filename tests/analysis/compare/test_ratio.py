@@ -46,12 +46,12 @@ def cost_file(folder: Path, *, with_errors: bool) -> str:
 def sealed(folder: Path, *, with_errors: bool, until_decided: bool = False) -> list[SealedRun]:
     spec = small_experiment(
         backend="sim",
-        replicates=8,
+        replicates=6,
         baseline="base",
         condition=CONDITIONS,
         rules=("superiority",),
         server={"cost_model": cost_file(folder, with_errors=with_errors)},
-        **({"stop": {"margin": 0.001, "budget": 8}} if until_decided else {}),
+        **({"stop": {"margin": 0.001, "budget": 6}} if until_decided else {}),
     )
     spec = spec.until_decided() if until_decided else spec
     return list(run_experiment(spec, runs_root=folder / f"{with_errors}-{until_decided}").runs)

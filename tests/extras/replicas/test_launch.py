@@ -6,7 +6,6 @@ import json
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -47,16 +46,10 @@ def routed(runs_root: Path, policy: str = "session-affinity", **router: object) 
 
 
 @pytest.fixture(scope="module")
-def run_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], SealedRun]:
-    """The valid run of a policy, made once: by the first test that reads it."""
-    made: dict[str, SealedRun] = {}
-
-    def run(policy: str) -> SealedRun:
-        if policy not in made:
-            made[policy] = routed(tmp_path_factory.mktemp(policy), policy)
-        assert made[policy].is_valid, made[policy].invalid_reasons
-        return made[policy]
-
+def by_prefixes(tmp_path_factory: pytest.TempPathFactory) -> SealedRun:
+    """The valid run of a router that knows prefixes."""
+    run = routed(tmp_path_factory.mktemp("prefix-aware"), "prefix-aware")
+    assert run.is_valid, run.invalid_reasons
     return run
 
 
@@ -65,11 +58,8 @@ def decisions(run: SealedRun) -> list[list[object]]:
     return [json.loads(line) for line in run.file(layout.ROUTED).read_text().splitlines()]
 
 
-@pytest.mark.parametrize("policy", ["least-requests", "prefix-aware"])
-def test_the_router_decides_as_its_policy_does_for_the_same_arrivals(
-    run_of: Callable[[str], SealedRun], policy: str
-) -> None:
-    run = run_of(policy)
+def test_the_router_decides_as_its_policy_does_for_the_same_arrivals(by_prefixes: SealedRun) -> None:
+    run = by_prefixes
     named = {
         name: (session, request)
         for name, session, request in values_of(run.table("requests"), "request_id", "session", "request")
@@ -78,14 +68,12 @@ def test_the_router_decides_as_its_policy_does_for_the_same_arrivals(
     served = engines_of(run)
     logged = {named[name]: rest[1] for _at, what, name, *rest in decisions(run) if what == "route"}
     assert served == logged
-    if policy == "prefix-aware":
-        homes = {session: {served[key] for key in served if key[0] == session} for session, _ in served}
-        assert all(len(replicas) == 1 for replicas in homes.values())
+    homes = {session: {served[key] for key in served if key[0] == session} for session, _ in served}
+    assert all(len(replicas) == 1 for replicas in homes.values())
 
 
-@pytest.mark.parametrize("policy", ["least-requests", "prefix-aware"])
-def test_live_replicas_make_the_steps_of_the_simulator(run_of: Callable[[str], SealedRun], policy: str) -> None:
-    run = run_of(policy)
+def test_live_replicas_make_the_steps_of_the_simulator(by_prefixes: SealedRun) -> None:
+    run = by_prefixes
     held = [held_to_the_simulator(run, replica) for replica in range(2)]
     assert [each.differing for each in held] == [[], []]
     assert sum(each.requests for each in held) == run.table("requests").num_rows
@@ -94,8 +82,8 @@ def test_live_replicas_make_the_steps_of_the_simulator(run_of: Callable[[str], S
         assert [each.late for each in held] == [0, 0]
 
 
-def test_the_sums_of_replicas_are_what_the_door_saw(run_of: Callable[[str], SealedRun]) -> None:
-    run = run_of("prefix-aware")
+def test_the_sums_of_replicas_are_what_the_door_saw(by_prefixes: SealedRun) -> None:
+    run = by_prefixes
     servers, figures = servers_in(run), figures_of_sealed(run)
     own = run_figures(run)
     assert sum(server.steps.num_rows for server in servers) == own.num_steps == run.table("steps").num_rows
@@ -217,7 +205,7 @@ def test_a_port_of_one_server_is_refused_for_several() -> None:
 
 def test_the_number_of_each_replica_of_a_vllm_is_in_its_environment_and_arguments(tmp_path: Path) -> None:
     numbered = {"env": {"MINE": "{replica}"}, "extra_args": ["--seed", "{replica}"]}
-    routed_vllm = {"replicas": 2, "router": {"policy": "round-robin"}, **numbered}
+    routed_vllm = {"replicas": 2, "router": {"policy": "least-requests"}, **numbered}
     spec = experiment(fake_vllm(tmp_path / "env"), {}, **routed_vllm)
     (run,) = run_experiment(spec, runs_root=tmp_path / "runs").runs
     assert "setting-differs" not in {finding.code for finding in run.manifest.findings}
