@@ -25,7 +25,7 @@ from tests.support.recorded_sessions import (
     recorded,
 )
 
-NUM_PLANS = 50
+NUM_PLANS = 28
 SERVER = ServerSpec.model_validate(
     {"rules": "vllm-paged", "cost_model": "emulated-gpu", "slot_tokens": 2048, "block_size": 16}
 )

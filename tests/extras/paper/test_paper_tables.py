@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,7 @@ def one_table(root: Path, number: str) -> Table:
     return table
 
 
+@cache
 def rows_of(root: Path, number: str) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(row) for row in one_table(root, number).text_rows())
 
@@ -76,8 +78,13 @@ def test_an_unknown_number_is_refused_with_the_known_ones(tmp_path: Path) -> Non
         paper_tables(PaperRuns(tmp_path), ["XVI"])
 
 
-def test_every_table_of_runs_without_an_npu_says_so(runs_root: Path) -> None:
-    shown = [table for table in paper_tables(PaperRuns(runs_root)) if table.rows and number(table) != "XV"]
+@pytest.fixture(scope="module")
+def every_table(runs_root: Path) -> list[Table]:
+    return list(paper_tables(PaperRuns(runs_root)))
+
+
+def test_every_table_of_runs_without_an_npu_says_so(every_table: list[Table]) -> None:
+    shown = [table for table in every_table if table.rows and number(table) != "XV"]
     assert {"II", "V", "VI", "VII", "VIII", "IX", "X", "XI", "XII", "S4", "S7", "S8", "S12"} == {
         number(table) for table in shown
     }
@@ -216,8 +223,8 @@ def test_table_xiv_without_artifacts_says_what_to_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", list(TableForm))
-def test_all_tables_are_written_in_every_form(runs_root: Path, form: TableForm) -> None:
-    page = written(paper_tables(PaperRuns(runs_root)), form)
+def test_all_tables_are_written_in_every_form(every_table: list[Table], form: TableForm) -> None:
+    page = written(every_table, form)
     assert "Baseline" in page
     assert "Confirmatory" in page or "Exploratory" in page
 

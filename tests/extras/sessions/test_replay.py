@@ -13,7 +13,7 @@ from harness.extras.sessions.verdict import verdict_of
 from tests.support.command_line import harness
 from tests.support.recorded_sessions import record, replayed
 
-NUM_PLANS = 30
+NUM_PLANS = 12
 
 
 def changed(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
@@ -33,7 +33,7 @@ def test_no_decision_of_the_emulated_server_differs_and_its_costs_are_the_models
         assert {ratio for _count, ratio in found.typical_ratios().values()} == {1.0}
         steps += found.num_steps
         preempted += found.num_preempted
-    assert steps > 3000
+    assert steps > 1000
 
 
 def test_a_server_with_another_budget_of_tokens_is_told_apart_with_its_first_step(tmp_path: Path) -> None:

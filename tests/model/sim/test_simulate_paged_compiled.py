@@ -12,7 +12,7 @@ from harness.model.sim.plans import plan_arrays
 from harness.model.sim.simulate import run_paged
 from tests.support.paged_in_steps import counted, differences, drawn_case
 
-SEEDS = range(24)
+SEEDS = range(14)
 
 
 @pytest.mark.parametrize("most", [1 << 62, 1], ids=["steps taken at once", "step by step"])
@@ -24,7 +24,7 @@ def test_drawn_plans_on_drawn_servers_take_the_same_steps_as_in_python(most: int
 def test_the_drawn_servers_preempt_evict_pin_load_and_lose_clients() -> None:
     seen = sum((counted(drawn_case(seed)) for seed in SEEDS), Counter[str]())
 
-    assert seen["steps"] > 20_000
+    assert seen["steps"] > 10_000
     assert min(seen["preemptions"], seen["evictions"], seen["left"]) > 50
     assert min(seen["asynchronous"], seen["pinning"], seen["with second memory"]) > 5
     assert seen["asynchronous"] < seen["cases"]
