@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,17 @@ def twin(request: pytest.FixtureRequest) -> TwinEnvironment:
         return find_twin(getattr(request, "param", None))
     except HarnessError as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Temporary files of tests and of their processes lie in pytest's own folder, of which it keeps the last three.
+
+    The processes of xdist end without what is to be done at exit. The path is short: sockets lie in it too.
+    """
+    folder = tmp_path_factory.getbasetemp() / "t"
+    folder.mkdir()
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
 
 
 @pytest.fixture(scope="session", autouse=True)
