@@ -137,8 +137,7 @@ def test_every_command_of_a_page_runs(
 def called(words: str, folder: Path, shell: dict[str, str]) -> subprocess.CompletedProcess[str]:
     """A line of a page; a plain ``harness`` command needs neither a shell nor a new interpreter."""
     if words.startswith("harness ") and "~" not in words:
-        draws = words.startswith("harness report ")
-        return harness(*shlex.split(words)[1:], cwd=folder, environment=shell, draws=draws)
+        return harness(*shlex.split(words)[1:], cwd=folder, environment=shell)
     return subprocess.run(
         ["bash", "-c", words], cwd=folder, env=shell, capture_output=True, text=True, check=False, timeout=600
     )

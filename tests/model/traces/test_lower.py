@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from harness.model.plan.blocks import BlockKeys, token_block_keys
 from harness.model.plan.model import Plan, WaitKind
 from harness.model.plan.tokens import TokenStreams
 from harness.model.traces.lower import Lowering, sessions_of
-from harness.model.traces.recording import RecordedRequest, Recording
+from harness.model.traces.recording import RecordedRequest, Recording, TraceHead, load_trace, write_trace
 
 
 def ask(
@@ -125,3 +126,11 @@ def test_prompts_with_equal_block_names_share_those_tokens_and_keys_and_no_other
         prompts = [streams.prompt(session, 0, {}) for session in (one, other)]
         by_tokens = token_block_keys(prompts[0]) == token_block_keys(prompts[1])
         assert list(keys.prompt(one, 0) == keys.prompt(other, 0)) == list(by_tokens)
+
+
+def test_a_trace_that_was_written_anew_is_read_anew(tmp_path: Path) -> None:
+    head = TraceHead("t", "made", "together", 0, {}, {}, ())
+    for prompt in (200, 300):
+        write_trace(tmp_path / "t.jsonl", head, [Recording("a", 0, (ask(prompt=prompt),))])
+        (recording,) = load_trace(str(tmp_path / "t.jsonl")).recordings
+        assert recording.requests[0].prompt_tokens == prompt

@@ -159,12 +159,14 @@ def rules_for_version(version: str) -> RuleSet | None:
 
     A pre-release may decide as the release before it or as the one after it, so that each has to be read itself.
     """
-    return next((rules for rules in _TABLE if _read_version(version) in rules.releases), None)
+    read = _read_version(version)
+    return next((rules for rules in _TABLE if read in rules.releases), None)
 
 
 def rules_for_vllm(version: str) -> RuleSet | None:
     """The rules of a version of vLLM itself ("0.32.0+cpu"); None for one that nobody has read."""
-    return next((rules for rules in _TABLE if _read_version(version) in rules.vllm), None)
+    read = _read_version(version)
+    return next((rules for rules in _TABLE if read in rules.vllm), None)
 
 
 def _read_version(version: str) -> str:
