@@ -21,7 +21,7 @@ from harness.analysis.serving import (
 from harness.measure.records.schema import CHUNKS, with_newer_columns
 from harness.measure.records.store import RunStore
 from harness.runner import run_experiment
-from tests.analysis.test_serving import simulated
+from tests.analysis.conftest import Simulated
 from tests.measure.server.test_clean_start import null_experiment
 from tests.support.plain_server import PlainServer, plain_server
 
@@ -87,7 +87,7 @@ def test_answers_that_come_in_one_piece_carry_their_bounds_everywhere(tmp_path: 
     assert bound_ms < median_ms
 
 
-def test_a_simulated_run_has_no_bounds(tmp_path: Path) -> None:
-    run = simulated(tmp_path)[0]
+def test_a_simulated_run_has_no_bounds(simulated: Simulated) -> None:
+    run = simulated(workload={"num_sessions": 6, "wait_cap_s": 2.0})[0]
     assert latencies(run).late is None
     assert {bound_over(measure, [run], end) for measure in MEASURES.values() for end in measure.ends} == {None}
