@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, ParamSpec, TypeVar, cast
 
-from harness.compiled.aot import AotFunction, JitFunction
+from harness.compiled.aot import AotFunction, FunctionByKind, JitFunction
 from harness.compiled.records import IS_PLAIN_PYTHON
 
 Parameters = ParamSpec("Parameters")
@@ -50,6 +50,14 @@ def always_inline(function: Callable[Parameters, Result]) -> Callable[Parameters
     """As ``jit``, with a copy in each caller: for what most steps run, and a rare function calls too."""
     inlined = JitFunction(function, {**OPTIONS, "forceinline": True})
     return function if IS_PLAIN_PYTHON else cast("Callable[Parameters, Result]", inlined)
+
+
+def by_kind(functions: Mapping[type, Callable[..., Result]]) -> Callable[..., Result]:
+    """One name for functions that only compiled functions call: the kind of tables among its arguments chooses.
+
+    functions: by the class of the named tuple. The choice is made when a caller is compiled, and costs nothing later.
+    """
+    return FunctionByKind({kind.__qualname__: function for kind, function in functions.items()})
 
 
 def has_machine_code(function: Callable[..., Any]) -> bool:

@@ -54,6 +54,24 @@ class JitFunction:
         return type_of_function(self._dispatcher)
 
 
+class FunctionByKind:
+    """Functions of which the kind of tables among the arguments chooses one, by the name of its class."""
+
+    def __init__(self, functions: Mapping[str, Callable[..., Any]]) -> None:
+        self.functions = functions
+
+    @cached_property
+    def _numba_type_(self) -> Any:
+        from harness.compiled.linked import FunctionsByKind
+
+        return FunctionsByKind({kind: cast("Any", each)._numba_type_ for kind, each in self.functions.items()})
+
+    def __call__(self, *arguments: Any) -> Any:
+        """In the interpreter; compiled functions call the one that was chosen."""
+        kinds = (type(argument).__qualname__ for argument in arguments)
+        return next(self.functions[kind] for kind in kinds if kind in self.functions)(*arguments)
+
+
 class AotFunction:
     """One function for Python: arguments are int64 numbers, int64 arrays, tables of them and named tuples of those."""
 
@@ -152,10 +170,11 @@ def _bytecode(function: Callable[..., Any], seen: set[JitFunction]) -> Iterator[
             raise TypeError(f"{function.__qualname__}: import what it needs from {name}, of which nobody sees changes")
         if isinstance(value, int):
             yield f"{name}={value}"
-        elif isinstance(value, JitFunction) and value not in seen:
-            seen.add(value)
-            yield f"{name} {dict(value.options)}"
-            yield from _bytecode(value.function, seen)
+        for called in value.functions.values() if isinstance(value, FunctionByKind) else (value,):
+            if isinstance(called, JitFunction) and called not in seen:
+                seen.add(called)
+                yield f"{name} {dict(called.options)}"
+                yield from _bytecode(called.function, seen)
 
 
 @lru_cache(maxsize=1)

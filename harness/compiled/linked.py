@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
 from numba.core import cgutils, codegen, compiler, types
+from numba.core.imputils import lower_constant
 from numba.core.registry import cpu_target
 from numba.core.typing import templates
 from numba.core.typing.templates import AbstractTemplate, AttributeTemplate, signature
@@ -48,7 +49,7 @@ class Tables(types.Type):
     """A named tuple of tables. Its value is the address of the first one's words; the others' follow."""
 
     def __init__(self, name: str, members: dict[str, Table]) -> None:
-        self.members = members
+        self.kind, self.members = name, members
         sizes = [num_words(one) for one in members.values()]
         self.places = dict(zip(members, accumulate(sizes, initial=0), strict=False))
         self.num_words = sum(sizes)
@@ -62,6 +63,27 @@ class SeveralTables(types.Type):
     def __init__(self, each: Tables) -> None:
         self.each = each
         super().__init__(name=f"several_{each.name}")
+
+
+class FunctionsByKind(types.Callable, types.Dummy):
+    """Of several functions the one for the kind of tables among the arguments; by the name of the tables."""
+
+    def __init__(self, functions: Mapping[str, Any]) -> None:
+        self._functions = functions
+        super().__init__(name=f"by_kind_{_digest(*functions, *map(str, functions.values()))}")
+
+    def _chosen(self, arguments: Sequence[Any]) -> Any:
+        kinds = (each.kind for each in arguments if isinstance(each, Tables))
+        return next(self._functions[kind] for kind in kinds if kind in self._functions)
+
+    def get_call_type(self, context: Any, args: Any, kws: Any) -> Any:
+        return self._chosen(args).get_call_type(context, args, kws)
+
+    def get_call_signatures(self) -> Any:
+        return (), True
+
+    def get_impl_key(self, sig: Any) -> Any:
+        return self._chosen(sig.args).get_impl_key(sig)
 
 
 def _digest(*parts: object) -> str:
@@ -91,8 +113,13 @@ def num_words(kind: Any) -> int:
     return 1 + kind.ndim if isinstance(kind, Table) else 1
 
 
-for _kind in (Table, Tables, SeveralTables):
+for _kind in (Table, Tables, SeveralTables, FunctionsByKind):
     register_model(_kind)(models.OpaqueModel)
+
+
+@lower_constant(FunctionsByKind)
+def _no_value(context: Any, *_: Any) -> Any:
+    return context.get_dummy_value()
 
 
 @_types_attributes

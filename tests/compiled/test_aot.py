@@ -5,12 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
-from harness.compiled import bind, compiled
+from harness.compiled import bind, by_kind, compiled, jit
 from harness.compiled.aot import kind_of
 from harness.compiled.records import IntArray, new_records
 from harness.model.engine.scheduler import warm_up
@@ -43,6 +43,32 @@ def length_of(table: Any) -> int:
     return len(table)
 
 
+class Slots(NamedTuple):
+    held: IntArray
+
+
+class Blocks(NamedTuple):
+    held: IntArray
+
+
+@jit
+def held_slots(memory: Slots) -> int:
+    return memory.held[0]
+
+
+@jit
+def held_blocks(memory: Blocks) -> int:
+    return 16 * memory.held[0]
+
+
+held_tokens = by_kind({Slots: held_slots, Blocks: held_blocks})
+
+
+@compiled
+def held(memory: Slots | Blocks, more: int) -> int:
+    return held_tokens(memory) + more
+
+
 @compiled
 def write(numbers: IntArray, number: int) -> None:
     numbers[0] = number
@@ -59,6 +85,11 @@ def test_each_kind_of_table_has_code_of_its_own_and_each_table_its_own_values() 
     assert [first_of(numbers, 3) for numbers in (line, line + 100)] == [3, 103]
     assert [corner_of(square, 1, 2), corner_of(square + 100, 1, 0), corner_of(square, 0, 2)] == [15, 113, 12]
     assert [length_of(table) for table in (line, square, new_records(Pair, 5), line[:0])] == [4, 2, 5, 0]
+
+
+def test_the_kind_of_tables_chooses_the_function_that_is_called() -> None:
+    memory = np.array([3], dtype=np.int64)
+    assert [held(Slots(memory), 1), held(Blocks(memory), 2)] == [4, 50]
 
 
 def test_tables_of_one_row_or_column_or_none_run_the_code_of_longer_ones() -> None:

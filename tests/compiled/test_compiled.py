@@ -13,21 +13,36 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "harness"
 
 CALLER = """
+import numpy as np
 from {package}.compiled import compiled
-from {package}.model.engine.callee import tripled
+from {package}.model.engine.callee import Memory, tripled
 
 @compiled
+def held(memory: Memory) -> int:
+    return tripled(memory)
+
 def answer() -> int:
-    return tripled(14)
+    return held(Memory(np.full(1, 14, dtype=np.int64)))
 """
 CALLEE = """
-from {package}.compiled import jit
+from typing import Any, NamedTuple
+from {package}.compiled import by_kind, jit
 from {package}.model.engine.factor import FACTOR
 
+class Memory(NamedTuple):
+    held: Any
+
 @jit
-def tripled(number: int) -> int:
+def product(number: int) -> int:
     return number * FACTOR
+
+@jit
+def tripled_memory(memory: Memory) -> int:
+    return product(memory.held[0])
+
+tripled = by_kind({{Memory: tripled_memory}})
 """
+"""The callee is behind another one, which the kind of tables chooses."""
 
 
 def little_package(folder: Path) -> Path:
@@ -92,11 +107,8 @@ def test_processes_that_come_together_make_machine_code_once(tmp_path: Path) -> 
 def test_a_function_that_names_a_module_is_refused_since_changes_there_would_go_unseen(tmp_path: Path) -> None:
     engine = little_package(tmp_path)
     caller = engine / "caller.py"
-    caller.write_text(
-        caller.read_text()
-        .replace("engine.callee import tripled", "engine import callee")
-        .replace("tripled", "callee.tripled")
-    )
+    text = caller.read_text().replace("import numpy", "from harness.model.engine import callee\nimport numpy")
+    caller.write_text(text.replace("return tripled", "return callee.tripled"))
     with pytest.raises(subprocess.CalledProcessError) as failed:
         answer(engine)
     assert "import what it needs from callee" in failed.value.stderr

@@ -6,8 +6,10 @@ sent. Equal decode steps of a replica are taken at once, when they are over or w
 
 from __future__ import annotations
 
-from harness.compiled import compiled, jit
-from harness.compiled.records import Records, Several
+from typing import TypeAlias
+
+from harness.compiled import by_kind, compiled, jit
+from harness.compiled.records import Several
 from harness.extras.replicas.routing import RoutedReplica, Router, reset_router, route
 from harness.model.engine.paged_state import PagedState
 from harness.model.engine.paged_steps import more_equal_steps, paged_has_work, reset_paged
@@ -38,19 +40,17 @@ from harness.model.sim.kernel.events import (
 )
 from harness.model.sim.kernel.paged_costs import PagedCosts
 from harness.model.sim.kernel.paged_events import (
-    SessionReturn,
-    arrive_paged,
     end_steps,
     find_returns,
-    leave_paged,
     note_decision,
     note_evicted,
     paged_decodes_until,
     run_decodes,
     run_mixed,
     schedule_paged,
-    take_paged_costs,
 )
+
+AnyCosts: TypeAlias = CostArrays | PagedCosts
 
 
 @jit
@@ -139,125 +139,6 @@ def begin_slots(
 
 
 @jit
-def take_decodes(
-    plan: int, state: EngineState, cost: CostArrays, outcome: Outcome, replica: RoutedReplica, at_ns: int
-) -> None:
-    """The equal decode steps of a replica end with the first that ends at ``at_ns`` or later, if another could be
-    admitted.
-    """
-    if replica.most == 0:
-        return
-    server, until_ns = state.server[0], at_ns
-    if server.num_waiting > 0 or server.num_running >= server.active_limit:
-        until_ns = FAR
-    start_ns, abort_ns = int(replica.start_ns), int(replica.abort_ns)
-    taken, spent_ns = run_decode(plan, state, cost, outcome, start_ns, until_ns, abort_ns, int(replica.most))
-    replica.taken, replica.end_ns, replica.most = taken, start_ns + spent_ns, 0
-
-
-@jit
-def leave_slots(
-    plans: PlanArrays,
-    plan: int,
-    scratch: Scratch,
-    router: Router,
-    servers: Several[EngineState],
-    costs: Several[CostArrays],
-    outcomes: Several[Outcome],
-    expected: int,
-    session: int,
-    at_ns: int,
-) -> int:
-    """The client leaves the current request of a session; returns the new number of expected arrivals."""
-    place = int(router.sessions[session].replica)
-    take_decodes(plan, servers[place], costs[place], outcomes[place], router.replicas[place], FAR)
-    router.replicas[place].open -= 1
-    return leave(plans, plan, servers[place], scratch, outcomes[place], expected, session, at_ns)
-
-
-@jit
-def end_slots(
-    plans: PlanArrays,
-    plan: int,
-    scratch: Scratch,
-    router: Router,
-    place: int,
-    state: EngineState,
-    cost: CostArrays,
-    outcome: Outcome,
-    expected: int,
-    now_ns: int,
-) -> int:
-    """The running steps of a replica are over; returns the new number of expected arrivals."""
-    replica = router.replicas[place]
-    take_decodes(plan, state, cost, outcome, replica, FAR)
-    replica.end_ns = FAR
-    num_finished = finish_steps(state, int(replica.taken))
-    replica.open -= num_finished
-    for i in range(num_finished):
-        expected = complete(plans, plan, scratch, outcome, expected, int(state.places[i].finished), now_ns)
-    while True:
-        session = first_with_enough(plans, plan, scratch, router, state, place)
-        if session < 0:
-            return expected
-        replica.open -= 1
-        expected = leave(plans, plan, state, scratch, outcome, expected, session, now_ns)
-
-
-@jit
-def run_slots_plan(  # noqa: C901  # one compiled loop
-    plans: PlanArrays,
-    plan: int,
-    scratch: Scratch,
-    router: Router,
-    sent: Several[PagedState],
-    servers: Several[EngineState],
-    costs: Several[CostArrays],
-    outcomes: Several[Outcome],
-) -> None:
-    """Simulate one plan on fresh replicas, from its first request to the last completion."""
-    reset_router(router, sent)
-    totals = outcomes[0].totals[plan]
-    expected = begin(plans, plan, scratch, outcomes[0], int(servers[0].server[1].limit))
-    now_ns, began_ns = int(totals.end_ns), -1
-    for place in range(len(router.replicas)):
-        reset(servers[place])
-        if place > 0:
-            clear(outcomes[place].totals[plan])
-    while True:
-        while expected > 0 and scratch.heap[0].at_ns <= now_ns:
-            session = heap_pop(scratch.heap, expected)
-            expected -= 1
-            place = route(plans, plan, router, sent, session, arriving_row(plans, plan, scratch, session))
-            # After steps of no length a request may come when the next steps of this instant have begun.
-            until_ns = now_ns + (began_ns == now_ns)
-            take_decodes(plan, servers[place], costs[place], outcomes[place], router.replicas[place], until_ns)
-            arrive(plans, plan, scratch, servers[place], outcomes[place], session)
-        for place in range(len(router.replicas)):
-            if router.replicas[place].end_ns < FAR:
-                continue
-            state, cost, outcome = servers[place], costs[place], outcomes[place]
-            if not begin_slots(plans, plan, scratch, router, place, state, cost, outcome, now_ns):
-                row = state.server[0].wait_head
-                totals.stuck_session = plans.requests[plans.plans[plan].first_request + row].session
-                return
-        began_ns = now_ns
-        at_ns = first_of_replicas(router, scratch, expected)
-        if at_ns == FAR:
-            return
-        now_ns = at_ns
-        while next_abort_ns(scratch) <= now_ns:
-            session = next_to_leave(scratch)
-            totals.end_ns = now_ns
-            expected = leave_slots(plans, plan, scratch, router, servers, costs, outcomes, expected, session, now_ns)
-        for place in range(len(router.replicas)):
-            if router.replicas[place].end_ns == now_ns:
-                totals.end_ns = now_ns
-                state, cost, outcome = servers[place], costs[place], outcomes[place]
-                expected = end_slots(plans, plan, scratch, router, place, state, cost, outcome, expected, now_ns)
-
-
-@jit
 def begin_paged(
     plans: PlanArrays,
     plan: int,
@@ -294,88 +175,157 @@ def begin_paged(
 
 
 @jit
-def take_paged_decodes(
-    plan: int, state: PagedState, cost: PagedCosts, outcome: Outcome, replica: RoutedReplica, at_ns: int
-) -> None:
-    """As ``take_decodes``."""
-    if replica.most == 0:
-        return
-    server, until_ns = state.server[0], at_ns
-    if server.num_waiting > 0 or server.num_running >= server.limit:
-        until_ns = FAR
-    start_ns, abort_ns = int(replica.start_ns), int(replica.abort_ns)
-    spent_ns = run_decodes(plan, state, cost, outcome, start_ns, until_ns, abort_ns, int(replica.most))
-    replica.end_ns, replica.most = start_ns + spent_ns, 0
+def has_room_in_slots(state: EngineState) -> bool:
+    """Whether a request that comes now could be admitted beside those that run."""
+    server = state.server[0]
+    return bool(server.num_waiting == 0 and server.num_running < server.active_limit)
 
 
 @jit
-def leave_replica_paged(
+def has_room_paged(state: PagedState) -> bool:
+    """As ``has_room_in_slots``."""
+    server = state.server[0]
+    return bool(server.num_waiting == 0 and server.num_running < server.limit)
+
+
+@jit
+def finish_in_slots(
+    plans: PlanArrays,
+    plan: int,
+    state: EngineState,
+    scratch: Scratch,
+    outcome: Outcome,
+    replica: RoutedReplica,
+    expected: int,
+    now_ns: int,
+) -> int:
+    """The requests that end with the running steps of a replica; returns the new number of expected arrivals."""
+    num_finished = finish_steps(state, int(replica.taken))
+    replica.open -= num_finished
+    for place in range(num_finished):
+        expected = complete(plans, plan, scratch, outcome, expected, int(state.places[place].finished), now_ns)
+    return expected
+
+
+@jit
+def finish_in_blocks(
+    plans: PlanArrays,
+    plan: int,
+    state: PagedState,
+    scratch: Scratch,
+    outcome: Outcome,
+    replica: RoutedReplica,
+    expected: int,
+    now_ns: int,
+) -> int:
+    """As ``finish_in_slots``."""
+    expected = end_steps(plans, plan, state, scratch, outcome, expected, now_ns)
+    replica.open -= state.server[0].num_finished
+    return expected
+
+
+@jit
+def stuck_in_slots(state: EngineState) -> int:
+    """The row of a request that can never be admitted."""
+    return int(state.server[0].wait_head)
+
+
+@jit
+def stuck_paged(state: PagedState) -> int:
+    """As ``stuck_in_slots``."""
+    return int(max(state.server[0].skipped_head, state.server[0].wait_head))
+
+
+reset_server = by_kind({EngineState: reset, PagedState: reset_paged})
+begin_steps = by_kind({EngineState: begin_slots, PagedState: begin_paged})
+run_equal_steps = by_kind({EngineState: run_decode, PagedState: run_decodes})
+has_room = by_kind({EngineState: has_room_in_slots, PagedState: has_room_paged})
+finish_requests = by_kind({EngineState: finish_in_slots, PagedState: finish_in_blocks})
+stuck_row = by_kind({EngineState: stuck_in_slots, PagedState: stuck_paged})
+
+
+@jit
+def take_decodes(
+    plan: int, state: AnyState, cost: AnyCosts, outcome: Outcome, replica: RoutedReplica, at_ns: int
+) -> None:
+    """The equal decode steps of a replica end with the first that ends at ``at_ns`` or later, if another could be
+    admitted.
+    """
+    if replica.most == 0:
+        return
+    until_ns = at_ns
+    if not has_room(state):
+        until_ns = FAR
+    start_ns, abort_ns = int(replica.start_ns), int(replica.abort_ns)
+    taken, spent_ns = run_equal_steps(plan, state, cost, outcome, start_ns, until_ns, abort_ns, int(replica.most))
+    replica.taken, replica.end_ns, replica.most = taken, start_ns + spent_ns, 0
+
+
+@jit
+def leave_replica(
     plans: PlanArrays,
     plan: int,
     scratch: Scratch,
     router: Router,
-    servers: Several[PagedState],
-    costs: Several[PagedCosts],
+    servers: Several[AnyState],
+    costs: Several[AnyCosts],
     outcomes: Several[Outcome],
     expected: int,
     session: int,
     at_ns: int,
 ) -> int:
-    """As ``leave_slots``."""
+    """The client leaves the current request of a session; returns the new number of expected arrivals."""
     place = int(router.sessions[session].replica)
-    take_paged_decodes(plan, servers[place], costs[place], outcomes[place], router.replicas[place], FAR)
+    take_decodes(plan, servers[place], costs[place], outcomes[place], router.replicas[place], FAR)
     router.replicas[place].open -= 1
-    return leave_paged(plans, plan, servers[place], scratch, outcomes[place], expected, session, at_ns)
+    return leave(plans, plan, servers[place], scratch, outcomes[place], expected, session, at_ns)
 
 
 @jit
-def end_paged(
+def end_replica(
     plans: PlanArrays,
     plan: int,
     scratch: Scratch,
     router: Router,
     place: int,
-    state: PagedState,
-    cost: PagedCosts,
+    state: AnyState,
+    cost: AnyCosts,
     outcome: Outcome,
     expected: int,
     now_ns: int,
 ) -> int:
-    """As ``end_slots``."""
+    """The running steps of a replica are over; returns the new number of expected arrivals."""
     replica = router.replicas[place]
-    take_paged_decodes(plan, state, cost, outcome, replica, FAR)
+    take_decodes(plan, state, cost, outcome, replica, FAR)
     replica.end_ns = FAR
-    expected = end_steps(plans, plan, state, scratch, outcome, expected, now_ns)
-    replica.open -= state.server[0].num_finished
+    expected = finish_requests(plans, plan, state, scratch, outcome, replica, expected, now_ns)
     while True:
         session = first_with_enough(plans, plan, scratch, router, state, place)
         if session < 0:
             return expected
         replica.open -= 1
-        expected = leave_paged(plans, plan, state, scratch, outcome, expected, session, now_ns)
+        expected = leave(plans, plan, state, scratch, outcome, expected, session, now_ns)
 
 
 @jit
-def run_routed_paged_plan(  # noqa: C901  # one compiled loop
+def run_plan(  # noqa: C901  # one compiled loop
     plans: PlanArrays,
     plan: int,
     scratch: Scratch,
-    returns: Records[SessionReturn],
     router: Router,
     sent: Several[PagedState],
-    servers: Several[PagedState],
-    costs: Several[PagedCosts],
+    servers: Several[AnyState],
+    costs: Several[AnyCosts],
     outcomes: Several[Outcome],
 ) -> None:
-    """As ``run_slots_plan``."""
+    """Simulate one plan on fresh replicas, from its first request to the last completion."""
     reset_router(router, sent)
-    if len(returns) > 0:
-        find_returns(plans, plan, returns)
+    find_returns(plans, plan, scratch)
     totals = outcomes[0].totals[plan]
     expected = begin(plans, plan, scratch, outcomes[0], int(servers[0].server[1].limit))
     now_ns, began_ns = int(totals.end_ns), -1
     for place in range(len(router.replicas)):
-        reset_paged(servers[place])
+        reset_server(servers[place])
         if place > 0:
             clear(outcomes[place].totals[plan])
     while True:
@@ -385,14 +335,14 @@ def run_routed_paged_plan(  # noqa: C901  # one compiled loop
             place = route(plans, plan, router, sent, session, arriving_row(plans, plan, scratch, session))
             # After steps of no length a request may come when the next steps of this instant have begun.
             until_ns = now_ns + (began_ns == now_ns)
-            take_paged_decodes(plan, servers[place], costs[place], outcomes[place], router.replicas[place], until_ns)
-            arrive_paged(plans, plan, scratch, returns, servers[place], outcomes[place], session)
+            take_decodes(plan, servers[place], costs[place], outcomes[place], router.replicas[place], until_ns)
+            arrive(plans, plan, scratch, servers[place], outcomes[place], session)
         for place in range(len(router.replicas)):
             if router.replicas[place].end_ns < FAR:
                 continue
             state, cost, outcome = servers[place], costs[place], outcomes[place]
-            if not begin_paged(plans, plan, scratch, router, place, state, cost, outcome, now_ns):
-                row = max(state.server[0].skipped_head, state.server[0].wait_head)
+            if not begin_steps(plans, plan, scratch, router, place, state, cost, outcome, now_ns):
+                row = stuck_row(state)
                 totals.stuck_session = plans.requests[plans.plans[plan].first_request + row].session
                 return
         began_ns = now_ns
@@ -403,47 +353,26 @@ def run_routed_paged_plan(  # noqa: C901  # one compiled loop
         while next_abort_ns(scratch) <= now_ns:
             session = next_to_leave(scratch)
             totals.end_ns = now_ns
-            expected = leave_replica_paged(
-                plans, plan, scratch, router, servers, costs, outcomes, expected, session, now_ns
-            )
+            expected = leave_replica(plans, plan, scratch, router, servers, costs, outcomes, expected, session, now_ns)
         for place in range(len(router.replicas)):
             if router.replicas[place].end_ns == now_ns:
                 totals.end_ns = now_ns
                 state, cost, outcome = servers[place], costs[place], outcomes[place]
-                expected = end_paged(plans, plan, scratch, router, place, state, cost, outcome, expected, now_ns)
+                expected = end_replica(plans, plan, scratch, router, place, state, cost, outcome, expected, now_ns)
 
 
 @compiled
-def run_routed_slots(
+def run_routed(
     plans: PlanArrays,
     scratch: Scratch,
     router: Router,
     sent: Several[PagedState],
-    servers: Several[EngineState],
-    costs: Several[CostArrays],
+    servers: Several[AnyState],
+    costs: Several[AnyCosts],
     outcomes: Several[Outcome],
 ) -> None:
-    """Simulate all plans, each on fresh replicas with slots."""
+    """Simulate all plans, each on fresh replicas."""
     for plan in range(len(plans.plans)):
         for place in range(len(router.replicas)):
             take_costs(costs[place], plan)
-        run_slots_plan(plans, plan, scratch, router, sent, servers, costs, outcomes)
-
-
-@compiled
-def run_routed_paged(
-    plans: PlanArrays,
-    scratch: Scratch,
-    returns: Records[SessionReturn],
-    router: Router,
-    sent: Several[PagedState],
-    servers: Several[PagedState],
-    costs: Several[PagedCosts],
-    outcomes: Several[Outcome],
-) -> None:
-    """Simulate all plans, each on fresh replicas with paged KV memory."""
-    for plan in range(len(plans.plans)):
-        for place in range(len(router.replicas)):
-            if len(costs[place].drawn_other) > 0:
-                take_paged_costs(costs[place], plan)
-        run_routed_paged_plan(plans, plan, scratch, returns, router, sent, servers, costs, outcomes)
+        run_plan(plans, plan, scratch, router, sent, servers, costs, outcomes)

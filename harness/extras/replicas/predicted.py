@@ -8,8 +8,8 @@ from typing import TypeVar, cast
 
 import numpy as np
 
-from harness.compiled.records import Several, new_records, record_fields
-from harness.extras.replicas.kernel import run_routed_paged, run_routed_slots
+from harness.compiled.records import Several, record_fields
+from harness.extras.replicas.kernel import AnyCosts, run_routed
 from harness.extras.replicas.routing import new_router
 from harness.extras.replicas.simulated import check_simulated_router
 from harness.model.engine import CostModel, EngineConfig
@@ -19,8 +19,8 @@ from harness.model.engine.paged_state import new_paged_state
 from harness.model.plan.model import Plan, RequestPlan, SessionPlan
 from harness.model.sim.draws import Draws, nominal
 from harness.model.sim.kernel import arrays as layout
+from harness.model.sim.kernel.arrivals import AnyState
 from harness.model.sim.kernel.paged_costs import PagedCosts, paged_costs
-from harness.model.sim.kernel.paged_events import SessionReturn
 from harness.model.sim.plans import check_slots, plan_arrays
 from harness.model.sim.simulate import check_admitted
 from harness.model.spec import ServerSpec
@@ -44,44 +44,36 @@ class DrawsOnReplicas:
         check_slots(draws.arrays, config)
         arrays, replicas = draws.arrays, range(self.server.num_replicas)
         router, sent = new_router(self.server.routing.policy, len(replicas), arrays)
-        scratch, num_rows = layout.new_scratch(arrays), int(arrays.plans["num_requests"].max())
+        scratch = layout.new_scratch(arrays, knows_returns=bool(config.keep_kv_ns))
+        num_rows = int(arrays.plans["num_requests"].max())
         first = layout.new_outcome(arrays, config)
         # Requests are told apart by their place in the plan, so all replicas write into one table of them.
         outcomes = [
             first,
             *(layout.new_outcome(arrays, config)._replace(requests=first.requests) for _ in replicas[1:]),
         ]
+        states: list[AnyState]
+        costs: list[AnyCosts]
         if config.rule_set.is_paged:
             most_decodes = min(config.max_num_seqs, int(arrays.plans["num_sessions"].max()))
-            costs = paged_costs(config.paged, draws.models, most_decodes, draws.noise_seeds, draws.noise)
-            paged = Several([new_paged_state(config.paged, num_rows) for _ in replicas])
-            returns = new_records(SessionReturn, len(scratch.sessions) if config.keep_kv_ns else 0)
-            each = Several(_costs_of_each(costs, replicas))
-            run_routed_paged(arrays, scratch, returns, router, sent, paged, each, Several(outcomes))
+            in_blocks = paged_costs(config.paged, draws.models, most_decodes, draws.noise_seeds, draws.noise)
+            states = [new_paged_state(config.paged, num_rows) for _ in replicas]
+            costs = [_costs_of(in_blocks, place) for place in replicas]
         else:
-            slots = Several([new_state(config, num_rows, with_events=False) for _ in replicas])
-            run_routed_slots(
-                arrays,
-                scratch,
-                router,
-                sent,
-                slots,
-                Several(_costs_of_each(draws.costs(config), replicas)),
-                Several(outcomes),
-            )
+            in_slots = draws.costs(config)
+            states = [new_state(config, num_rows, with_events=False) for _ in replicas]
+            costs = [_costs_of(in_slots, place) for place in replicas]
+        run_routed(arrays, scratch, router, sent, Several(states), Several(costs), Several(outcomes))
         check_admitted(first, hint="Give more KV memory or shorter prompts")
         return _summed(outcomes)
 
 
-def _costs_of_each(costs: _Costs, replicas: range) -> list[_Costs]:
-    """The same costs for each replica, with noise of its own."""
-    each: list[_Costs] = []
-    for place in replicas:
-        other, drawn = costs.other.copy(), costs.drawn_other.copy()
-        other["noise_seed"][:] += place
-        drawn["noise_seed"][:] += place
-        each.append(cast("_Costs", costs._replace(batch=costs.batch.copy(), other=other, drawn_other=drawn)))
-    return each
+def _costs_of(costs: _Costs, place: int) -> _Costs:
+    """The costs of the replica at this place: the same as of the others, with noise of its own."""
+    other, drawn = costs.other.copy(), costs.drawn_other.copy()
+    other["noise_seed"][:] += place
+    drawn["noise_seed"][:] += place
+    return cast("_Costs", costs._replace(batch=costs.batch.copy(), other=other, drawn_other=drawn))
 
 
 def _summed(outcomes: Sequence[layout.Outcome]) -> layout.Outcome:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from harness.compiled.records import IntArray, Records, new_records, record_as_dict, record_fields
+from harness.compiled.records import IntArray, Records, record_as_dict, record_fields
 from harness.errors import PlanError
 from harness.model.engine.config import EngineConfig, new_state
 from harness.model.engine.cost import CostModel, load_cost_model
@@ -24,7 +24,7 @@ from harness.model.plan.model import Plan
 from harness.model.sim.kernel import arrays as layout
 from harness.model.sim.kernel import events as kernel
 from harness.model.sim.kernel.paged_costs import paged_costs
-from harness.model.sim.kernel.paged_events import SessionReturn, run_paged_plans
+from harness.model.sim.kernel.paged_events import run_paged_plans
 from harness.model.sim.plans import check_slots, plan_arrays
 from harness.model.spec import ServerSpec
 
@@ -246,12 +246,11 @@ def run_paged(  # noqa: PLR0913  # what a call of the kernel depends on
     most_decodes = min(config.max_num_seqs, int(arrays.plans["num_sessions"].max()))
     cost = paged_costs(config.paged, cost_models, most_decodes, noise_seeds, noise)
     state = new_paged_state(config.paged, int(arrays.plans["num_requests"].max()))
-    scratch = layout.new_scratch(arrays)
-    returns = new_records(SessionReturn, len(scratch.sessions) if config.keep_kv_ns else 0)
+    scratch = layout.new_scratch(arrays, knows_returns=bool(config.keep_kv_ns))
     room = (len(arrays.requests) * 16 + 64, 0) if with_records else (0, 0)
     while True:
         outcome = layout.new_outcome(arrays, config, *room)
-        run_paged_plans(arrays, state, scratch, returns, outcome, cost, 0, len(arrays.plans), max_steps)
+        run_paged_plans(arrays, state, scratch, outcome, cost, 0, len(arrays.plans), max_steps)
         check_admitted(outcome, hint="Give more num_gpu_blocks or shorter prompts")
         if not with_records:
             return outcome

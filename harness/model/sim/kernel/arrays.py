@@ -149,15 +149,28 @@ class SessionScratch:
     abort_at_ns: int
 
 
+class SessionReturn:
+    """When a session starts and ends if no answer takes any time, and how long until the first that continues it.
+
+    return_ns: FAR where none does.
+    """
+
+    start_ns: int
+    end_ns: int
+    return_ns: int
+
+
 class Scratch(NamedTuple):
     """Working memory for the largest plan. sessions (sessions,); heap (sessions,): next arrivals, earliest first.
 
-    num_watched (1,): how many sessions have a current request that the client may leave.
+    num_watched (1,): how many sessions have a current request that the client may leave. returns (sessions,) where KV
+    is kept until a session returns, else (0,).
     """
 
     sessions: Records[SessionScratch]
     heap: Records[Arrival]
     num_watched: IntArray
+    returns: Records[SessionReturn]
 
 
 class RequestResult:
@@ -292,13 +305,14 @@ def costs_of_plan(costs: CostArrays, plan: int) -> CostArrays:
     )
 
 
-def new_scratch(plans: PlanArrays) -> Scratch:
-    """Working memory for the largest of ``plans``."""
+def new_scratch(plans: PlanArrays, *, knows_returns: bool = False) -> Scratch:
+    """Working memory for the largest of ``plans``. knows_returns: a server keeps KV until a session returns."""
     num_sessions = int(plans.plans["num_sessions"].max())
     return Scratch(
         sessions=new_records(SessionScratch, num_sessions),
         heap=new_records(Arrival, num_sessions),
         num_watched=np.zeros(1, dtype=np.int64),
+        returns=new_records(SessionReturn, num_sessions if knows_returns else 0),
     )
 
 

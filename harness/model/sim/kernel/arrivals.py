@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from harness.compiled import always_inline, jit
+from harness.compiled import always_inline, by_kind, jit
 from harness.compiled.records import Records
 from harness.model.engine.paged_state import PagedState
+from harness.model.engine.paged_steps import abort_paged, keep_paged, submit_paged
+from harness.model.engine.retention import PIN_FACTOR
 from harness.model.engine.state import ROW_RUNNING, EngineState
 from harness.model.engine.steps import FAR, abort, submit
 from harness.model.sim.kernel.arrays import OWNER_STRIDE, Arrival, Outcome, PlanArrays, PlanTotals, Scratch
@@ -215,13 +217,36 @@ def note_arrival(plans: PlanArrays, plan: int, scratch: Scratch, outcome: Outcom
 
 
 @always_inline
-def arrive(plans: PlanArrays, plan: int, scratch: Scratch, state: EngineState, outcome: Outcome, session: int) -> None:
-    """The next request of a session joins the queue."""
-    row = note_arrival(plans, plan, scratch, outcome, session)
+def submit_slots(plans: PlanArrays, plan: int, _scratch: Scratch, state: EngineState, session: int, row: int) -> None:
+    """The request of this row joins the queue of a server with slots."""
     planned = plans.requests[plans.plans[plan].first_request + row]
     generate, prompt = int(planned.generate), int(planned.keep + planned.new)
     root = int(plans.sessions[plans.plans[plan].first_session + session].root)
     submit(state, row, prompt, generate, generate, root)
+
+
+@always_inline
+def submit_blocks(plans: PlanArrays, plan: int, scratch: Scratch, state: PagedState, session: int, row: int) -> None:
+    """The request of this row joins the queue of a server with paged KV memory."""
+    planned = plans.requests[plans.plans[plan].first_request + row]
+    submit_paged(state, row, int(planned.keep + planned.new), int(planned.generate), int(planned.generate))
+    if len(scratch.returns) > 0:
+        wait_ns, own = int(planned.wait_ns), plans.sessions[plans.plans[plan].first_session + session]
+        if scratch.sessions[session].next_request + 1 == own.num_requests:
+            return_ns = int(scratch.returns[session].return_ns)
+            wait_ns = return_ns if return_ns < FAR else 0
+        keep_paged(state, row, PIN_FACTOR * wait_ns)
+
+
+submit_row = by_kind({EngineState: submit_slots, PagedState: submit_blocks})
+abort_row = by_kind({EngineState: abort, PagedState: abort_paged})
+
+
+@always_inline
+def arrive(plans: PlanArrays, plan: int, scratch: Scratch, state: AnyState, outcome: Outcome, session: int) -> None:
+    """The next request of a session joins the queue."""
+    row = note_arrival(plans, plan, scratch, outcome, session)
+    submit_row(plans, plan, scratch, state, session, row)
 
 
 @always_inline
@@ -301,7 +326,7 @@ def next_abort_ns(scratch: Scratch) -> int:
 def leave(
     plans: PlanArrays,
     plan: int,
-    state: EngineState,
+    state: AnyState,
     scratch: Scratch,
     outcome: Outcome,
     expected: int,
@@ -312,9 +337,9 @@ def leave(
     row = row_of(plans, plan, scratch, session)
     result = outcome.requests[plans.plans[plan].first_request + row]
     if result.first_token_ns >= at_ns and plans.requests[plans.plans[plan].first_request + row].abort_ns > 0:
-        result.first_token_ns = -1  # its prefill ends without a token for it
+        result.first_token_ns = -1  # its prefill ends without a token for it; slots note the end of a prefill before
     result.aborted_tokens = state.rows[row].output
-    abort(state, row)
+    abort_row(state, row)
     return complete(plans, plan, scratch, outcome, expected, row, at_ns)
 
 
@@ -339,7 +364,7 @@ def leaves_first(scratch: Scratch, expected: int, end_ns: int) -> int:
 def leave_by(
     plans: PlanArrays,
     plan: int,
-    state: EngineState,
+    state: AnyState,
     scratch: Scratch,
     outcome: Outcome,
     expected: int,
@@ -363,7 +388,7 @@ def leave_by(
 def leave_with_enough(
     plans: PlanArrays,
     plan: int,
-    state: EngineState,
+    state: AnyState,
     scratch: Scratch,
     outcome: Outcome,
     expected: int,

@@ -352,12 +352,15 @@ def run_plan(  # noqa: C901, PLR0912  # one compiled loop
 
 
 @jit
-def take_costs(cost: CostArrays, draw: int) -> None:
-    """Copy the drawn costs of a plan to the costs that the kernel reads."""
+def take_costs(cost: CostArrays | PagedCosts, draw: int) -> None:
+    """Copy the drawn costs of a plan, if any, to the costs that the kernel reads."""
+    if len(cost.drawn_other) == 0:
+        return
     size = len(cost.batch)
+    # Both sides of an assignment are of one kind of costs.
     for i in range(size):
-        cost.batch[i] = cost.drawn_batch[draw * size + i]
-    cost.other[0] = cost.drawn_other[draw]
+        cost.batch[i] = cost.drawn_batch[draw * size + i]  # pyright: ignore[reportArgumentType]
+    cost.other[0] = cost.drawn_other[draw]  # pyright: ignore[reportArgumentType]
 
 
 @compiled
@@ -373,6 +376,5 @@ def run_plans(
 ) -> None:
     """Simulate plans [first_plan, last_plan), each on a fresh server: the kernel's only entrypoint."""
     for plan in range(first_plan, last_plan):
-        if len(cost.drawn_other) > 0:
-            take_costs(cost, plan - first_plan)
+        take_costs(cost, plan - first_plan)
         run_plan(plans, plan, state, cost, scratch, outcome, max_steps)

@@ -5,61 +5,46 @@ It plays a plan as ``events`` does on a server with slots: the same clients, the
 
 from __future__ import annotations
 
-from harness.compiled import always_inline, compiled, jit
-from harness.compiled.records import Records
+from harness.compiled import compiled, jit
 from harness.model.engine.paged_state import PagedState
 from harness.model.engine.paged_steps import (
-    abort_paged,
     decide_running,
     decide_waiting,
     finish_paged,
-    keep_paged,
     more_equal_steps,
     next_ahead,
     paged_has_work,
     reset_paged,
     skip_steps,
-    submit_paged,
     take_ahead,
 )
-from harness.model.engine.retention import PIN_FACTOR
 from harness.model.engine.state import CALLER_REQUEST, ROW_GONE, STEP_DECODE, STEP_PREFILL
 from harness.model.engine.steps import FAR
 from harness.model.sim.kernel.arrays import Outcome, PlanArrays, Scratch
 from harness.model.sim.kernel.arrivals import (
+    arrive,
     begin,
     complete,
-    has_enough,
     heap_pop,
-    leaves_first,
+    leave_by,
+    leave_with_enough,
     load_keys,
     next_abort_ns,
-    note_arrival,
-    row_of,
     steps_to_enough,
 )
-from harness.model.sim.kernel.events import noisy_ns, steps_so_far
+from harness.model.sim.kernel.events import noisy_ns, steps_so_far, take_costs
 from harness.model.sim.kernel.paged_costs import PagedCosts, chunk_ns, paged_step_ns
 
 STEP_MIXED = 3
 """Decodes and parts of prompts in one step."""
 
 
-class SessionReturn:
-    """When a session starts and ends if no answer takes any time, and how long until the first that continues it.
-
-    return_ns: FAR where none does.
-    """
-
-    start_ns: int
-    end_ns: int
-    return_ns: int
-
-
 @jit
-def find_returns(plans: PlanArrays, plan: int, returns: Records[SessionReturn]) -> None:
-    """How long the text of each session waits at its end, as ``return_waits_ns`` has it."""
-    own, followers = plans.plans[plan], plans.followers
+def find_returns(plans: PlanArrays, plan: int, scratch: Scratch) -> None:
+    """How long the text of each session waits at its end, as ``return_waits_ns`` has it; where a server keeps KV."""
+    own, followers, returns = plans.plans[plan], plans.followers, scratch.returns
+    if len(returns) == 0:
+        return
     for session in range(own.num_sessions):
         returns[session].start_ns = 0
         returns[session].return_ns = FAR
@@ -100,88 +85,6 @@ def schedule_paged(plans: PlanArrays, plan: int, state: PagedState, loaded: int)
     if ahead >= 0:
         loaded = decide_paged(plans, plan, state, ahead, 0, loaded)
     return loaded
-
-
-@always_inline
-def arrive_paged(
-    plans: PlanArrays,
-    plan: int,
-    scratch: Scratch,
-    returns: Records[SessionReturn],
-    state: PagedState,
-    outcome: Outcome,
-    session: int,
-) -> None:
-    """The next request of a session joins the queue."""
-    row = note_arrival(plans, plan, scratch, outcome, session)
-    planned = plans.requests[plans.plans[plan].first_request + row]
-    submit_paged(state, row, int(planned.keep + planned.new), int(planned.generate), int(planned.generate))
-    if len(returns) > 0:
-        wait_ns, own = int(planned.wait_ns), plans.sessions[plans.plans[plan].first_session + session]
-        if scratch.sessions[session].next_request + 1 == own.num_requests:
-            wait_ns = int(returns[session].return_ns) if returns[session].return_ns < FAR else 0
-        keep_paged(state, row, PIN_FACTOR * wait_ns)
-
-
-@jit
-def leave_paged(
-    plans: PlanArrays,
-    plan: int,
-    state: PagedState,
-    scratch: Scratch,
-    outcome: Outcome,
-    expected: int,
-    session: int,
-    at_ns: int,
-) -> int:
-    """The client leaves the current request of a session; returns the new number of expected arrivals."""
-    row = row_of(plans, plan, scratch, session)
-    outcome.requests[plans.plans[plan].first_request + row].aborted_tokens = state.rows[row].output
-    abort_paged(state, row)
-    return complete(plans, plan, scratch, outcome, expected, row, at_ns)
-
-
-@jit
-def leave_by_paged(
-    plans: PlanArrays,
-    plan: int,
-    state: PagedState,
-    scratch: Scratch,
-    returns: Records[SessionReturn],
-    outcome: Outcome,
-    expected: int,
-    end_ns: int,
-) -> int:
-    """While a step runs that ends at ``end_ns``: arrivals before its end and clients that leave by then."""
-    while True:
-        session = leaves_first(scratch, expected, end_ns)
-        if session >= 0:
-            at_ns = int(scratch.sessions[session].abort_at_ns)
-            expected = leave_paged(plans, plan, state, scratch, outcome, expected, session, at_ns)
-        elif session == -1:
-            session = heap_pop(scratch.heap, expected)
-            expected -= 1
-            arrive_paged(plans, plan, scratch, returns, state, outcome, session)
-        else:
-            return expected
-
-
-@jit
-def leave_with_enough_paged(
-    plans: PlanArrays,
-    plan: int,
-    state: PagedState,
-    scratch: Scratch,
-    outcome: Outcome,
-    expected: int,
-    now_ns: int,
-) -> int:
-    """Clients leave that have received the tokens after which they leave, in the order of their sessions."""
-    while True:
-        session = has_enough(plans, plan, scratch, state)
-        if session < 0:
-            return expected
-        expected = leave_paged(plans, plan, state, scratch, outcome, expected, session, now_ns)
 
 
 @jit
@@ -307,8 +210,8 @@ def run_decodes(
     until_ns: int,
     abort_ns: int,
     most: int,
-) -> int:
-    """Take the running decode step, and the equal steps after it, see ``paged_decodes_until``; returns their time."""
+) -> tuple[int, int]:
+    """Take the running decode step, and the equal steps after it, see ``paged_decodes_until``."""
     number = steps_so_far(outcome, plan)
     taken, spent_ns = paged_decodes_until(state, cost, number, now_ns, until_ns, abort_ns, most)
     if len(outcome.steps) > 0:
@@ -318,7 +221,7 @@ def run_decodes(
         skip_steps(state, taken - 1)
     outcome.totals[plan].decode_steps += taken
     outcome.totals[plan].decode_ns += spent_ns
-    return spent_ns
+    return taken, spent_ns
 
 
 @jit
@@ -343,7 +246,8 @@ def run_decodes_to_next(
         most = min(most, steps_to_enough(plans, plan, scratch, state))
     if server.num_waiting == 0 and server.num_running < server.limit and expected > 0:
         until_ns = int(scratch.heap[0].at_ns)
-    return run_decodes(plan, state, cost, outcome, now_ns, until_ns, abort_ns, most)
+    _, spent_ns = run_decodes(plan, state, cost, outcome, now_ns, until_ns, abort_ns, most)
+    return spent_ns
 
 
 @jit
@@ -397,7 +301,6 @@ def run_paged_plan(
     state: PagedState,
     cost: PagedCosts,
     scratch: Scratch,
-    returns: Records[SessionReturn],
     outcome: Outcome,
     max_steps: int,
 ) -> None:
@@ -406,8 +309,7 @@ def run_paged_plan(
     Its totals name the session whose request can never be admitted, or -1.
     """
     reset_paged(state)
-    if len(returns) > 0:
-        find_returns(plans, plan, returns)
+    find_returns(plans, plan, scratch)
     server, totals = state.server[0], outcome.totals[plan]
     expected, loaded, num_evicted = begin(plans, plan, scratch, outcome, int(server.limit)), -1, 0
     has_aborts = plans.plans[plan].num_abortable > 0
@@ -416,7 +318,7 @@ def run_paged_plan(
         while expected > 0 and scratch.heap[0].at_ns <= now_ns:
             session = heap_pop(scratch.heap, expected)
             expected -= 1
-            arrive_paged(plans, plan, scratch, returns, state, outcome, session)
+            arrive(plans, plan, scratch, state, outcome, session)
         if paged_has_work(state) == 0:
             if expected == 0:
                 break
@@ -435,20 +337,11 @@ def run_paged_plan(
             break
         now_ns += run_step(plans, plan, state, cost, scratch, outcome, expected, now_ns, max_steps)
         if has_aborts:
-            expected = leave_by_paged(plans, plan, state, scratch, returns, outcome, expected, now_ns)
+            expected = leave_by(plans, plan, state, scratch, outcome, expected, now_ns)
         expected = end_steps(plans, plan, state, scratch, outcome, expected, now_ns)
         if has_aborts:
-            expected = leave_with_enough_paged(plans, plan, state, scratch, outcome, expected, now_ns)
+            expected = leave_with_enough(plans, plan, state, scratch, outcome, expected, now_ns)
     totals.end_ns = now_ns
-
-
-@jit
-def take_paged_costs(cost: PagedCosts, draw: int) -> None:
-    """Copy the drawn costs of a plan to the costs that the loop reads."""
-    size = len(cost.batch)
-    for i in range(size):
-        cost.batch[i] = cost.drawn_batch[draw * size + i]
-    cost.other[0] = cost.drawn_other[draw]
 
 
 @compiled
@@ -456,7 +349,6 @@ def run_paged_plans(
     plans: PlanArrays,
     state: PagedState,
     scratch: Scratch,
-    returns: Records[SessionReturn],
     outcome: Outcome,
     cost: PagedCosts,
     first_plan: int,
@@ -465,6 +357,5 @@ def run_paged_plans(
 ) -> None:
     """Simulate plans [first_plan, last_plan), each on a fresh server: this module's only entrypoint."""
     for plan in range(first_plan, last_plan):
-        if len(cost.drawn_other) > 0:
-            take_paged_costs(cost, plan - first_plan)
-        run_paged_plan(plans, plan, state, cost, scratch, returns, outcome, max_steps)
+        take_costs(cost, plan - first_plan)
+        run_paged_plan(plans, plan, state, cost, scratch, outcome, max_steps)
