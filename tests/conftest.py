@@ -87,6 +87,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadGroupSch
     return _OneProcessPerServer(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
+@pytest.fixture(scope="module", autouse=True)
+def what_is_loaded_stays(one_audit: None) -> None:
+    """As ``pytest_collection_finish``, of what tests have loaded since then."""
+    del one_audit
+    gc.freeze()
+
+
 def pytest_collection_finish() -> None:
     """What is loaded by now stays: no collection, with one of which each replay begins, walks it again."""
     gc.collect()

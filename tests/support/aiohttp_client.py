@@ -104,6 +104,7 @@ class AiohttpReplay:
         self._is_stopped = is_stopped
         self._on_slack = on_slack
         self._payloads: dict[int, bytes] = {}
+        self._gone = set[int]()  # rows whose body was sent
 
     def run(self) -> int:
         """Release all sessions together and see them to the end; the common start in CLOCK_MONOTONIC ns."""
@@ -163,6 +164,7 @@ class AiohttpReplay:
 
         async def on_body(_session: Any, context: Any, _chunk: Any) -> None:
             self._rows.sent_ns[context.trace_request_ctx] = monotonic_ns()
+            self._gone.add(context.trace_request_ctx)
 
         trace = aiohttp.TraceConfig()
         trace.on_request_chunk_sent.append(on_body)
@@ -219,13 +221,16 @@ class AiohttpReplay:
         exchange = asyncio.ensure_future(self._exchange(row, body, answer))
         try:
             await asyncio.wait({exchange}, timeout=leave_ns / NS_PER_S if leave_ns else None)
-            # The send was stamped after the wait began, and a timer may fire early by its resolution.
-            while not exchange.done() and (left_ns := self._rows.sent_ns[row] + leave_ns - monotonic_ns()) > 0:
+            # A body may go long after the wait began, and a timer may fire early by its resolution.
+            while not exchange.done() and (left_ns := self._left_ns(row, leave_ns)) > 0:
                 await asyncio.wait({exchange}, timeout=left_ns / NS_PER_S)
             return exchange.result() if exchange.done() else (ABORTED, "")
         finally:
             exchange.cancel()
             await asyncio.gather(exchange, return_exceptions=True)
+
+    def _left_ns(self, row: int, leave_ns: int) -> int:
+        return leave_ns if row not in self._gone else self._rows.sent_ns[row] + leave_ns - monotonic_ns()
 
     async def _exchange(self, row: int, body: bytes, answer: Answer) -> tuple[str, str]:
         """One request to its end; a status and its reason when it failed, two empty strings otherwise."""

@@ -92,16 +92,32 @@ def start_process(folder: Path, *flags: str, **config: Any) -> tuple[subprocess.
         return subprocess.Popen(command, stdout=log, stderr=log), log_path
 
 
+def start_forked_process(folder: Path, *flags: str, **config: Any) -> tuple[ForkedProcess, Path]:
+    """As ``start_process``, forked."""
+    config_path, log_path = _written(folder, config)
+    return _forked(("--config", str(config_path), *flags), log_path, log_path), log_path
+
+
+def run_to_exit(folder: Path, *flags: str) -> tuple[int, str]:
+    """Exit code and stderr of a server that cannot start."""
+    error = folder / "stderr"
+    return _forked(flags, folder / "stdout", error).wait(WITHIN_S), error.read_text()
+
+
 def start_ready(folder: Path, *flags: str, idle_timeout_s: float | None = None, **config: Any) -> Emulator:
     """A server process that listens. idle_timeout_s: in place of ``server.IDLE_TIMEOUT_S``."""
     config_path, log_path = _written(folder, config)
-    words, outputs = ("--config", str(config_path), *flags), {"out": log_path, "err": log_path}
-    process: Any = ForkedProcess(
-        start_forked(_serve, words, idle_timeout_s, cwd=Path.cwd(), variables=dict(os.environ), **outputs)
-    )
+    process = _forked(("--config", str(config_path), *flags), log_path, log_path, idle_timeout_s)
     address = wait_for_address(process, log_path)
     return Emulator(
         process, address, log_path, folder / "trace.jsonl", httpx.Client(base_url=address, timeout=WITHIN_S)
+    )
+
+
+def _forked(words: Sequence[str], out: Path, err: Path, idle_timeout_s: float | None = None) -> ForkedProcess:
+    variables = dict(os.environ)
+    return ForkedProcess(
+        start_forked(_serve, words, idle_timeout_s, cwd=Path.cwd(), variables=variables, out=out, err=err)
     )
 
 

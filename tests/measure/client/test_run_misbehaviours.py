@@ -36,7 +36,7 @@ def test_a_misbehaviour_ends_as_its_catalogue_says(wrong: Misbehaviour, scheme: 
 def test_answers_without_end_all_end_at_the_deadline_or_before(scheme: str) -> None:
     with RawServer(lambda asked: ENDLESS[asked.session].answer(asked)) as server:
         sessions = (session(place, num_requests=1) for place in range(len(ENDLESS)))
-        rows = rows_of(run(plan_of(*sessions), server, scheme, timeout_s=0.5))
+        rows = rows_of(run(plan_of(*sessions), server, scheme, timeout_s=0.2))
     for wrong, row in zip(ENDLESS, rows, strict=True):
         assert row["status"] in ({wrong.status} if wrong.status else {"timeout", "bad_response", "connection"}), wrong
         assert row["error"]

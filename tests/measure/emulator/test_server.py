@@ -6,8 +6,6 @@ import gzip
 import re
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -19,23 +17,11 @@ from harness.analysis.logs.parse import ParseCounts, parse_log
 from harness.errors import SpecError
 from harness.measure.emulator.config import config_from_arguments
 from harness.stacks.rbln.rules.log_grammar import KvCopyFailedEvent
-from tests.support.emulator_process import SCALE, Emulator, Start, start_process
+from tests.support.emulator_process import SCALE, Emulator, Start, run_to_exit, start_forked_process, start_process
 from tests.support.processes import WITHIN_S, comes_true
 
 pytestmark = pytest.mark.live
 PROMPT = {"prompt": "go on", "max_tokens": 4000}
-
-
-def run_to_exit(*flags: str) -> tuple[int, str]:
-    """Exit code and stderr of a server that cannot start."""
-    done = subprocess.run(
-        [sys.executable, "-m", "harness.measure.emulator", *flags],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=WITHIN_S,
-    )
-    return done.returncode, done.stderr
 
 
 def wait_for(server: Emulator, text: str) -> None:
@@ -110,12 +96,12 @@ def test_a_client_that_goes_away_frees_its_slot(start_emulator: Start) -> None:
     assert server.complete("still here", max_tokens=1)["usage"]["completion_tokens"] == 1
 
 
-def test_a_busy_port_is_one_line_and_a_failure() -> None:
+def test_a_busy_port_is_one_line_and_a_failure(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        code, text = run_to_exit("--port", str(port))
+        code, text = run_to_exit(tmp_path, "--port", str(port))
     assert code == 1
     assert re.fullmatch(
         rf"harness server emulator: 127\.0\.0\.1:{port}: cannot bind \(Address already in use\)\. .*\n", text
@@ -155,8 +141,8 @@ def test_asynchronous_scheduling_is_a_switch_as_of_vllm() -> None:
         (["--cost-model", "no-such-model"], "no-such-model"),
     ],
 )
-def test_a_bad_configuration_is_one_line_that_names_it(flags: list[str], named: str) -> None:
-    code, text = run_to_exit("--port", "0", *flags)
+def test_a_bad_configuration_is_one_line_that_names_it(tmp_path: Path, flags: list[str], named: str) -> None:
+    code, text = run_to_exit(tmp_path, "--port", "0", *flags)
     assert code == 2
     assert named in text
     assert text.count("\n") == 1
@@ -164,7 +150,7 @@ def test_a_bad_configuration_is_one_line_that_names_it(flags: list[str], named: 
 
 def test_a_trace_that_cannot_be_written_is_one_line_that_names_it(tmp_path: Path) -> None:
     trace = str(tmp_path / "missing" / "trace.jsonl")
-    code, text = run_to_exit("--port", "0", "--trace", trace)
+    code, text = run_to_exit(tmp_path, "--port", "0", "--trace", trace)
     assert code == 2
     assert trace in text
     assert text.count("\n") == 1
@@ -234,7 +220,7 @@ def test_before_0_12_a_copy_that_fails_ends_the_server(start_emulator: Start) ->
 
 
 def test_never_ready_never_listens_and_stops_when_told(tmp_path: Path) -> None:
-    process, log_path = start_process(tmp_path, "--fault", "never-ready")
+    process, log_path = start_forked_process(tmp_path, "--fault", "never-ready")
     assert comes_true(lambda: "init engine" in log_path.read_text())
     assert "Starting vLLM server" not in log_path.read_text()
     process.terminate()
@@ -242,7 +228,7 @@ def test_never_ready_never_listens_and_stops_when_told(tmp_path: Path) -> None:
 
 
 def test_a_slow_start_is_as_slow_as_asked(start_emulator: Start) -> None:
-    server = start_emulator("--fault", "slow-start-s=0.3")
+    server = start_emulator("--fault", "slow-start-s=0.1")
     assert server.complete("x", max_tokens=1)["usage"]["completion_tokens"] == 1
 
 
@@ -293,7 +279,7 @@ def test_a_body_that_unpacks_to_a_gigabyte_is_refused_unpacked_by_nobody(start_e
 
 @pytest.mark.same_everywhere
 def test_a_connection_that_asks_nothing_is_closed_before_its_first_request_and_after_one(start_emulator: Start) -> None:
-    url = start_emulator(idle_timeout_s=0.3).client.base_url
+    url = start_emulator(idle_timeout_s=0.1).client.base_url
     for asks in (b"", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", b"GET /health HT"):
         with socket.create_connection((url.host, url.port or 0), timeout=WITHIN_S) as idle:
             idle.sendall(asks)

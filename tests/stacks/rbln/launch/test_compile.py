@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import inspect
 import json
 import os
 import signal
@@ -25,16 +26,16 @@ from harness.stacks.rbln.launch.compile import (
     registered_artifact,
     require_fresh,
 )
-from tests.support.checkout import ROOT
 from tests.support.processes import comes_true, ends
+from tests.support.stacks import write_artifact
 
 SPEC = CompileSpec(model="Qwen/Qwen3-4B")
 # Exports as the real script does: specification in, folder out; counts how often it was called.
 SCRIPT = """
 import json, sys
 from pathlib import Path
-sys.path.insert(0, {checkout!r})
-from tests.support.stacks import write_artifact
+from typing import Any
+{write_artifact}
 spec, folder = json.loads(sys.argv[1]), Path(sys.argv[2])
 with open({calls!r}, "a") as calls:
     calls.write("x")
@@ -52,7 +53,9 @@ write_artifact(
 
 def _exporter(tmp_path: Path, extra: str = "") -> Exporter:
     script = tmp_path / "export.py"
-    script.write_text(SCRIPT.format(checkout=str(ROOT), calls=str(tmp_path / "calls"), extra=extra))
+    script.write_text(
+        SCRIPT.format(write_artifact=inspect.getsource(write_artifact), calls=str(tmp_path / "calls"), extra=extra)
+    )
     return Exporter(
         Path(sys.executable), script, {"optimum-rbln": "0.11.1", "rebel-compiler": "0.11.1"}, {}, free_gib=0.001
     )
