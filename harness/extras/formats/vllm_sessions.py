@@ -135,7 +135,7 @@ def _source(request: Seen, size: int) -> tuple[int, int]:
 def read_requests(
     files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None, *, is_moved: bool = True
 ) -> list[Seen]:
-    """Every request of the files, in order of arrival, those that have not ended too.
+    """Every request of the files, in the order in which they were queued, those that have not ended too.
 
     is_moved: instants become ns of the clock of the day when the first file of their machine's start was opened; else
     they stay those of that machine's monotonic clock.
@@ -150,7 +150,7 @@ def read_requests(
     clocks = _one_clock(reading.servers, notes) if is_moved else {}
     for request in reading.requests.values() if is_moved else ():
         _move(request, clocks[request.server.boot or request.server.recorder])
-    return sorted(reading.requests.values(), key=lambda request: (request.arrival_ns, request.number))
+    return sorted(reading.requests.values(), key=lambda request: (request.queued_ns, request.number))
 
 
 class _Reading:
@@ -331,27 +331,29 @@ def _recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | No
         roots[id(request)] = root
         trees.setdefault(id(root), []).append(request)
     names: dict[tuple[str, int, Block], int] = {}
-    first_ns = ended[0].arrival_ns if ended else 0
     notes.assume(NO_NAMES, sum(not request.server.block_tokens for request in ended))
     notes.assume(AFTER_ROTATION, sum(tree[0].server.part > 0 for tree in trees.values()))
-    for place, tree in enumerate(trees.values()):
+    by_start = sorted(trees.values(), key=lambda tree: tree[0].arrival_ns)
+    for place, tree in enumerate(by_start):
         root = tree[0]
         where = (root.server.recorder, root.server.part)
         blocks = chains[where].blocks_of(root) if root.server.block_tokens == notes.block_tokens else []
         numbers = tuple(names.setdefault((*where, block), len(names)) for block in blocks)
         requests = tuple(_requests(tree, numbers, notes))
-        yield Recording(hidden_name(f"session {place}"), root.arrival_ns - first_ns, requests)
+        yield Recording(hidden_name(f"session {place}"), root.arrival_ns - by_start[0][0].arrival_ns, requests)
 
 
 class Links:
-    """Finds the request that each one continues, in one file. Requests come in order of arrival.
+    """Finds the request that each one continues, in one file. Requests come in the order in which they were queued.
+
+    The engine alone tells which came first: the clock of the day may be set, or be that of another machine.
 
     A block is somebody's own when it was first had with an answer, or with a prompt that continues one.
     """
 
     def __init__(self, chains: Chains, notes: ReadNotes) -> None:
         self._chains, self._notes = chains, notes
-        # The requests whose answer ends with a block, in order of arrival; and those blocks, by who had them first.
+        # The requests whose answer ends with a block, in that order; and those blocks, by who had them first.
         self._tips: dict[Block, list[Seen]] = {}
         self._places: dict[int, list[int]] = {}
         # How many requests go on from a block with blocks of their own.
@@ -368,6 +370,8 @@ class Links:
         """Set the parent of a request, and how many of its tokens it keeps."""
         if request.server.block_tokens:
             request.parent, request.keep = self._taken_early(request) or self._parent(request)
+            parent = request.parent
+            self._notes.assume(EARLY, parent is not None and not _has_answered(parent, request))
 
     def _taken_early(self, request: Seen) -> tuple[Seen, int] | None:
         """What it continues, where that was not over when it was queued: its client had left, or needed no end."""
@@ -379,7 +383,6 @@ class Links:
                 if each.stream_tokens <= request.prompt
             ]
             if fits:
-                self._notes.assume(EARLY, not _has_ended(fits[-1], request))
                 return fits[-1], fits[-1].stream_tokens
         return None
 
@@ -424,15 +427,20 @@ class Links:
             for each in self._tips.get(tip, ())
             if _has_ended(each, request) and each.stream_tokens <= request.prompt
         ]
-        return max(fits, key=lambda each: (each.stream_tokens, each.number), default=None)
+        return max(fits, key=lambda each: (each.stream_tokens, _has_answered(each, request), each.number), default=None)
 
 
 def _has_ended(earlier: Seen, request: Seen) -> bool:
+    return earlier.end is not None and earlier.end.end_ns <= request.queued_ns
+
+
+def _has_answered(earlier: Seen, request: Seen) -> bool:
+    """Whether one was over before its client sent the other, by the clock of the day."""
     return earlier.end is not None and earlier.end.end_ns <= request.arrival_ns
 
 
 def _requests(tree: list[Seen], blocks: tuple[int, ...], notes: ReadNotes) -> Iterator[RecordedRequest]:
-    """The requests of one session and its forks, in order of arrival. blocks: names of the first prompt's."""
+    """The requests of one session and its forks, as they were queued. blocks: names of the first prompt's."""
     places = {id(request): place for place, request in enumerate(tree)}
     for request in tree:
         wait_ns, base, after = 0, None, ()

@@ -218,6 +218,29 @@ def test_requests_that_are_interleaved_with_others_are_told_apart(tmp_path: Path
     assert imported_sessions(imported(tmp_path / "a.jsonl")) == planned_sessions(plan, steps)
 
 
+@pytest.mark.parametrize("early_ms", [0, 200, 5000])
+def test_a_clock_of_the_day_that_is_off_moves_waits_and_no_session(tmp_path: Path, early_ms: int) -> None:
+    """An API server on another machine stamps arrivals by a clock that is behind: the engine's order still holds."""
+    plan = sessions(4, 4, 4, starts_ns=7 * NS_PER_S)
+    steps = recorded(plan, SERVER, tmp_path / "a.jsonl")
+    lines = lines_of(tmp_path / "a.jsonl")
+    for line in lines[1:]:
+        if line.get("request", 0) % 3:
+            line["arrival_ns"] = max(line["arrival_ns"] - early_ms * 1_000_000, 0)
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    trace = imported(tmp_path / "a.jsonl")
+    links = [[turn._replace(wait_ns=0) for turn in turns] for _start, turns in imported_sessions(trace)]
+    assert links == [[turn._replace(wait_ns=0) for turn in turns] for _start, turns in planned_sessions(plan, steps)]
+    assert min(recording.start_ns for recording in trace.recordings) == 0
+    num_early = sum(
+        turn.base >= 0 and turn.wait_ns == 0 for _start, turns in imported_sessions(trace) for turn in turns
+    )
+    said = [label.split(" x ")[0] for label in trace.head.labels if "they wait 0 s" in label]
+    assert said == [str(num_early)] * bool(num_early)
+    assert bool(num_early) == (early_ms > 1000)
+    assert not any("not with its answer" in label or "keep a part" in label for label in trace.head.labels)
+
+
 def test_a_folder_without_permission_is_one_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         SessionRecord(EngineConfig.from_server(SERVER), tmp_path / "no" / "a.jsonl")
