@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from harness.cli.doctor import DEFAULT_WAIT, WaitOption, seconds_to_wait
+from harness.cli.first_sessions import Recordings, Workload, drawn, recorded
 from harness.cli.inputs import BlockTokensOption, LengthsOption, RecordedWaitsOption, TimeUnitOption, read_options
 from harness.cli.terminal import print_folded, print_with_comment
 from harness.errors import SpecError
@@ -16,31 +18,23 @@ from harness.kinds import DEFAULT_BACKEND, KINDS, kind_named
 from harness.outputs import write_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from harness.model.experiment import PlannedRuns
     from harness.model.traces.account import ReadOptions
-    from harness.model.traces.recording import TraceFile
     from harness.runner.backends.base import FirstExperiment, Line
 
-# What two drawn requests of a session can take together, rounded up.
-DRAWN_TOKENS = 2_560
-AGENTS_AT_A_TIME = 8
 # The kind of server that --for measures: somebody else started it.
 ATTACHED = next(kind.name for kind in KINDS.values() if not kind.is_restarted)
 
-
-@dataclass(frozen=True)
-class Workload:
-    """The lines of [workload]. slot_tokens: longest request that it needs room for; 0: the default's.
-
-    num_at_once: agents that it lets run at a time.
-    """
-
-    lines: tuple[Line, ...]
-    slot_tokens: int = 0
-    notes: tuple[str, ...] = ()
-    num_at_once: int = AGENTS_AT_A_TIME
+AgentsOption = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        max=100_000,
+        help="With --from: so many agents at once; several replay one recording where there are fewer.",
+    ),
+]
 
 
 def init(
@@ -50,6 +44,7 @@ def init(
         str,
         typer.Option("--from", metavar="FILE", help="Replay recorded agents, as `harness trace import` reads them."),
     ] = "",
+    agents: AgentsOption = 0,
     block_tokens: BlockTokensOption = 0,
     time_unit: TimeUnitOption = "",
     waits: RecordedWaitsOption = "",
@@ -76,11 +71,12 @@ def init(
 
     Example: `harness init six-or-eight --buckets 1,2,4,6,8`
     """
-    if not source and (block_tokens or time_unit or waits or lengths):
+    if not source and (agents or block_tokens or time_unit or waits or lengths):
         hint = "Name the recordings with --from, or leave these options out"
-        raise SpecError("goes with --from", where="--block-tokens, --time-unit, --waits, --lengths", hint=hint)
+        options = "--agents, --block-tokens, --time-unit, --waits, --lengths"
+        raise SpecError("goes with --from", where=options, hint=hint)
     options, servers = read_options(block_tokens, time_unit, waits, lengths), tuple(urls or ())
-    asked = Asked(backend, servers, source, api_key_env, seconds_to_wait(wait), options)
+    asked = Asked(backend, servers, source, api_key_env, seconds_to_wait(wait), options, agents)
 
     def changed(draft: Draft) -> Draft:
         if slots is not None or buckets:
@@ -125,12 +121,16 @@ class Draft:
         spec = parse_experiment(tomllib.loads(self.text), where=f"{self.name}.toml")
         return resolve(spec.model_copy(update={"replicates": replicates}))
 
+    def predicted_s(self) -> float:
+        """Seconds of the server's time that its first run takes, as its costs have them."""
+        from harness.runner.progress import predicted_end_s
+
+        return predicted_end_s(self.asking("", ()).planned().runs[0])
+
     @property
     def is_modelled(self) -> bool:
         """Whether a change of slots or sizes takes no other artifact and no other server."""
-        from harness.runner.backends.base import MORE_SLOTS
-
-        return self.start.other == MORE_SLOTS
+        return self.start.sets_slot_tokens
 
     def asking(self, question: str, other: Sequence[Line], note: str = "") -> Draft:
         """The draft with another question, and ``other`` as the lines of its second condition."""
@@ -142,7 +142,7 @@ class Draft:
 class Asked(NamedTuple):
     """What an experiment is written for: a backend, or servers that run, and drawn or recorded sessions.
 
-    wait_s: for servers that are starting. options: of the import of recordings.
+    wait_s: for servers that are starting. options: of the import of recordings. agents: see ``Recordings``.
     """
 
     backend: str = ""
@@ -151,6 +151,7 @@ class Asked(NamedTuple):
     api_key_env: str = ""
     wait_s: float = 0.0
     options: ReadOptions | None = None
+    agents: int = 0
 
 
 def write_experiment(name: str, asked: Asked, changed: Callable[[Draft], Draft]) -> Draft:
@@ -191,8 +192,11 @@ def _draft(name: str, asked: Asked) -> Draft:
     if asked.urls:
         start = experiment_on(asked.urls, asked.api_key_env, asked.wait_s)
     if not asked.source:
-        return Draft(name, kind, start, _drawn(start))
-    return Draft(name, kind, start, _recorded(asked.source, name, start, asked.options or ReadOptions()))
+        return Draft(name, kind, start, drawn(start))
+    takes_rules = start.sets_slot_tokens and not kind_named(kind).has_stack
+    wanted = Recordings(asked.source, name, asked.options or ReadOptions(), asked.agents, takes_rules)
+    workload = recorded(wanted, start, lambda tried: Draft(name, kind, start, tried).predicted_s())
+    return Draft(name, kind, start, workload)
 
 
 def _check(draft: Draft, *, is_running: bool) -> None:
@@ -211,7 +215,7 @@ def _sizes(text: str) -> tuple[int, ...]:
         raise SpecError(f"{text!r} is no list of sizes", where="--buckets", hint="Write 1,2,4,6,8") from error
 
 
-def _with_change(draft: Draft, slots: int | None, sizes: Sequence[int], note: str = "") -> Draft:
+def _with_change(draft: Draft, slots: int | None, sizes: Sequence[int]) -> Draft:
     """The draft with this change as its other condition."""
     option = "--buckets" if slots is None else "--slots"
     if not draft.is_modelled:
@@ -221,11 +225,8 @@ def _with_change(draft: Draft, slots: int | None, sizes: Sequence[int], note: st
             hint="Compile or start another server for it, and name that in a condition: harness explain server",
         )
     parts = [f"{slots} KV slots"] * (slots is not None) + [f"the sizes {list(sizes)}"] * bool(sizes)
-    name = "-".join([f"{slots}-slots"] * (slots is not None) + [f"{len(sizes)}-sizes"] * bool(sizes))
-    lines: list[Line] = [("[[condition]]", "what it changes: harness explain server"), (f'name = "{name}"', "")]
-    lines += [(f"server.kv_slots = {slots}", "")] * (slots is not None)
-    lines += [(f"server.decode_buckets = {list(sizes)}", "compiled batch sizes")] * bool(sizes)
-    changed = draft.asking(f"Do {' and '.join(parts)} lower the cost of these agents?", lines, note)
+    keys = {"kv_slots": slots, "decode_buckets": list(sizes)}
+    changed = _with_keys(draft, {key: value for key, value in keys.items() if value}, " and ".join(parts))
     (base,), (other,) = changed.planned().by_condition.values()
     if base.server.shape == other.server.shape:
         raise SpecError(
@@ -234,31 +235,63 @@ def _with_change(draft: Draft, slots: int | None, sizes: Sequence[int], note: st
     return changed
 
 
+NAME_PARTS = {
+    "kv_slots": "{}-slots",
+    "num_gpu_blocks": "{}-blocks",
+    "max_num_seqs": "{}-at-once",
+    "prefix_caching": "other-prefix-caching",
+}
+
+
+def _with_keys(draft: Draft, keys: Mapping[str, Any], words: str, note: str = "") -> Draft:
+    """The draft with these keys of [server] in its other condition. words: what they are."""
+    sizes = keys.get("decode_buckets")
+    parts = [NAME_PARTS[key].format(value) for key, value in keys.items() if key in NAME_PARTS]
+    name = "-".join([*parts, *([f"{len(sizes)}-sizes"] if sizes else [])])
+    lines: list[Line] = [("[[condition]]", "what it changes: harness explain server"), (f'name = "{name}"', "")]
+    lines += [(f"server.{key} = {json.dumps(value)}", "") for key, value in keys.items()]
+    return draft.asking(f"Do {words} lower the cost of these agents?", lines, note)
+
+
 def _fitted(draft: Draft) -> Draft:
     """The draft with the change that fits its recording."""
-    return _with_best_change(draft) if draft.is_modelled else _with_a_difference(draft)
+    if not draft.is_modelled:
+        return _with_a_difference(draft)
+    return _with_best_change(_without_prefix_caching(draft) if draft.workload.server else draft)
+
+
+def _without_prefix_caching(draft: Draft) -> Draft:
+    """With the question of a server that reuses what sessions share."""
+    return draft.asking(
+        "What does prefix caching save on these requests?",
+        [
+            ("[[condition]]", "the same requests, nothing of a prompt reused"),
+            ('name = "no-prefix-caching"', ""),
+            ("server.prefix_caching = false", ""),
+        ],
+    )
 
 
 def _with_best_change(draft: Draft) -> Draft:
-    """With the change that a quick search on the recording predicts to pay most."""
+    """With the change that a quick search on the recording predicts to pay most; the draft's own where none pays."""
     from harness.tune.explore import QUICK, explore
     from harness.tune.hint import question_of_run
     from harness.tune.plans import MARGIN
+    from harness.tune.setups import Baseline
 
     (run,) = draft.planned().by_condition["base"]
+    memory = "num_gpu_blocks" if run.server.is_paged else "kv_slots"
     try:
-        found = explore(question_of_run(run), QUICK)
+        found = explore(question_of_run(run, (memory, "decode_buckets")), QUICK)
     except SpecError:
-        # More sessions than a quick search takes.
-        return draft
+        note = "these are more requests than a quick search takes"
+        return draft.asking(draft.start.question, draft.start.other, f"{note}; the file asks: {draft.start.question}")
     if (proposal := found.smallest) is None:
-        least = f"{100 * MARGIN:g} %"
-        note = f"simulated: no change of slots or sizes saves {least} on it; the file compares eight slots with twelve"
-        return draft.asking(draft.start.question, draft.start.other, note)
-    setup, base = proposal.setup, found.baseline
-    sizes = () if setup.decode_buckets == base.decode_buckets else setup.decode_buckets
-    slots = setup.kv_slots if setup.kv_slots != base.kv_slots else None
-    return _with_change(draft, slots, sizes, f"simulated: {proposal.sentence}")
+        note = f"simulated: no change of memory or sizes saves {100 * MARGIN:g} % on it"
+        return draft.asking(draft.start.question, draft.start.other, f"{note}; the file asks: {draft.start.question}")
+    return _with_keys(
+        draft, Baseline(run.server).keys(proposal.setup), proposal.words, f"simulated: {proposal.sentence}"
+    )
 
 
 def _with_a_difference(draft: Draft) -> Draft:
@@ -301,64 +334,6 @@ def _kind(asked: Asked) -> str:
     return kind_named(ATTACHED if asked.urls else asked.backend or DEFAULT_BACKEND).name
 
 
-def _drawn(start: FirstExperiment) -> Workload:
-    lines: list[Line] = [
-        (f"num_sessions = {AGENTS_AT_A_TIME}", "agents at a time"),
-        ("wait_cap_s = 10.0", "waits for tools are cut here"),
-    ]
-    if start.room_tokens < DRAWN_TOKENS:
-        low, high, answer = start.room_tokens // 8, start.room_tokens // 4, start.room_tokens // 16
-        lines.append((f'prompt_tokens = {{ distribution = "uniform", low = {low}, high = {high} }}', ""))
-        lines.append((f'generate_tokens = {{ distribution = "uniform", low = {answer // 2}, high = {answer} }}', ""))
-    return Workload(tuple(lines))
-
-
-def _recorded(source: str, name: str, start: FirstExperiment, options: ReadOptions) -> Workload:
-    """The whole of a recorded trace, imported where it is not yet; lengths divided where they are too long."""
-    from harness.runner.backends.base import SLOT_TOKENS
-
-    written, trace, notes = _trace_of(source, name, options)
-    requests = [request for recording in trace.recordings for request in recording.requests]
-    longest = max(request.prompt_tokens + request.generate_tokens for request in requests)
-    # Lengths are rounded up, prompt and answer each.
-    divisor = 1 if longest <= start.room_tokens else -(-longest // (start.room_tokens - 2))
-    lines: list[Line] = [
-        ('source = "trace"', ""),
-        (f'trace = "{written}"', f"{len(trace.recordings)} sessions, {len(requests)} requests; num_sessions: fewer"),
-    ]
-    if divisor > 1:
-        why = f"divides every length: the longest request has {longest} tokens, and {start.room_tokens} fit"
-        lines.append((f'scale = "1/{divisor}"', why))
-    if trace.head.arrivals == "together" and len(trace.recordings) > AGENTS_AT_A_TIME:
-        lines.append((f"concurrency = {AGENTS_AT_A_TIME}", "agents at a time; left out: all start at once"))
-    if any(request.wait_kind == "human" for request in requests):
-        lines.append(('human_waits = "cap"', "waits for a person; those for tools are kept as recorded"))
-        lines.append(("human_wait_cap_s = 60.0", ""))
-    needed = min(-(-longest // divisor) + 2, start.room_tokens)
-    slots = -(-needed // 128) * 128 if start.sets_slot_tokens and needed > SLOT_TOKENS else 0
-    return Workload(tuple(lines), slots, notes, min(AGENTS_AT_A_TIME, len(trace.recordings)))
-
-
-def _trace_of(source: str, name: str, options: ReadOptions) -> tuple[str, TraceFile, tuple[str, ...]]:
-    """(the trace as the experiment names it, its content, what the import says)."""
-    from harness.cli.inputs import import_notes
-    from harness.model.traces.account import ReadOptions
-    from harness.model.traces.importing import import_trace
-    from harness.model.traces.recording import is_trace, load_trace, read_trace
-
-    path = Path(source)
-    if not path.exists() or is_trace(path):
-        if options != ReadOptions():
-            what = "is a trace already: block tokens, time unit and waits were settled by its import"
-            raise SpecError(what, where=source, hint="Leave these options out, or give the recordings themselves")
-        return source, load_trace(source), ()
-    output = Path(f"{name}.jsonl")
-    if output.exists():
-        raise SpecError("is there already", where=str(output), hint="Choose another name: harness init NAME")
-    head, notes = import_trace([path], output, name=name, options=options)
-    return str(output), read_trace(output), tuple(import_notes(output, head, notes))
-
-
 def _text(name: str, kind: str, start: FirstExperiment, workload: Workload) -> str:
     """The experiment file."""
     scale = [(f"time_scale = {start.time_scale}", "the emulator runs this many times as fast as the server it models")]
@@ -366,7 +341,7 @@ def _text(name: str, kind: str, start: FirstExperiment, workload: Workload) -> s
     rules = [('rules = ["superiority"]', "how harness decide answers: is the condition cheaper than its baseline?")]
     form = [(f'prompt_form = "{start.prompt_form}"', "what this server takes")] if start.prompt_form else []
     slots = [(f"slot_tokens = {workload.slot_tokens}", "room for the longest request")] if workload.slot_tokens else []
-    server = [*start.server, *slots]
+    server = [*start.server, *workload.server, *slots]
     lines: list[Line] = [
         (f'name = "{name}"', ""),
         (f'question = "{start.question}"', ""),

@@ -14,6 +14,7 @@ import typer
 
 from harness.api import experiment_with
 from harness.cli.addresses import BackendOption, MaybeExperimentArgument, RunsOption, SetOption, changes_of
+from harness.cli.init import AgentsOption, Asked, to_be_tuned, write_experiment
 from harness.cli.terminal import escape_markup, say, terminal, time_left
 from harness.clock import MonotonicClock
 from harness.errors import ExitCode, SpecError
@@ -40,6 +41,7 @@ def tune(
         str,
         typer.Option("--from", metavar="FILE", help="Write the experiment first, with the agents of this recording."),
     ] = "",
+    agents: AgentsOption = 0,
     api_key_env: Annotated[str, typer.Option(help="With --for: environment variable with the server's key.")] = "",
     budget: Annotated[str, typer.Option(help="Wall time for all of it, e.g. `20min`. Default: [tune] budget.")] = "",
     memory: Annotated[str, typer.Option(help="Memory of one device, e.g. `14GiB`. Default: [tune] memory.")] = "",
@@ -75,7 +77,8 @@ def tune(
     from harness.tune.path import Tune, TuneStoppedError
 
     console = terminal()
-    experiment, backend = _experiment(experiment, backend, url, recording, api_key_env)
+    wanted = Asked(backend or "", (url,) if url else (), recording, api_key_env, agents=agents)
+    experiment, backend = _experiment(experiment, wanted)
     wishes = [f"tune.budget={json.dumps(budget)}"] * bool(budget) + [f"tune.memory={json.dumps(memory)}"] * bool(memory)
     wishes += [f"tune.may_change={json.dumps(may_change)}"] if may_change else []
     spec, source, _ = experiment_with(experiment, [*changes_of(changes, backend), *wishes], runs)
@@ -108,25 +111,24 @@ def tune(
     raise typer.Exit(int(found.exit_code))
 
 
-def _experiment(
-    experiment: Path | None, backend: str | None, url: str, source: str, api_key_env: str
-) -> tuple[Path, str | None]:
+def _experiment(experiment: Path | None, wanted: Asked) -> tuple[Path, str | None]:
     """The experiment that is named, or that is written now, and the backend that replaces the file's."""
-    from harness.cli.init import Asked, to_be_tuned, write_experiment
-
-    if api_key_env and not url:
+    backend, urls, source = wanted.backend, wanted.urls, wanted.source
+    if wanted.api_key_env and not urls:
         raise SpecError("goes with --for", where="--api-key-env", hint="Name the server with --for, or leave it out")
-    if experiment is not None and not (url or source):
-        return experiment, backend
-    if experiment is None and not (url or source or backend):
+    if wanted.agents and not source:
+        raise SpecError("goes with --from", where="--agents", hint="Name a recording with --from, or leave it out")
+    if experiment is not None and not (urls or source):
+        return experiment, backend or None
+    if experiment is None and not (urls or source or backend):
         hint = "Name an experiment file, or say --for URL, --from RECORDING or --backend sim"
         raise SpecError("nothing to tune is named", where="harness tune", hint=hint)
-    path = Path(f"{_file_name(url, source, backend)}.toml") if experiment is None else experiment.with_suffix(".toml")
-    asked = f"# harness tune: {json.dumps([backend or '', url, source, api_key_env])}\n"
+    path = Path(f"{_file_name(wanted)}.toml") if experiment is None else experiment.with_suffix(".toml")
+    words = [backend, *(urls or ("",)), source, wanted.api_key_env, *([wanted.agents] if wanted.agents else [])]
+    asked = f"# harness tune: {json.dumps(words)}\n"
     if not path.exists():
         _print_verdict(source)
-        urls = (url,) if url else ()
-        write_experiment(path.stem, Asked(backend or "", urls, source, api_key_env), to_be_tuned)
+        write_experiment(path.stem, wanted, to_be_tuned)
         write_text(path, asked + path.read_text(encoding="utf-8"))
         say(terminal(), f"wrote {escape_markup(str(path))}: what runs today; `harness tune {path}` is the same")
     elif not path.read_text(encoding="utf-8").startswith(asked):
@@ -145,9 +147,10 @@ def _print_verdict(source: str) -> None:
             say(terminal(), escape_markup(line))
 
 
-def _file_name(url: str, source: str, backend: str | None) -> str:
+def _file_name(wanted: Asked) -> str:
     """Of the experiment that is written: what is asked, in small letters, digits and dashes."""
-    what = Path(source).stem if source else url.partition("://")[2] or url or str(backend)
+    url = wanted.urls[0] if wanted.urls else ""
+    what = Path(wanted.source).stem if wanted.source else url.partition("://")[2] or url or wanted.backend
     return "tune-" + "-".join(re.findall(r"[a-z0-9]+", what.lower()))[:40]
 
 

@@ -138,9 +138,11 @@ def traced_plan(workload: WorkloadSpec, base_seed: int, replicate: int) -> Plan:
     how = Lowering(
         shrink=workload.length_divisor,
         max_context_tokens=workload.max_context_tokens,
+        stretch_ns=round(workload.stretch_s * NS_PER_S),
+        agents=workload.agents,
         num_recordings=0 if is_whole else workload.num_sessions,
         concurrency=workload.concurrency,
-        arrivals=workload.arrivals or ("together" if is_steady else trace.head.arrivals),
+        arrivals=workload.arrivals or ("together" if is_steady or workload.agents else trace.head.arrivals),
         human_waits=workload.human_waits,
         wait_cap_ns=round(workload.wait_cap_s * NS_PER_S),
         human_wait_cap_ns=round(workload.human_wait_cap_s * NS_PER_S),

@@ -327,10 +327,13 @@ def predicted_work(run: PlannedRun) -> float:
 
 def predicted_replay_s(run: PlannedRun) -> float:
     """Predicted wall seconds of a replay; 0 in virtual time."""
-    if kind_named(run.spec.backend).is_virtual:
-        return 0.0
+    return 0.0 if kind_named(run.spec.backend).is_virtual else predicted_end_s(run) / run.spec.time_scale
+
+
+def predicted_end_s(run: PlannedRun) -> float:
+    """Predicted seconds of a replay, of the clock of its server."""
     costs = run.cost_model
     if run.server.is_paged and costs.chunk_step_fs is None:
         # A first estimate: a token of a prompt costs what it costs in a whole device call.
         costs = replace(costs, chunk_step_fs=0, chunk_token_fs=costs.call_fs // costs.chunk_tokens)
-    return simulate(run.plan, run.server.replica, costs).end_ns / NS_PER_S / run.spec.time_scale
+    return simulate(run.plan, run.server.replica, costs).end_ns / NS_PER_S

@@ -156,10 +156,14 @@ def drawn_plans(workload: WorkloadSpec, treatment: Treatment, seed: int, count: 
 
 def agents_of(workload: WorkloadSpec) -> int | None:
     """Sessions at a time, where a number in the workload says it."""
-    if workload.concurrency is not None:
-        return workload.concurrency
     is_plain = workload.source in ("drawn", "paper") and not workload.group and not workload.start_offset_s
-    return workload.num_sessions if is_plain else None
+    has_number = workload.agents or workload.concurrency is not None or is_plain
+    return getattr(workload, agents_key(workload)) if has_number else None
+
+
+def agents_key(workload: WorkloadSpec) -> str:
+    """The key of [workload] with the number of sessions at a time."""
+    return "agents" if workload.agents else "num_sessions" if workload.concurrency is None else "concurrency"
 
 
 def nearby_agents(workload: WorkloadSpec) -> tuple[int, ...]:
@@ -176,8 +180,7 @@ def at_a_time(workload: WorkloadSpec, agents: int) -> WorkloadSpec:
     own = agents_of(workload)
     if agents in (0, own) or own is None:
         return workload
-    key = "num_sessions" if workload.concurrency is None else "concurrency"
-    return workload.model_copy(update={key: agents})
+    return workload.model_copy(update={agents_key(workload): agents})
 
 
 class Rounds:

@@ -29,7 +29,7 @@ from harness.model.spec import ExperimentSpec, SloSpec, WorkloadSpec
 from harness.tune.capacity import PROPOSED, Capacity, Point, Share, Verdict
 from harness.tune.confirm import BASE, base_condition, plain_table, server_of
 from harness.tune.explore import Explored
-from harness.tune.plans import SEED_RANGE, Question, agents_of, at_a_time
+from harness.tune.plans import SEED_RANGE, Question, agents_key, agents_of, at_a_time
 from harness.tune.setups import Baseline, Setup
 
 PLANS = 16
@@ -208,7 +208,7 @@ def round_text(
             "name": condition_name(name, agents),
             "treatment": base_condition(spec).treatment,
             "server": base.keys(setup),
-            "workload": _agents_key(own, agents),
+            "workload": {agents_key(own): agents},
         }
         for name, (setup, points) in wanted.items()
         for agents in points
@@ -232,10 +232,6 @@ def condition_name(name: str, agents: int) -> str:
 def round_name(spec: ExperimentSpec, number: int) -> str:
     """The name of the experiment of one measurement, from 1."""
     return f"{spec.name[:52]}-agents-{number}"
-
-
-def _agents_key(workload: WorkloadSpec, agents: int) -> dict[str, int]:
-    return {"num_sessions" if workload.concurrency is None else "concurrency": agents}
 
 
 def most_agents(workload: WorkloadSpec) -> int:

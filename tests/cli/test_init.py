@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from harness.cli.tree import app
@@ -18,7 +19,7 @@ from harness.measure.server.process import free_port
 from harness.model.engine import EngineConfig, load_cost_model
 from harness.model.engine.paged import scheduler_of
 from harness.model.experiment import resolve
-from harness.model.spec import ExperimentSpec, ServerSpec, load_experiment, load_toml
+from harness.model.spec import ExperimentSpec, ServerSpec, WorkloadSpec, load_experiment, load_toml
 from harness.model.traces.recording import load_trace
 from harness.runner.backends.emulator import EmulatorBackend
 from harness.runner.run import LaunchOptions
@@ -285,6 +286,64 @@ def test_what_recordings_do_not_say_is_given_as_to_an_import(folder: Path) -> No
         harness("init", "other", "--block-tokens", "64")
     with pytest.raises(AssertionError, match="is a trace already"):
         harness("init", "other", "--from", "coding-agent", "--block-tokens", "64")
+
+
+def test_one_recorded_session_becomes_so_many_agents_at_once() -> None:
+    write_recordings("few.jsonl", 1)
+    spec = begun("--from", "few.jsonl", "--agents", "12", "--backend", "sim")
+    (base, _) = (runs[0] for runs in resolve(spec).by_condition.values())
+    assert (spec.workload.agents, base.plan.num_sessions) == (12, 12)
+    assert "recordings dealt to them: 1" in Path("mine.toml").read_text()
+    assert "they share no tokens" in Path("mine.toml").read_text()
+    with pytest.raises(AssertionError, match="goes with --from"):
+        harness("init", "other", "--agents", "4")
+    keys = {"source": "trace", "trace": "few.jsonl", "agents": 4}
+    for beside in ({"num_sessions": 2}, {"concurrency": 2}, {"arrivals": "recorded"}):
+        with pytest.raises(ValidationError, match="agents says how many run at once"):
+            WorkloadSpec.model_validate(keys | beside)
+    with pytest.raises(ValidationError, match="agents does not belong to source 'drawn'"):
+        WorkloadSpec.model_validate({"agents": 4})
+
+
+def test_requests_that_share_blocks_get_rules_that_reuse_them_and_a_stretch_of_their_hour() -> None:
+    """360 production requests in an hour, all with one first block: an hour is too long for a run."""
+    rows = [
+        {
+            "timestamp": 10_000 * place,
+            "input_length": 2048,
+            "output_length": 20,
+            "hash_ids": [0, *range(4 * place + 1, 4 * place + 4)],
+        }
+        for place in range(360)
+    ]
+    Path("m.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    spec = begun("--from", "m.jsonl", "--backend", "sim")
+    text = Path("mine.toml").read_text()
+    assert (spec.server.rules, spec.server.cost_model) == ("vllm-paged", "emulated-gpu")
+    assert "reuses blocks of other sessions: 25 % of the prompt tokens here" in text
+    assert (spec.workload.stretch_s, spec.workload.num_sessions) == (300.0, 100_000)
+    assert "of 3590 s, some 30 sessions; another stretch for each replicate" in text
+    plans = [run.plan.sessions for run in resolve(spec).by_condition["base"]]
+    assert plans[0] != plans[1]
+    assert all(len(sessions) in (30, 31) for sessions in plans)
+
+
+def test_arrivals_that_are_more_than_the_server_can_do_take_turns_in_their_order() -> None:
+    rows = [
+        {"timestamp": 50 * place, "input_length": 4000, "output_length": 40, "hash_ids": []} for place in range(400)
+    ]
+    Path("m.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    workload = begun("--from", "m.jsonl", "--backend", "sim").workload
+    assert workload.concurrency == 8
+    assert "in the recorded order: as recorded they take this server" in Path("mine.toml").read_text()
+
+
+def test_of_recordings_that_would_take_hours_some_are_drawn() -> None:
+    write_recordings("many.jsonl", 600, prompt_tokens=4000)
+    workload = begun("--from", "many.jsonl", "--backend", "sim").workload
+    assert workload.concurrency == 8
+    assert 8 < workload.num_sessions < 600
+    assert "of 600, drawn for each replicate; all take some" in Path("mine.toml").read_text()
 
 
 def test_nothing_is_ever_written_over(folder: Path) -> None:

@@ -43,6 +43,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"experiment": None, "backend": "npu"}, "backend: unknown backend 'npu'"),
     ({"backend": "npu"}, "backend: unknown backend 'npu'"),
     ({"api_key_env": "KEY"}, "--api-key-env: goes with --for"),
+    ({"agents": 4}, "--agents: goes with --from"),
     ({"candidate": ["best"]}, "--candidate: 'best' is no NAME=URL"),
     ({"candidate": ["other=http://a:1"]}, "--candidate: 'other=http://a:1' is no NAME=URL"),
     ({"candidate": ["best=a:1"]}, "--candidate: 'best=a:1' is no NAME=URL"),

@@ -195,7 +195,17 @@ _DRAWN_KEYS = (
     *("requests_per_session", "prompt_tokens", "generate_tokens", "new_tokens", "shared_prefix_tokens"),
     *("group", "start_offset_s"),
 )
-_TRACE_KEYS = ("trace", "scale", "max_context_tokens", "human_waits", "human_wait_cap_s", "arrivals", "start")
+_TRACE_KEYS = (
+    "trace",
+    "scale",
+    "stretch_s",
+    "agents",
+    "max_context_tokens",
+    "human_waits",
+    "human_wait_cap_s",
+    "arrivals",
+    "start",
+)
 
 
 def _size_of(group: object) -> int:
@@ -266,6 +276,18 @@ class WorkloadSpec(Spec):
     scale: str = Field(
         default="1", pattern=r"^1(/[1-9][0-9]{0,3})?$", description="source 'trace': '1/k' divides every length by k"
     )
+    stretch_s: float = Field(
+        default=0.0,
+        ge=0,
+        description="source 'trace': only recordings that begin within so long; where, is drawn for each replicate",
+    )
+    agents: int = Field(
+        default=0,
+        ge=0,
+        le=MOST_SESSIONS,
+        description="source 'trace': so many agents at once, each with a recording; several share one where there are "
+        "fewer, with tokens of their own. 0: each recording once",
+    )
     max_context_tokens: int = Field(
         default=0, ge=0, description="source 'trace': leave out requests whose prompt and answer are longer; 0: none"
     )
@@ -326,6 +348,8 @@ class WorkloadSpec(Spec):
             raise ValueError("source 'trace' needs trace = NAME, or the path of a file that harness trace import wrote")
         if self.start == "steady" and self.arrivals == "recorded":
             raise ValueError("start = 'steady' lets all sessions begin together; leave out arrivals = 'recorded'")
+        if self.agents and (self.concurrency or self.arrivals or self.num_sessions != MOST_SESSIONS):
+            raise ValueError("agents says how many run at once; leave out num_sessions, concurrency and arrivals")
 
     def groups_or_self(self) -> tuple[tuple[SessionGroup, WorkloadSpec], ...]:
         """Every group with the workload of its sessions; one group "all" when there are none."""

@@ -23,14 +23,19 @@ class Lowering:
     """How recordings become sessions. wait_cap_ns: longest wait; human_wait_cap_ns: of waits for a person.
 
     shrink: every length is divided by it, rounded up. max_context_tokens: prompt and answer after that; 0 for no limit.
+    stretch_ns: take recordings that begin within so long, from a drawn instant on; 0: all of them.
     num_recordings: how many are drawn, without replacement, in random order; 0: all, in the file's order.
+    agents: so many at once, each with a recording, drawn anew when all are taken; they begin at drawn instants within
+    the mean wait. 0: each recording once.
     concurrency: size of a closed population of recordings; None: all at once, or at their recorded starts.
     is_steady: the first recordings begin at a random instant of their own time; recordings that follow, at their start.
     """
 
     shrink: int = 1
     max_context_tokens: int = 0
+    stretch_ns: int = 0
     num_recordings: int = 0
+    agents: int = 0
     concurrency: int | None = None
     arrivals: Arrivals = "together"
     human_waits: HumanWaits = "keep"
@@ -64,13 +69,17 @@ def sessions_of(
     """
     left = Left()
     named_tokens = block_tokens // how.shrink if block_tokens % how.shrink == 0 else 0
+    within = _within_a_stretch(recordings, how.stretch_ns, rng)
+    left.counts["recordings outside the stretch"] = len(recordings) - len(within)
     # Before sampling: a sample of all recordings would be smaller than requested, and of shorter recordings.
-    kept = [cut for recording in recordings if (cut := _that_fits(recording, how, left)).requests]
-    left.counts["recordings without a request that fits"] = len(recordings) - len(kept)
+    kept = [cut for recording in within if (cut := _that_fits(recording, how, left)).requests]
+    left.counts["recordings without a request that fits"] = len(within) - len(kept)
     if 0 < how.num_recordings < len(kept):
         left.counts["recordings not drawn"] = len(kept) - how.num_recordings
     if how.num_recordings:
         kept = rng.sample(kept, min(how.num_recordings, len(kept)))
+    if how.agents and kept:
+        kept = _agents(kept, how.agents, rng)
     if how.is_steady:
         for place, recording in enumerate(kept[: how.concurrency]):
             kept[place], num_warm_ups = begun_at_a_drawn_instant(recording, rng)
@@ -83,7 +92,7 @@ def sessions_of(
     ends: list[tuple[int, ...]] = []  # the sessions that end each recording
     for place, recording in enumerate(kept):
         root_after: tuple[int, ...] = ()
-        start_ns = recording.start_ns - first_ns if how.arrivals == "recorded" else 0
+        start_ns = recording.start_ns - first_ns if how.arrivals == "recorded" or how.agents else 0
         if how.concurrency is not None and place >= how.concurrency:
             root_after, start_ns = ends[place - how.concurrency], 0
         cut, last = _cut(recording, len(sessions), named_tokens, root_after, start_ns)
@@ -91,6 +100,37 @@ def sessions_of(
         ends.append(last)
     left.counts = +left.counts
     return tuple(sessions), named_tokens if any(session.blocks for session in sessions) else 0, left
+
+
+def _within_a_stretch(recordings: Sequence[Recording], stretch_ns: int, rng: random.Random) -> Sequence[Recording]:
+    """The recordings within so long of a drawn one that leaves so long; all where ``stretch_ns`` is 0 or too long."""
+    last_ns = max((recording.start_ns for recording in recordings), default=0)
+    firsts_ns = [each.start_ns for each in recordings if each.start_ns + stretch_ns <= last_ns]
+    if not stretch_ns or not firsts_ns:
+        return recordings
+    first_ns = rng.choice(firsts_ns)
+    return [recording for recording in recordings if first_ns <= recording.start_ns <= first_ns + stretch_ns]
+
+
+def _agents(recordings: Sequence[Recording], count: int, rng: random.Random) -> list[Recording]:
+    """One recording for each of ``count`` agents, each used about as often, from instants within the mean wait.
+
+    What several recordings name is what all agents share: their system prompt. Other names of blocks are an agent's
+    own: whoever repeats a recording has other ones.
+    """
+    holders = Counter(name for each in recordings for name in {n for request in each.requests for n in request.blocks})
+    most_names = 1 + max(holders, default=0)
+    waits_ns = [request.wait_ns for each in recordings for request in each.requests if request.after]
+    mean_ns = sum(waits_ns) // len(waits_ns) if waits_ns else 0
+    made: list[Recording] = []
+    for number in range(-(-count // len(recordings))):
+
+        def own(request: RecordedRequest, shift: int = number * most_names) -> RecordedRequest:
+            return request._replace(blocks=tuple(name + shift * (holders[name] == 1) for name in request.blocks))
+
+        for each in rng.sample(recordings, len(recordings))[: count - len(made)]:
+            made.append(Recording(each.name, rng.randrange(mean_ns + 1), tuple(map(own, each.requests))))
+    return made
 
 
 def _that_fits(recording: Recording, how: Lowering, left: Left) -> Recording:

@@ -134,3 +134,54 @@ def test_a_trace_that_was_written_anew_is_read_anew(tmp_path: Path) -> None:
         write_trace(tmp_path / "t.jsonl", head, [Recording("a", 0, (ask(prompt=prompt),))])
         (recording,) = load_trace(str(tmp_path / "t.jsonl")).recordings
         assert recording.requests[0].prompt_tokens == prompt
+
+
+def names(plan: Plan) -> list[tuple[int, ...]]:
+    return [session.blocks for session in plan.sessions]
+
+
+def test_more_agents_than_recordings_share_what_several_recordings_name_and_nothing_else() -> None:
+    """Two recordings begin with one system prompt, block 7; five agents have blocks of their own behind it."""
+    one, other = ((ask(prompt=400, blocks=(7, own)), ask(0, base=0, keep=410, prompt=600, wait_s=8)) for own in (8, 9))
+    plan = plan_of(one, other, how=Lowering(agents=5), block_tokens=128)
+    assert [len(session.requests) for session in plan.sessions] == [2] * 5
+    assert {first for first, _ in names(plan)} == {7}
+    assert len({own for _, own in names(plan)}) == 5
+    assert {8, 9} <= {own for _, own in names(plan)}, "whoever is first has the recording's own"
+    keys = BlockKeys(plan)
+    shared = [set(keys.prompt(place, 1).tolist()) for place in range(5)]
+    assert all(len(a & b) == 1 for a in shared for b in shared if a is not b), "the system prompt's block alone"
+
+
+def test_agents_begin_apart_within_the_mean_wait_and_differ_from_replicate_to_replicate() -> None:
+    trees = [Recording("a", 0, (ask(), ask(0, wait_s=2), ask(1, wait_s=6)))]
+    starts = []
+    for seed in (1, 2):
+        sessions, *_ = sessions_of(trees, 0, Lowering(agents=40), random.Random(seed))
+        starts.append([session.start_offset_ns for session in sessions])
+    for each in starts:
+        assert min(each) == 0
+        assert 3 * NS_PER_S < max(each) < 4 * NS_PER_S
+    assert starts[0] != starts[1]
+
+
+def test_fewer_agents_than_recordings_take_each_recording_once_at_most() -> None:
+    plan = plan_of(*((ask(prompt=100 + place),) for place in range(9)), how=Lowering(agents=6))
+    assert len({session.requests[0].prompt_tokens for session in plan.sessions}) == 6
+
+
+def test_a_stretch_keeps_the_rate_and_lies_elsewhere_for_another_replicate() -> None:
+    trees = [Recording(str(place), place * NS_PER_S, (ask(prompt=100 + place),)) for place in range(60)]
+    how = Lowering(stretch_ns=10 * NS_PER_S, arrivals="recorded")
+    firsts = set[int]()
+    for seed in range(6):
+        sessions, _, left = sessions_of(trees, 0, how, random.Random(seed))
+        prompts = [session.requests[0].prompt_tokens for session in sessions]
+        assert prompts == list(range(prompts[0], prompts[0] + len(prompts)))
+        assert len(prompts) in (10, 11)
+        assert left.counts["recordings outside the stretch"] == 60 - len(prompts)
+        assert sessions[1].start_offset_ns == NS_PER_S
+        firsts.add(prompts[0])
+    assert len(firsts) > 2
+    whole, *_ = sessions_of(trees, 0, Lowering(stretch_ns=60 * NS_PER_S), random.Random(1))
+    assert len(whole) == 60
