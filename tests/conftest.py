@@ -15,8 +15,8 @@ from xdist.scheduler import LoadGroupScheduling
 from harness.errors import HarnessError
 from harness.extras.twin.environment import TwinEnvironment, find_twin
 
-# No verdict hangs on how fast a machine is.
-settings.register_profile("no deadline", settings(), deadline=None)
+# No verdict hangs on how fast a machine is. Half of the usual examples: each run of the tests draws others.
+settings.register_profile("no deadline", settings(), deadline=None, max_examples=50)
 settings.load_profile("no deadline")
 # Processes of xdist say that a pipe is 80 columns wide, and lines fold there.
 os.environ.pop("COLUMNS", None)

@@ -36,7 +36,7 @@ def found(server: ServerSpec, workload: WorkloadSpec, levers: tuple[str, ...] = 
 
 
 def test_the_papers_case_proposes_the_larger_batch_alone_and_its_selected_sizes_as_the_best() -> None:
-    effort = Effort(800_000, 800_000, 400_000, pairs=4, sets=300)
+    effort = Effort(400_000, 400_000, 200_000, pairs=4, sets=200)
     question = asked(ServerSpec(rules="vendor-0.11.1"), WorkloadSpec(source="paper", num_sessions=8), PAPER_SPACE)
     explored = explore(question, effort)
     assert explored.best is not None
