@@ -11,6 +11,7 @@ import pytest
 from harness.measure.client.target import Endpoint
 from harness.measure.server.ask import HTTP_OK, NO_ANSWER, ask, ask_metrics, ask_url, asking_process
 from harness.measure.server.process import free_port
+from tests.support.forked_children import started_anew
 from tests.support.processes import WITHIN_S, commands_of_children
 from tests.support.raw_server import CLOSE, HANG, KEEP, RESET, Asked, RawServer, Reply
 
@@ -169,6 +170,7 @@ def test_a_key_that_is_no_header_is_in_no_error() -> None:
 def test_another_process_asks_as_this_one_does_and_its_death_is_a_word_too() -> None:
     bodies = iter([whole(b"one"), whole(b"two")])
     with (
+        started_anew(),
         RawServer(lambda _asked: Reply([next(bodies)])) as server,
         asking_process(f"http://{server.host}:{server.port}/metrics", {"X-Key": "1"}) as get,
     ):

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +16,7 @@ from harness.measure.records.store import RunStore
 from harness.model.spec import ExperimentSpec
 from harness.runner import run_experiment
 from harness.runner.experiment import ExperimentOutcome, will_fail_again
+from tests.support.command_line import harness
 from tests.support.experiments import UNHURRIED, UNHURRIED_TOML
 from tests.support.plain_server import PlainServer, plain_server
 from tests.support.tls import certificate, key_and_certificate
@@ -166,16 +164,6 @@ def test_an_experiment_goes_on_where_that_is_wished(tmp_path: Path) -> None:
     assert (outcome.num_performed, outcome.ended_by) == (2, "")
 
 
-def harness(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "harness", *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "COLUMNS": "1000", **variables},
-    )
-
-
 OVER_HTTPS = """\
 name = "asked"
 backend = "attached"
@@ -213,13 +201,14 @@ def test_the_doctor_asks_one_prompt_twice_before_it_says_that_reuse_is_unknown(l
 
 
 def test_the_doctor_asks_a_server_over_https() -> None:
+    trusting_it = {"SSL_CERT_FILE": str(certificate()), "COLUMNS": "1000"}
     with plain_server(over_https()) as server:
-        asked = harness("doctor", "--url", server.url, SSL_CERT_FILE=str(certificate()))
+        asked = harness("doctor", "--url", server.url, environment=trusting_it)
         assert asked.returncode == 0, asked.stdout + asked.stderr
         assert "model: plain" in asked.stdout
         assert "version: 0.30.0" in asked.stdout
         assert "usage does not state cached tokens" in asked.stdout
-        untrusted = harness("doctor", "--url", server.url)
+        untrusted = harness("doctor", "--url", server.url, environment={"COLUMNS": "1000"})
     assert untrusted.returncode == 1
     assert "its certificate is not trusted" in untrusted.stdout
     assert "SSL_CERT_FILE=FILE" in untrusted.stdout
@@ -229,7 +218,8 @@ def test_a_server_over_https_is_measured_as_any_whatever_client_a_former_file_na
     with plain_server(over_https()) as server:
         (tmp_path / "asked.toml").write_text(OVER_HTTPS.format(url=server.url) + UNHURRIED_TOML)
         words = ("run", str(tmp_path / "asked.toml"), "--runs", str(tmp_path / "runs"))
-        done = harness(*words, "--set", "client.processes=2", SSL_CERT_FILE=str(certificate()))
+        trusting_it = {"SSL_CERT_FILE": str(certificate())}
+        done = harness(*words, "--set", "client.processes=2", environment=trusting_it)
         assert done.returncode == 0, done.stdout + done.stderr
     (sealed,) = RunStore(tmp_path / "runs").sealed("asked")
     assert len(sealed.manifest.client_audit["processes"]) == 2
