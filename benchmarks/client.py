@@ -224,13 +224,13 @@ def bench_https(bench: Bench, client: ClientName) -> None:
 
 def bench_memory(bench: Bench, client: ClientName) -> None:
     """What 1,000 streaming sessions of 240 chunks add to the memory of a client process."""
-    num_sessions = 50 if bench.is_quick else 1_000
-    plan = plan_of(Shape(num_sessions, 1, 200, 240))
+    num_sessions, num_chunks = (50, 24) if bench.is_quick else (1_000, 240)
+    plan = plan_of(Shape(num_sessions, 1, 200, num_chunks))
     small = plan_of(Shape(2, 1, 200, 2))
     config = NullServerConfig(token_interval_ns=5 * CHUNK_INTERVAL_NS, keeps_stamps=False)
     with NullServer(config, bench.server_command) as server:
         growth_bytes = replay_growth_bytes(small, plan, server.host, server.port, REPLAYS[client])
-    label = f"memory growth, prompts included, N={num_sessions}, 240 chunks each"
+    label = f"memory growth, prompts included, N={num_sessions}, {num_chunks} chunks each"
     bench.note(client, Quantity(label, "MB", "<= 100"), growth_bytes / BYTES_PER_MB)
 
 

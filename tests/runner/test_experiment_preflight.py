@@ -192,7 +192,9 @@ def by_hand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[int, s
         urls: dict[int, str] = {}
         for slots in (8, 12):
             folder = tmp_path_factory.mktemp(f"emulator-{slots}")
-            plan = EmulatorBackend().launch(ServerSpec(kv_slots=slots), LaunchOptions(free_port(), folder))
+            plan = EmulatorBackend().launch(
+                ServerSpec(kv_slots=slots), LaunchOptions(free_port(), folder, time_scale=10.0)
+            )
             servers.enter_context(serving(plan, folder))
             urls[slots] = f"http://{plan.host}:{plan.port}"
         yield urls

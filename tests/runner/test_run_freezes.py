@@ -35,15 +35,15 @@ def reasons_of_a_run_whose_server_is_stopped(root: Path, seconds: float, **limit
         server.send_signal(signal.SIGCONT)
 
     # Lengths so different that others still run when it is heard that the first request has ended.
-    lengths = {"distribution": "uniform", "low": 9, "high": 2000}
+    lengths = {"distribution": "uniform", "low": 9, "high": 1000}
     workload = {"num_sessions": 3, "waits": "none", "generate_tokens": lengths}
     spec = small_experiment(condition=[{"name": "base"}], workload=workload, limits={**UNHURRIED, **limits})
     (run,) = run_experiment(spec, runs_root=root, on_progress=freeze_once).runs
     return list(run.manifest.invalid_reasons)
 
 
-def test_a_server_that_was_stopped_for_two_seconds_makes_its_run_invalid(tmp_path: Path) -> None:
-    reasons = reasons_of_a_run_whose_server_is_stopped(tmp_path, 2, server_stall_ms=1000.0)
+def test_a_server_that_was_stopped_for_a_second_makes_its_run_invalid(tmp_path: Path) -> None:
+    reasons = reasons_of_a_run_whose_server_is_stopped(tmp_path, 1, server_stall_ms=500.0)
     assert any("server-stalled" in reason for reason in reasons)
 
 
@@ -64,18 +64,18 @@ def test_a_client_that_stood_still_makes_its_run_invalid(scheme: str) -> None:
         def is_set(self) -> bool:
             if asked and not self.has_stood:
                 self.has_stood = True
-                threading.Event().wait(1.5)
+                threading.Event().wait(1.1)
             return False
 
     asked: list[Any] = []
 
     def answer(one: Asked) -> Reply:
         asked.append(one)
-        threading.Event().wait(0.4)
+        threading.Event().wait(0.2)
         return Reply([CHUNKED_HEAD, *chunked(events(one))])
 
     server: Any
     with RawServer(answer) as server:
         result = run(plan_of(session(0), session(1)), server, scheme, stop=StandsStillOnce(), is_watched=True)
-    assert result.audit["client_pause_max_ms"] >= 1500
+    assert result.audit["client_pause_max_ms"] >= 1100
     assert "client-stalled" in [finding.code for finding in check_freezes(manifest(client_audit=result.audit))]

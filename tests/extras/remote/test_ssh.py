@@ -209,11 +209,11 @@ def test_a_local_end_that_is_killed_takes_the_server_and_its_folder_there_with_i
 def test_a_path_that_dies_without_a_word_takes_the_server_and_its_folder_with_it(
     tmp_path: Path, other_host: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("harness.extras.remote.ssh.SILENCE_S", 8.0)
+    monkeypatch.setattr("harness.extras.remote.ssh.SILENCE_S", 4.0)
     with _started(tmp_path, _launch(tmp_path, other_host)) as process:
         pid = _pid_there(process)
         # For longer than the silence that is allowed, the other side hears of us.
-        assert not comes_true(lambda: not is_alive(pid), 9)
+        assert not comes_true(lambda: not is_alive(pid), 5)
         os.killpg(process.pid, signal.SIGSTOP)
         try:
             assert comes_true(lambda: not is_alive(pid) and not _laid_out(tmp_path))

@@ -69,7 +69,7 @@ def attached(url: str, **keys: Any) -> ExperimentSpec:
 
 @pytest.fixture(scope="module")
 def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
-    started = start_ready(tmp_path_factory.mktemp("server"), time_scale=1.0)
+    started = start_ready(tmp_path_factory.mktemp("server"), time_scale=10.0)
     yield started
     end(started)
 
