@@ -1,7 +1,8 @@
-"""How well the simulator predicts a server whose KV memory is short: predictions beside repeated emulated runs.
+"""How well the simulator predicts a server whose KV memory is short: predictions beside repeated runs.
 
 ``python -m benchmarks.short_memory FOLDER`` replays the same sessions with .5 to 2 times the KV memory that they need,
-several times each, and prints a table. Runs that FOLDER holds are not made again.
+several times each, on the emulator, and prints a table. ``--vllm ENVIRONMENT MODEL COSTS`` does so on a real vLLM for
+CPUs, with smaller sessions. Runs that FOLDER holds are not made again.
 """
 
 from __future__ import annotations
@@ -51,6 +52,25 @@ SERVER: Mapping[str, Any] = {
     "slot_tokens": 16384,
     "block_size": BLOCK_TOKENS,
 }
+ON_CPU: Mapping[str, Any] = {
+    "num_sessions": 12,
+    "requests_per_session": 4,
+    "prompt_tokens": {"distribution": "uniform", "low": 300, "high": 900},
+    "new_tokens": {"distribution": "uniform", "low": 50, "high": 200},
+    "generate_tokens": {"distribution": "uniform", "low": 24, "high": 64},
+    "waits": "tracelab-v0.0.2",
+    "wait_cap_s": 0.5,
+    "start_offset_s": 0.05,
+    "shared_prefix_tokens": 128,
+    "token_id_range": [300, 2000],
+}
+"""For a small model (tools/tiny_model.py), which has 2,048 tokens."""
+CPU_SERVER: Mapping[str, Any] = {"max_num_seqs": 6, "slot_tokens": 2048, "block_size": 32}
+STARTED: Mapping[str, Any] = {
+    "extra_args": ["--load-format", "dummy", "--enforce-eager", "--dtype", "float32"],
+    "env": {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "0"},
+    "start_timeout_s": 500,
+}
 # A busy machine makes a run late, which the table shows: it refuses none.
 LIMITS: Mapping[str, float] = {
     "rearrival_lag_p99_ms": WIDE_MS,
@@ -91,34 +111,54 @@ class Row(NamedTuple):
             "blocks": self.blocks,
             "figure": self.figure,
             "predicted": f"{self.predicted:.3f}",
-            "emulated, mean": f"{mean(self.measured):.3f}",
+            "runs, mean": f"{mean(self.measured):.3f}",
             "prediction off": f"{self.off:+.1%}",
             "spread of the runs": f"{self.spread:.1%}",
             "inside": "yes" if min(self.measured) <= self.predicted <= max(self.measured) else "no",
         }
 
 
-def blocks_needed(plan: Plan) -> int:
+def blocks_needed(plan: Plan, block_tokens: int) -> int:
     """KV blocks of all sessions at their ends, what they share counted once."""
-    shared = plan.shared_prefix_tokens // BLOCK_TOKENS
-    own = [-(-session.requests[-1].stream_tokens // BLOCK_TOKENS) - shared for session in plan.sessions]
+    shared = plan.shared_prefix_tokens // block_tokens
+    own = [-(-session.requests[-1].stream_tokens // block_tokens) - shared for session in plan.sessions]
     return sum(own) + shared
 
 
-def experiment(backend: str, time_scale: float) -> ExperimentSpec:
+class Studied(NamedTuple):
+    """A backend with its sessions and its server's keys."""
+
+    backend: str
+    workload: Mapping[str, Any]
+    server: Mapping[str, Any]
+    time_scale: float = 1.0
+
+    def predicted(self, measured: SealedRun) -> Studied:
+        """The simulator with the same rules, costs and steps. measured: shows what was left to a vLLM."""
+        if self.backend == "emulator":
+            return self._replace(backend="sim", time_scale=1.0)
+        shown, limit = measured.simulated_server, self.server["max_num_seqs"]
+        in_force = {key: getattr(shown, key) for key in ("max_num_batched_tokens", "async_scheduling")}
+        kept = {key: self.server[key] for key in (*CPU_SERVER, "cost_model")}
+        # No graphs: every step has its own size.
+        own = {"rules": shown.rules, "decode_buckets": list(range(1, limit + 1))}
+        return Studied("sim", self.workload, {**kept, **in_force, **own})
+
+
+def experiment(studied: Studied) -> ExperimentSpec:
     """A condition for each share of the memory; all replay one plan."""
     table = {
         "name": "short-memory",
-        "backend": backend,
-        "time_scale": time_scale if backend == "emulator" else 1.0,
+        "backend": studied.backend,
+        "time_scale": studied.time_scale,
         "base_seed": SEED,
         "replicates": 1,
-        "workload": dict(WORKLOAD),
+        "workload": dict(studied.workload),
         "limits": dict(LIMITS),
-        "server": dict(SERVER),
+        "server": dict(studied.server),
     }
     plain = parse_experiment({**table, "condition": [{"name": "any"}]}, where="short memory")
-    needed = blocks_needed(build_plan(plain.workload, SEED, 0))
+    needed = blocks_needed(build_plan(plain.workload, SEED, 0), studied.server["block_size"])
     # One block is a placeholder.
     conditions = [
         {"name": f"memory-{share:g}", "server": {"num_gpu_blocks": 1 + round(share * needed)}} for share in SHARES
@@ -177,7 +217,7 @@ def table(rows: Sequence[Row]) -> Table:
     worst = max(rows, key=lambda row: abs(row.off))
     caption = (
         f"{num_inside} of {len(rows)} predictions lie between the smallest and the largest of "
-        f"{len(rows[0].measured)} emulated runs; the farthest is {worst.off:+.1%} ({worst.figure}, {worst.share:g})."
+        f"{len(rows[0].measured)} runs; the farthest is {worst.off:+.1%} ({worst.figure}, {worst.share:g})."
     )
     return table_of("Predictions where KV memory is short", caption, [row.cells for row in rows])
 
@@ -185,11 +225,18 @@ def table(rows: Sequence[Row]) -> Table:
 def main(
     folder: Annotated[Path, typer.Argument(help="Keeps the runs.")],
     repeats: Annotated[int, typer.Option("--repeats", min=2, help="Runs of each share.")] = REPEATS,
-    time_scale: Annotated[float, typer.Option("--time-scale", help="Model time over wall time.")] = 1.0,
+    time_scale: Annotated[float, typer.Option("--time-scale", help="Emulated: model time over wall time.")] = 1.0,
+    vllm: Annotated[
+        tuple[str, str, str], typer.Option("--vllm", help="A vLLM for CPUs: environment, model, calibrated costs.")
+    ] = ("", "", ""),
 ) -> None:
-    """Print the table of predictions beside repeated emulated runs."""
-    predicted = runs_of(experiment("sim", time_scale), folder / "predicted")
-    measured = [runs_of(experiment("emulator", time_scale), folder / str(repeat)) for repeat in range(repeats)]
+    """Print the table of predictions beside repeated runs."""
+    studied = Studied("emulator", WORKLOAD, SERVER, time_scale)
+    if any(vllm):
+        named = dict(zip(("environment", "model", "cost_model"), vllm, strict=True))
+        studied = Studied("vllm", ON_CPU, {**CPU_SERVER, **STARTED, **named})
+    measured = [runs_of(experiment(studied), folder / str(repeat)) for repeat in range(repeats)]
+    predicted = runs_of(experiment(studied.predicted(measured[0][0])), folder / "predicted")
     print(to_markdown(table(list(rows_of(predicted, measured)))))
 
 

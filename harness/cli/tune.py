@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -16,7 +17,7 @@ from harness.api import experiment_with
 from harness.cli.addresses import BackendOption, MaybeExperimentArgument, RunsOption, SetOption, changes_of
 from harness.cli.init import AgentsOption, Asked, to_be_tuned, write_experiment
 from harness.cli.terminal import escape_markup, say, terminal, time_left
-from harness.clock import MonotonicClock
+from harness.clock import NS_PER_S, MonotonicClock
 from harness.errors import ExitCode, SpecError
 from harness.outputs import write_text
 
@@ -160,11 +161,16 @@ def _performer(source: Path) -> Any:
     def perform(spec: ExperimentSpec, folder: Path, until_ns: int, **options: Any) -> ExperimentOutcome:
         from harness.cli.progress import watched
         from harness.runner import run_experiment
+        from harness.runner.progress import ExperimentStarted
 
         clock = MonotonicClock()
         with watched(terminal(), folder) as (progress, stop):
 
             def told(event: Any) -> None:
+                if isinstance(event, ExperimentStarted) and event.predicted_wall_s is not None:
+                    # No run begins after the budget.
+                    left_s = max(0.0, (until_ns - clock.now_ns()) / NS_PER_S)
+                    event = replace(event, predicted_wall_s=min(event.predicted_wall_s, left_s))
                 progress(event)
                 stop.after_run = stop.after_run or clock.now_ns() >= until_ns
 

@@ -10,8 +10,10 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks.emulator import wait_for_address
 from benchmarks.generators import write_tokenizer
@@ -32,57 +34,75 @@ class Both(NamedTuple):
     imported: Counter[Lengths]
 
 
-def converse(environment: Path, folder: Path) -> None:
-    """Let AIPerf talk to an emulator that records its sessions."""
-    config, log, tokenizer = folder / "config.json", folder / "server.log", folder / "tokenizer"
-    tokenizer.mkdir(parents=True)
-    write_tokenizer(tokenizer)
+@contextmanager
+def recording_emulator(folder: Path) -> Generator[str]:
+    """The address of an emulator that writes sessions.jsonl into the folder."""
+    config, log = folder / "config.json", folder / "server.log"
+    folder.mkdir(parents=True, exist_ok=True)
     table = {"port": 0, "time_scale": 4.0, "sessions_path": str(folder / "sessions.jsonl"), "server": SERVER}
     config.write_text(json.dumps(table))
     server = [sys.executable, "-m", "harness.measure.emulator", "--config", str(config)]
     with log.open("wb") as output:
         process = subprocess.Popen(server, stdout=output, stderr=output)
     try:
-        command = [
-            *(str(environment / "bin" / "aiperf"), "profile", "--model", EMULATED_MODEL, "--endpoint-type", "chat"),
-            *("--streaming", "--url", wait_for_address(process, log), "--tokenizer", str(tokenizer)),
-            *("--conversation-num", str(CONVERSATIONS), "--conversation-turn-mean", str(TURNS)),
-            *("--conversation-turn-stddev", "1", "--conversation-turn-delay-mean", "100"),
-            *("--isl", "200", "--isl-stddev", "40", "--osl", "60", "--osl-stddev", "10"),
-            *("--concurrency", str(AT_A_TIME), "--use-server-token-count", "--extra-inputs", "ignore_eos:true"),
-            *("--ui", "none", "--artifact-dir", str(folder / "aiperf"), "--random-seed", "5"),
-        ]
-        subprocess.run(command, check=True, cwd=folder, timeout=400)
+        yield wait_for_address(process, log)
     finally:
         process.terminate()
         process.wait(20)
 
 
-def both(folder: Path) -> Both:
-    """What AIPerf wrote, and what the import says."""
+def converse(environment: Path, folder: Path, url: str, model: str, tokenizer: Path, inputs: dict[str, Any]) -> None:
+    """Let AIPerf talk to a server. inputs: more of each request's body."""
+    command = [
+        *(str(environment / "bin" / "aiperf"), "profile", "--model", model, "--endpoint-type", "chat"),
+        *("--streaming", "--url", url, "--tokenizer", str(tokenizer)),
+        *("--conversation-num", str(CONVERSATIONS), "--conversation-turn-mean", str(TURNS)),
+        *("--conversation-turn-stddev", "1", "--conversation-turn-delay-mean", "100"),
+        *("--isl", "200", "--isl-stddev", "40", "--osl", "60", "--osl-stddev", "10"),
+        *("--concurrency", str(AT_A_TIME), "--use-server-token-count", "--extra-inputs", json.dumps(inputs)),
+        *("--ui", "none", "--artifact-dir", str(folder / "aiperf"), "--random-seed", "5"),
+    ]
+    subprocess.run(command, check=True, cwd=folder, timeout=400)
+
+
+def conversations(folder: Path) -> Counter[Lengths]:
+    """By their lengths, as AIPerf wrote them."""
     turns: dict[str, list[tuple[int, int, int]]] = {}
     for line in next(folder.rglob("profile_export.jsonl")).read_text().splitlines():
         record = json.loads(line)
         named, counted = record["metadata"], record["metrics"]
-        lengths = (int(counted[f"{side}_sequence_length"]["value"]) for side in ("input", "output"))
-        turns.setdefault(named["x_correlation_id"], []).append((named["turn_index"], *lengths))
-    client = Counter(tuple(turn[1:] for turn in sorted(each)) for each in turns.values())
-    import_trace([folder / "sessions.jsonl"], folder / "trace.jsonl", name="aiperf")
-    trace = read_trace(folder / "trace.jsonl")
-    recordings = (tuple((one.prompt_tokens, one.generate_tokens) for one in each.requests) for each in trace.recordings)
-    return Both(client, Counter(recordings))
+        asked, answered = (int(counted[f"{side}_sequence_length"]["value"]) for side in ("input", "output"))
+        turns.setdefault(named["x_correlation_id"], []).append((named["turn_index"], asked, answered))
+    return Counter(tuple(turn[1:] for turn in sorted(each)) for each in turns.values())
+
+
+def imported(folder: Path) -> Counter[Lengths]:
+    """Sessions by their lengths, as the import has them."""
+    import_trace([folder / "sessions.jsonl"], folder / "trace.jsonl", name="recorded")
+    recordings = read_trace(folder / "trace.jsonl").recordings
+    return Counter(tuple((one.prompt_tokens, one.generate_tokens) for one in each.requests) for each in recordings)
+
+
+def print_same(what: str, found: Both) -> None:
+    """How many sessions are imported as the client counts them, and the others."""
+    same = (found.client & found.imported).total()
+    requests = sum(len(each) * count for each, count in found.client.items())
+    print(f"{same} of {found.client.total()} sessions ({requests} requests) are imported as {what} counts them")
+    for name, left in ((what, found.client - found.imported), ("import", found.imported - found.client)):
+        for lengths, count in left.items():
+            print(f"only {name}, {count} times: {lengths}")
 
 
 def main(environment: Path, folder: Path) -> int:
     """Print how many conversations are the same."""
-    converse(environment.absolute(), folder.absolute())
-    found = both(folder)
-    same = (found.client & found.imported).total()
-    requests = sum(len(each) * count for each, count in found.client.items())
-    print(f"{same} of {found.client.total()} conversations ({requests} requests) are imported as AIPerf counts them")
-    for name, left in (("AIPerf", found.client - found.imported), ("import", found.imported - found.client)):
-        for lengths, count in left.items():
-            print(f"only {name}, {count} times: {lengths}")
+    environment, folder = environment.absolute(), folder.absolute()
+    with recording_emulator(folder) as url:
+        tokenizer = folder / "tokenizer"
+        tokenizer.mkdir()
+        write_tokenizer(tokenizer)
+        converse(environment, folder, url, EMULATED_MODEL, tokenizer, {"ignore_eos": True})
+    found = Both(conversations(folder), imported(folder))
+    print_same("AIPerf", found)
     return 0 if found.client == found.imported else 1
 
 
