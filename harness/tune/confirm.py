@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import tomli_w
 from pydantic import BaseModel
 
+from harness.analysis.compare.answer import asked_in_words
 from harness.analysis.compare.ratio import Verdict
 from harness.analysis.compare.stopping import (
     ComparisonLooks,
@@ -22,10 +23,11 @@ from harness.analysis.compare.stopping import (
     looks_at,
     sequential_status,
 )
+from harness.analysis.summary import summarise
 from harness.clock import utc_now
 from harness.errors import SpecError
 from harness.judge.planning.power import blocks_until_decided
-from harness.kinds import kind_named
+from harness.kinds import kind_named, kind_of_run
 from harness.measure.records.run import SealedRun
 from harness.model.plan.build import derive_seed
 from harness.model.spec import ConditionSpec, ExperimentSpec, ServerSpec, StopSpec, parse_experiment
@@ -197,6 +199,7 @@ class Confirmed:
 
     verdict: "less", "more", "equal" within MARGIN, or "" where it was not told apart. apart: why nothing is told:
     modelled device time (A) and time in flight (B) contradict each other, or there is no interval; "" otherwise.
+    beside: what the time in flight of a device's server says of the device time; "" where it is not asked.
     """
 
     name: str
@@ -207,6 +210,7 @@ class Confirmed:
     num_blocks: int
     channel: str
     apart: str = ""
+    beside: str = ""
 
     @property
     def words(self) -> str:
@@ -226,8 +230,20 @@ VERDICTS = {Verdict.LOWER: "less", Verdict.HIGHER: "more", Verdict.EQUIVALENT: "
 def confirmed(spec: ExperimentSpec, runs: Sequence[SealedRun]) -> tuple[Confirmed, ...]:
     """What the sealed runs of a measurement show so far, under its rule."""
     assert spec.stop is not None
-    status = sequential_status(spec, runs, spec.stop)
-    return tuple(_confirmed(looks) for looks in status.comparisons if looks.num_blocks)
+    status, beside = sequential_status(spec, runs, spec.stop), _beside(runs)
+    return tuple(
+        replace(_confirmed(looks), beside=beside.get(looks.condition, ""))
+        for looks in status.comparisons
+        if looks.num_blocks
+    )
+
+
+def _beside(runs: Sequence[SealedRun]) -> dict[str, str]:
+    """What time in flight says of each candidate, where a server on a device was measured."""
+    if not any(run.is_valid for run in runs) or not kind_of_run(runs[0].manifest.backend).has_device:
+        return {}
+    figures = summarise(runs).conditions
+    return {each.name: asked_in_words(each.comparison) for each in figures if each.comparison is not None}
 
 
 def _confirmed(looks: ComparisonLooks) -> Confirmed:

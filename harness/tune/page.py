@@ -153,22 +153,22 @@ class Dot(NamedTuple):
 
 
 def _frontier(explored: Explored, base: Baseline, answer: Answer) -> str:
-    """Every configuration as a dot: cost against memory and against the number of sizes."""
+    """Every configuration as a dot: cost against memory and number of sizes, or against requests at once."""
+    shown = [base.setup, *(setup for setup, _ in explored.screened)]
+    varied = [by if len({_place(setup, by) for setup in shown}) > 1 else "limit" for by in ("memory", "sizes")]
+    kinds = list(dict.fromkeys(varied))
+    names = " and ".join(_axis(base, by) for by in kinds)
+    label = f"Predicted device time of every configuration against {names}"
     with Sheet() as sheet:
-        wide = sheet.figure(PAGE_WIDTH_IN, 3.5)
-        left, right = wide.subplots(1, 2, sharey=True)
-        _draw(left, explored, base, answer, by="memory")
-        _draw(right, explored, base, answer, by="sizes")
-        left.set_ylabel("device time, of today's")
-        label = "Predicted device time of every configuration against memory and number of compiled sizes"
-        svg_wide = sheet.render(wide, name="wide", label=label)
-        narrow = sheet.figure(NARROW_IN, 6.4)
-        upper, lower = narrow.subplots(2, 1)
-        _draw(upper, explored, base, answer, by="memory")
-        _draw(lower, explored, base, answer, by="sizes")
-        for axes in (upper, lower):
-            axes.set_ylabel("device time, of today's")
-        svg_narrow = sheet.render(narrow, name="narrow", label=label)
+        svgs: list[str] = []
+        for width, height, rows in ((PAGE_WIDTH_IN, 3.5, 1), (NARROW_IN, 3.2 * len(kinds), len(kinds))):
+            figure = sheet.figure(width, height)
+            drawn = figure.subplots(rows, len(kinds) // rows, sharey=rows == 1, squeeze=False).flat
+            for place, (axes, by) in enumerate(zip(drawn, kinds, strict=True)):
+                _draw(axes, explored, base, answer, by=by)
+                if rows > 1 or not place:
+                    axes.set_ylabel("device time, of today's")
+            svgs.append(sheet.render(figure, name="wide" if rows == 1 else "narrow", label=label))
     caption = (
         "Grey: predicted by the first pass. Filled: predicted on plans that chose nothing. "
         "Open, with its 95 % interval: measured. The square and the line are what runs today."
@@ -182,20 +182,23 @@ def _frontier(explored: Explored, base: Baseline, answer: Answer) -> str:
         if option is not None
     )
     return (
-        f'<p class="legend">{keys}</p><figure><div class="scroll wide-only">{svg_wide}</div>'
-        f'<div class="narrow-only">{svg_narrow}</div>'
+        f'<p class="legend">{keys}</p><figure><div class="scroll wide-only">{svgs[0]}</div>'
+        f'<div class="narrow-only">{svgs[1]}</div>'
         f"<figcaption>{caption}</figcaption></figure>"
     )
+
+
+def _place(setup: Setup, by: str) -> float:
+    """Where a configuration lies on an axis: "memory", "sizes" or "limit", requests at once."""
+    memory = setup.kv_slots if setup.kv_slots is not None else setup.num_gpu_blocks
+    return float({"memory": memory or 0, "sizes": len(setup.decode_buckets), "limit": setup.max_num_seqs}[by])
 
 
 def _draw(axes: Axes, explored: Explored, base: Baseline, answer: Answer, *, by: str) -> None:
     from matplotlib.ticker import MaxNLocator
 
     def place(setup: Setup) -> float:
-        if by == "sizes":
-            return float(len(setup.decode_buckets))
-        memory = setup.kv_slots if setup.kv_slots is not None else setup.num_gpu_blocks
-        return float(memory or 0)
+        return _place(setup, by)
 
     # A wall of bad configurations would hide those that compete.
     least = min(score for _, score in explored.screened)
@@ -214,7 +217,7 @@ def _draw(axes: Axes, explored: Explored, base: Baseline, answer: Answer, *, by:
         color = condition_color(number)
         axes.plot(place(option.setup), option.ratio.ratio, "o", color=color, ms=7)
         # Beside each other where both have the same memory.
-        shift = (1 + number) * (0.1 if by == "sizes" else 0.02 * max(place(option.setup), 1.0))
+        shift = (1 + number) * (0.02 * max(place(option.setup), 1.0) if by == "memory" else 0.1)
         for each in answer.measured:
             if each.name == name:
                 _measured(axes, place(option.setup) + shift, each, color)
@@ -229,8 +232,8 @@ def _measured(axes: Axes, x: float, each: Confirmed, color: str) -> None:
 
 
 def _axis(base: Baseline, by: str) -> str:
-    if by == "sizes":
-        return "compiled sizes"
+    if by != "memory":
+        return "compiled sizes" if by == "sizes" else "requests at once"
     return "KV slots" if base.setup.kv_slots is not None else "KV blocks"
 
 
@@ -253,10 +256,11 @@ def _overturns(found: Found) -> Iterator[str]:
     for each in found.answer.measured:
         if each.low is not None and each.high is not None:
             saved = interval_text(100 * each.low, 100 * each.high, 1)
-            yield f"Chance: {each.name} saves {saved} % (95 %, at every look)."
+            beside = f"; {each.beside}" if each.beside else ""
+            yield f"Chance: {each.name} saves {saved} % (95 %, at every look){beside}."
     workload = found.spec.workload
     yield f"Other sessions: the plans are new draws of this workload ({workload.source}), not of another one."
-    if found.diagnosis is not None and found.diagnosis.origin:
+    if found.diagnosis is not None and modelled(found.spec, found.diagnosis.backend):
         yield "Another server: what is simulated or emulated decides nothing of a device."
 
 

@@ -52,7 +52,16 @@ from harness.tune.hint import question_of_run
 from harness.tune.page import Found, tune_page
 from harness.tune.plans import Question, agents_of, at_a_time, nearby_agents
 from harness.tune.predict import Option
-from harness.tune.price import Price, assumed_costs, calibration_of, fitted, names_costs, needs_calibration, price_of
+from harness.tune.price import (
+    Price,
+    assumed_costs,
+    calibration_of,
+    fit_in_words,
+    fitted,
+    names_costs,
+    needs_calibration,
+    price_of,
+)
 from harness.tune.sessions import (
     MOST_PLANS,
     ROUNDS,
@@ -291,6 +300,8 @@ class Tune:
         sweeps = self.sweeps
         self._performed(sweeps, folder)
         path = fitted(folder.path, list(RunStore(folder.path).sealed(sweeps.name)))
+        if errors := fit_in_words(path):
+            self.say(f"  {errors}")
         self._priced(Price(str(path), False, "a", ""))
 
     def _priced(self, price: Price) -> None:
@@ -420,7 +431,7 @@ class Tune:
             self.say(f"  {num_invalid} of {len(runs)} runs are INVALID and do not count: {_commonest(runs)}")
         shown = confirmed(spec, runs) if runs else ()
         for each in shown:
-            self.say(f"  {each.name}: {each.words} on {each.num_blocks} plans")
+            self.say(f"  {each.name}: {each.words} on {each.num_blocks} plans{f'; {each.beside}' * bool(each.beside)}")
         better = bool(runs) and best_is_better(spec, runs)
         return answer(self.spec, explored, shown, best_is_better=better, why=why, backend=self.seen_as)
 

@@ -111,7 +111,7 @@ class Predictor:
 
     def reuse(self, setup: Setup, endless: Setup) -> float:
         """Tokens reused, as a share of those that memory without end reuses."""
-        most = self._play(endless)[1]
+        most = self._play(endless._replace(prefix_caching=True))[1]
         return self._play(setup)[1] / most if most else 1.0
 
     def turns(self, setup: Setup) -> BreakEven | None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from harness.kinds import kind_named
 from harness.measure.records.run import SealedRun
 from harness.model.spec import ExperimentSpec, ServerSpec
+from harness.model.spec.base import tomllib
 from harness.model.spec.sections import Basis
 from harness.runner.calibrate import (
     LOOSE_LIMITS,
@@ -95,6 +96,15 @@ def fitted(folder: Path, runs: Sequence[SealedRun]) -> Path:
     if known := sorted(place.glob("*.toml")):
         return known[0]
     return write_cost_file(fit_runs(runs, seed=SEED), place, "calibrated")
+
+
+def fit_in_words(path: Path) -> str:
+    """How far a fitted cost file errs at most, by the part of a step; "" of a file that does not say so."""
+    fits: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8")).get("calibration", {})
+    parts = {"decode steps": "decode", "parts of prompts": "prefill"}
+    shares = {words: fits.get(part, {}).get("held_out_max_share") for words, part in parts.items()}
+    known = [f"{100 * share:.1f} % of {words}" for words, share in shares.items() if share is not None]
+    return f"the fit errs by at most {' and '.join(known)}, measured and not fitted" if known else ""
 
 
 def price_of(server: ServerSpec, diagnosis: Diagnosis) -> Price:

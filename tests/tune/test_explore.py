@@ -151,6 +151,7 @@ def test_prefix_caching_is_tried_with_every_limit_that_is_about_as_good() -> Non
     explored = found(server, WorkloadSpec(num_sessions=8, wait_cap_s=1.0), ("max_num_seqs", "prefix_caching"))
     limits = {setup.max_num_seqs for setup, _ in explored.screened if setup.prefix_caching}
     assert {2, 6, 10} <= limits
+    assert all((option.reuse > 0) == option.setup.prefix_caching for option in explored.options)
     assert any("as many as there are agents at a time" in line for line in explored.bounds)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -118,6 +119,17 @@ def test_the_page_has_the_answer_and_every_number_in_a_table_and_names_the_simul
         assert number in words
     assert "<script" not in page
     assert page.count("<svg") == 2
+
+
+def test_a_picture_is_against_what_the_search_changed() -> None:
+    own = explored()
+    label = 'aria-label="Predicted device time of every configuration against {}"'
+    plain = tune_page(Found(experiment(), answer(experiment(), own), None, own))
+    assert label.format("KV slots and compiled sizes") in plain
+    limits = [own.baseline._replace(max_num_seqs=limit) for limit in (4, 8, 16)]
+    other = replace(own, screened=tuple((setup, 0.9) for setup in limits))
+    page = tune_page(Found(experiment(), answer(experiment(), other), None, other))
+    assert label.format("requests at once") in page
 
 
 def test_what_a_search_found_is_read_again_as_it_was() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,7 @@ def test_todays_costs_are_measured_once_and_the_search_takes_them(
 
     made, said, found = tuned()
     assert said[0] == "price: no costs are named; a quick calibration of today's server"
+    assert re.match(r"  the fit errs by at most [0-9.]+ % of decode steps and [0-9.]+ % of parts of prompts", said[1])
     assert found is not None
     assert found.option is not None
     folder = tmp_path / "runs" / "unknown-tune"
