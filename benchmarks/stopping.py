@@ -19,7 +19,7 @@ from harness.analysis.compare.stopping import boundary_of
 from harness.analysis.stats import MIN_REPLICATES, FloatArray, of_blocks, t_quantile
 from harness.judge.decisions.decide import cheaper_p
 from harness.judge.planning.needed import log_ratio_values, simulated_pairs
-from harness.judge.planning.power import blocks_for_difference, blocks_for_equivalence, blocks_for_superiority
+from harness.judge.planning.power import blocks_for_equivalence, blocks_for_superiority, difference_power, fewest
 from harness.model.spec import ExperimentSpec, StopSpec, load_experiment
 
 EXPERIMENTS, LOOKS, POPULATION = 1_000, 60, 4_000
@@ -164,7 +164,7 @@ def _saved(population: Population, times: float, num_experiments: int) -> Iterat
     sd, margin = SDS[-1], math.log1p(MARGIN)
     needs: Sequence[int | None] = (
         blocks_for_equivalence(sd, margin, ALPHA, POWER),
-        blocks_for_difference(sd, margin, ALPHA, POWER),
+        fewest(lambda n: difference_power(n, sd, margin, ALPHA), POWER),
     )
     fixed = max(count for count in needs if count is not None)
     rules = {

@@ -187,7 +187,7 @@ class Figures:
     has_steps: whether the decode steps are known, from a step log or because nothing was decoded.
     computed_prefill_tokens: None where reuse is unknown. ceilings: None without the plan or where reuse is unknown.
     parts: what lies between A and B; None where no engine core stamped its steps. second_memory: None where none was
-    asked. counts: what the server counts of itself, by column of ``server_counts``. energy: None
+    asked. counts: what the server counts of itself, by column of ``run_tables.COUNT_COLUMNS``. energy: None
     where power was not sampled once a second.
     """
 

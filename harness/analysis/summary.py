@@ -135,7 +135,7 @@ class ExperimentSummary:
     answers: to each comparison, on its main channel and on the other one. status: under the stopping rule that was to
     end it; None where none was. speeds: of its devices; None where fewer than two made it. window: in words, which
     requests the serving figures count. prices: that other costs priced its runs than now; empty where none did.
-    overloads: factors by condition, see ``analysis.overload``. given_costs: whose costs price every run, not its own.
+    overloads: factors by condition, see ``sessions.overload``. given_costs: whose costs price every run, not its own.
     """
 
     experiment: str

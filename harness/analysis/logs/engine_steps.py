@@ -10,7 +10,6 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -113,31 +112,6 @@ def steps_table(log: StepLog, clock: ScaledClock) -> pa.Table:
     log_ns = [clock.from_monotonic_ns(at_ns) for at_ns in steps["at_ns"].to_pylist()]
     columns = [np.arange(len(log_ns), dtype=np.int32), pa.array(log_ns, pa.int64()), steps["n"], steps["b"]]
     return schema.conform("steps", pa.table(columns, names=schema.STEPS.names))
-
-
-class StepPeriod(NamedTuple):
-    """A pure decode step whose time is known, ns."""
-
-    n: int
-    b: int
-    is_eager: bool
-    period_ns: int
-
-
-def decode_periods(log: StepLog) -> Iterator[StepPeriod]:
-    """Every decode step after another of as many requests: the time between their records.
-
-    Of several engines, whose steps lie between each other, the time in each step.
-    """
-    rows = schema.values_of(log.steps, "at_ns", "kind", "n", "b", "runtime_mode", "began_ns")
-    for before, (at_ns, kind, n, b, mode, began_ns) in pairwise(rows):
-        if kind != "decode" or b is None:
-            continue
-        if len(log.engines) > 1:
-            if began_ns is not None:
-                yield StepPeriod(n, b, mode == "NONE", at_ns - began_ns)
-        elif before[1:3] == (kind, n):
-            yield StepPeriod(n, b, mode == "NONE", at_ns - before[0])
 
 
 def step_spans(log: StepLog) -> list[tuple[int, int] | None]:

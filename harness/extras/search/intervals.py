@@ -65,10 +65,6 @@ class PredictedRatio:
         """Whether the interval excludes 1."""
         return not self.low <= 1.0 <= self.high
 
-    @property
-    def shows_saving(self) -> bool:
-        return self.high < 1.0
-
 
 class PlanFigures(NamedTuple):
     """Figures of several plans, each of shape (plans,); in the window where there is one.

@@ -37,11 +37,6 @@ def blocks_for_equivalence(sd: float, log_margin: float, alpha: float, power: fl
     return fewest(lambda n: equivalence_power(n, sd, log_margin, alpha, effect), power)
 
 
-def blocks_for_difference(sd: float, effect: float, alpha: float, power: float) -> int | None:
-    """Fewest blocks whose t interval leaves 0 out with probability ``power`` when the true mean is ``effect``."""
-    return fewest(lambda n: difference_power(n, sd, effect, alpha), power) if effect else None
-
-
 def blocks_for_superiority(sd: float, effect: float, alpha: float, power: float) -> int | None:
     """Fewest blocks that show a mean below 0 with probability ``power`` when the true mean is ``effect``."""
     if effect >= 0:

@@ -10,7 +10,6 @@ import pytest
 from harness.analysis.stats import t_quantile
 from harness.judge.planning.power import (
     MOST_BLOCKS,
-    blocks_for_difference,
     blocks_for_equivalence,
     blocks_for_precision,
     blocks_until_decided,
@@ -69,7 +68,6 @@ def test_a_precision_is_reached_by_the_block_that_is_named_and_not_before() -> N
 def test_what_no_experiment_reaches_is_none() -> None:
     assert blocks_for_equivalence(0.5, MARGIN, 0.05, 0.9) is None
     assert blocks_for_equivalence(0.01, MARGIN, 0.05, 0.9, effect=0.03) is None
-    assert blocks_for_difference(0.01, 0.0, 0.05, 0.9) is None
 
 
 def test_levels_are_repeated_as_their_costs_and_spreads_ask() -> None:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from harness.analysis.cost.step_parts import StepParts, step_parts
-from harness.analysis.logs.engine_steps import decode_contexts, decode_periods, step_spans
+from harness.analysis.logs.engine_steps import decode_contexts, step_spans
 from harness.clock import ScaledClock
 from harness.errors import RecordsError
 from harness.stacks.vllm.core_steps import COLUMNS, read_core_steps
@@ -214,7 +214,6 @@ scheduler.update_from_output(third, ran(padded=(1, 2)))
     assert step_spans(log)[1:] == [(rows[0]["at_ns"], rows[1]["at_ns"]), (rows[1]["at_ns"], rows[2]["at_ns"])]
     flight = (rows[0]["began_ns"], rows[2]["at_ns"])
     assert (parts_of(log, flight).in_steps_ns, parts_of(log, flight).between_ns) == (flight[1] - flight[0], 0)
-    assert [period.period_ns for period in decode_periods(log)] == [rows[2]["at_ns"] - rows[1]["at_ns"]]
 
 
 def test_each_engine_of_a_data_parallel_server_writes_its_own_file(tmp_path: Path) -> None:
