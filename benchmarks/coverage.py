@@ -92,7 +92,7 @@ def simulated(load: Load) -> Population:
         name: list(((requests[end] - requests["arrival_ns"]) / NS_PER_MS).reshape(load.num_runs, -1))
         for name, end in (("ttft", "first_token_ns"), ("e2e", "completed_ns"))
     }
-    # The client is hardly late, so a session's own time is that of its answers.
+    # The client is hardly late, so a session's active time is that of its answers.
     of_runs["session"] = list(np.stack(of_runs["e2e"]).reshape(load.num_runs, load.sessions, load.requests).sum(axis=2))
     if load.num_itl:
         of_runs["itl"] = [gaps_ms(drawn, config, place) for place in range(load.num_itl)]

@@ -1,6 +1,6 @@
-"""A session's own time, sessions within a target, and whether sessions ask for more than their server can do.
+"""A session's active time, sessions within a target, and whether sessions ask for more than their server can do.
 
-Its own time: from its first request to its last token, less its waits. A session that failed, or whose last answer the
+Active: from its first request to its last token, less its waits. A session that failed, or whose last answer the
 client left, has no time. Where sessions ask for too much, queues grow, and all other figures follow from that.
 Definitions: docs/reference/method.md, "Sessions".
 """
@@ -45,8 +45,8 @@ NS_PER_H = 3600 * NS_PER_S
 # with open arrivals in half of the experiments (docs/evidence/error-rates.md).
 LEAST_BEYOND = 100
 HOW_TIMED = (
-    "own time of a session: from its first send to its last token, less its waits; of the sessions that begin in the "
-    "window, each to its end"
+    "active time of a session: from its first send to its last token, less its waits; of the sessions that begin in "
+    "the window, each to its end"
 )
 
 
@@ -80,7 +80,7 @@ class SessionTimes:
 
     @property
     def own_ns(self) -> IntArray:
-        """The own time of every session that finished."""
+        """The active time of every session that finished."""
         return (self.last_ns - self.first_ns - self.wait_ns)[self.outcome == SessionOutcome.FINISHED]
 
     @property
@@ -89,7 +89,7 @@ class SessionTimes:
         return int(self.last_ns.max() - self.first_ns.min()) / NS_PER_H if len(self.session) else 0.0
 
     def num_within(self, target_s: float) -> int:
-        """Sessions that finished with an own time of at most the target."""
+        """Sessions that finished with an active time of at most the target."""
         return int(np.count_nonzero(self.own_ns <= round(target_s * NS_PER_S)))
 
 
@@ -220,7 +220,7 @@ def session_figures(condition: str, runs: Sequence[SealedRun]) -> SessionFigures
 
 
 def session_percentiles(samples: Sequence[FloatArray], unit: str, is_open: bool) -> tuple[Percentile, ...]:
-    """QUANTILES of own times with intervals over runs, above the median and with open arrivals from LEAST_BEYOND on."""
+    """QUANTILES of active times; above the median, and in open arrivals, intervals over runs from LEAST_BEYOND on."""
     num_values = sum(map(len, samples))
     return tuple(
         replace(one, interval=None, why=NoInterval.RARE)
@@ -242,7 +242,7 @@ def _per_h(within: Sequence[int], runs: Sequence[SessionTimes]) -> Rate:
 
 
 def session_rows(figures: Sequence[SessionFigures]) -> list[dict[str, object]]:
-    """Rows like those of ``serving_rows``: own times in ms, sessions finished within the target per hour."""
+    """Rows like those of ``serving_rows``: active times in ms, sessions finished within the target per hour."""
     rows: list[dict[str, object]] = []
     for one in figures:
         row: dict[str, object] = {"condition": one.condition, "group": "all", "metric": "session", "unit": "ms"}

@@ -41,7 +41,7 @@ FAR = 2.0
 MOST_PLACES = 2048
 ROUNDING = 1e-9
 # Ends the method of an interval that holds only if the costs behind it are true.
-GIVEN_COSTS = ", given these costs"
+GIVEN_COSTS = ", cost model assumed exact"
 # Below, a standard error or a mean log ratio is the rounding of doubles.
 NO_SCATTER = 1e-12
 # The paper's q95: linear between order statistics reproduces every printed one of Table S2; no other rule does.

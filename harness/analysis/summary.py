@@ -133,7 +133,7 @@ class ExperimentSummary:
     """All conditions of an experiment, in the order of their first run. time_scale: model time per wall time.
 
     answers: to each comparison, on its main channel and on the other one. status: under the stopping rule that was to
-    end it; None where none was. speeds: of its devices; None where fewer than two made it. window: in words, which
+    end it; None where none was. speeds: of its devices; None if fewer than two devices ran it. window: in words, which
     requests the serving figures count. prices: that other costs priced its runs than now; empty where none did.
     overloads: factors by condition, see ``sessions.overload``. given_costs: whose costs price every run, not its own.
     """
@@ -234,7 +234,7 @@ class ExperimentSummary:
 
     @property
     def device_tables(self) -> list[Table]:
-        """How fast each device was, and every comparison on each of them; empty where fewer than two made it."""
+        """How fast each device was, and every comparison on each of them; empty if fewer than two devices ran it."""
         return device_tables(self.speeds, _comparisons(self.conditions))
 
     def answer_on(self, condition: str, channel: Basis) -> Answer | None:
@@ -546,7 +546,7 @@ ANSWERED = {
     "source": "source.value",
     "p_adjusted": "result.p_adjusted",
     "family": "result.family",
-    "verdict": "said",
+    "verdict": "label",
     "note": "note",
 }
 
@@ -610,7 +610,7 @@ def _in_words(answer: Answer) -> str:
     """ "0.9744 of base (0.9610 to 0.9880), cheaper": the cost ratio, its interval and what it shows."""
     interval = "" if answer.interval is None else f" ({interval_text(answer.interval.low, answer.interval.high)})"
     channels = answer.comparison.agreement
-    shown = f"{answer.said} (channels: {channels.value})" if channels.is_missing else answer.said
+    shown = f"{answer.label} (channels: {channels.value})" if channels.is_missing else answer.label
     return f"{answer.ratio:.4f} of {answer.baseline}{interval}, {shown}"
 
 

@@ -59,7 +59,7 @@ SessionTargetOption = Annotated[
     typer.Option(
         "--session-target",
         metavar="SECONDS",
-        help="Count the sessions that finish within so many seconds of their own time. Default: [slo] session_s.",
+        help="Count the sessions that finish within so many seconds of active time. Default: [slo] session_s.",
         min=1e-9,
     ),
 ]

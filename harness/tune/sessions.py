@@ -105,7 +105,7 @@ def _simulated(question: Question, slo: SloSpec, setup: Setup, agents: int, numb
 
 
 def counts_of(result: SimResult, plan: Plan, slo: SloSpec) -> Counts:
-    """What met its target in a simulated run. A session's own time is the sum over its requests."""
+    """What met its target in a simulated run. A session's active time is the sum over its requests."""
     columns = {
         name: result.requests.column(name).to_numpy() for name in ("arrival_ns", "first_token_ns", "completed_ns")
     }

@@ -1,4 +1,4 @@
-"""A session's own time: held to the rows of requests, with parts, waits, failures, windows and targets."""
+"""A session's active time: held to the rows of requests, with parts, waits, failures, windows and targets."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def end(row: dict[str, Any]) -> tuple[int, int, int]:
 
 
 def by_hand(run: SealedRun) -> dict[int, int]:
-    """Own times of unbranched sessions by their definition: last token less first send less the sum of their waits."""
+    """Active times of unbranched sessions by definition: last token less first send less the sum of their waits."""
     rows = run.table("requests").to_pylist()
     tokens = {
         (chunk["session"], chunk["request"]): chunk["received_ns"] if chunk["kernel_ns"] is None else chunk["kernel_ns"]
@@ -254,7 +254,7 @@ def test_measures_of_sessions_stand_in_table_compare_gate_history_export_query_a
     assert "session" in (tmp_path / "out" / "serving.csv").read_text()
     assert len((tmp_path / "out" / "sessions.csv").read_text().splitlines()) == 1 + 6 * 6
     harness("report", "small", "-o", "page.html")
-    assert "Within: finished within 9 s of own time" in (tmp_path / "page.html").read_text()
+    assert "Within: finished within 9 s of active time" in (tmp_path / "page.html").read_text()
 
 
 def test_a_target_that_no_session_meets_is_compared_as_none_of_so_many(simulated: Simulated) -> None:

@@ -118,7 +118,7 @@ def test_named_configurations_have_an_error_and_a_break_even(
     assert status == 0
     assert re.search(r"slots-and-grid +8 .* 0\.\d{4} \+- 0\.\d{4} .* \+\d+\.\d %", text)
     said = " ".join(text.split())
-    assert "grid-only: turns at f(6); f(6) was not measured, but interpolated" in said
+    assert "grid-only: break-even at f(6); f(6) was not measured, but interpolated" in said
 
 
 @pytest.mark.parametrize("command", [("predict", "ratios"), ("search",)])

@@ -228,7 +228,7 @@ class _Row:
             "ratio": None if self.ratio is None else result.ratio,
             **cells(result.interval, same("low", "high")),
             **cells(result, same("p", "p_adjusted", "family")),
-            "verdict": self.why_not or (Verdict.WITHHELD if apart else result.verdict).said(self.measure.words),
+            "verdict": self.why_not or (Verdict.WITHHELD if apart else result.verdict).label(self.measure.words),
             "note": "; ".join(filter(None, (apart, result.note, given))),
         }
 

@@ -168,9 +168,9 @@ class Answer:
         return self.result.verdict
 
     @property
-    def said(self) -> str:
+    def label(self) -> str:
         """The verdict in a word: "cheaper"; "withheld" where the channels contradict each other, or lie apart."""
-        return (Verdict.WITHHELD if self.comparison.agreement.is_missing else self.verdict).said()
+        return (Verdict.WITHHELD if self.comparison.agreement.is_missing else self.verdict).label()
 
     @property
     def note(self) -> str:
@@ -257,7 +257,7 @@ def change(ratio: float) -> str:
 def interval_in_words(interval: Interval) -> str:
     """A ratio's interval as changes, the smaller change first: 95 % interval: 3.8 to 4.5 % less.
 
-    Where nothing is known of the errors of the costs behind it: "95 % interval, given these costs: ...".
+    Where nothing is known of the errors of the costs behind it: "95 % interval, cost model assumed exact: ...".
     """
     low, high = 100 * (interval.low - 1), 100 * (interval.high - 1)
     level = f"{100 * interval.level:g} % interval"
@@ -283,11 +283,11 @@ def seen_in_words(seen: Seen | ChannelRatio) -> str:
 class ChannelWords(NamedTuple):
     """What the channels of a comparison say of each other, in words.
 
-    apart: why they answer nothing; empty where they may. said: what the channel that was asked says of the answer.
+    apart: why they answer nothing; empty where they may. reason: what the channel that was asked says of the answer.
     """
 
     apart: str = ""
-    said: str = ""
+    reason: str = ""
 
 
 def asked_in_words(comparison: Comparison) -> str:

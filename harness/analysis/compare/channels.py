@@ -135,7 +135,7 @@ class Comparison:
         if self.rests_on == "a" or found.is_missing:
             return found
         if self.witness is not None:
-            return self.witness.said
+            return self.witness.ratio_agreement
         return Agreement.B_ALONE if self.rests_on == "b" else Agreement.S_ALONE
 
     @property

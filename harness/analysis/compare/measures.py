@@ -205,7 +205,7 @@ def _padding(run: SealedRun) -> Value | None:
 
 
 def _session(q: float) -> Callable[[SealedRun], Value | None]:
-    """A percentile of the own time over the sessions of a run, s."""
+    """A percentile of the active time over the sessions of a run, s."""
 
     def value(run: SealedRun) -> Value | None:
         times = session_times(run)
@@ -237,7 +237,7 @@ def _session_measure(percent: int) -> Measure:
     return Measure(
         f"session_p{percent}",
         f"session_p{percent}_s",
-        f"p{percent} of the own time of a session (first send to last token, less its waits), s",
+        f"p{percent} of the active time of a session (first send to last token, less its waits), s",
         _session(percent / 100),
         quantile=percent / 100,
         counted=Counted.SESSIONS,

@@ -56,7 +56,7 @@ class Verdict(str, Enum):
         """Whether a stopping rule that ended with it has an answer."""
         return self in (Verdict.LOWER, Verdict.HIGHER, Verdict.EQUIVALENT)
 
-    def said(self, words: tuple[str, str] = ("cheaper", "more expensive")) -> str:
+    def label(self, words: tuple[str, str] = ("cheaper", "more expensive")) -> str:
         """The word; words: what a shown ratio below and above 1 is called."""
         below, above = words
         return below if self is Verdict.LOWER else above if self is Verdict.HIGHER else self.value

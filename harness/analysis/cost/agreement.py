@@ -136,10 +136,10 @@ class Channels:
     @property
     def agreement(self) -> Agreement:
         is_apart = not self.differ and (self.is_unexplained or self.is_overpriced)
-        return Agreement.CANNOT_TELL if is_apart else self.said
+        return Agreement.CANNOT_TELL if is_apart else self.ratio_agreement
 
     @property
-    def said(self) -> Agreement:
+    def ratio_agreement(self) -> Agreement:
         """What B says of A's ratio, however far apart the two lie."""
         if self.differ:
             return Agreement.DIFFER

@@ -119,7 +119,7 @@ def _verdict(answer: Answer) -> str:
     """What the ratio shows; empty beside the main channel, where nothing is judged."""
     if not answer.is_main:
         return ""
-    return "withheld" if answer.comparison.agreement.is_missing else answer.said
+    return "withheld" if answer.comparison.agreement.is_missing else answer.label
 
 
 def _meaning(measure: Measure) -> str:

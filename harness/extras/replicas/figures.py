@@ -36,7 +36,7 @@ class ReplicaFigures:
     """One plan on its replicas. Seconds are model seconds; tokens are of prompts.
 
     device_s: by replica, the sum of its step times (modelled device time, A). in_flight_s: by replica, the union of
-    what it had in flight (B). door_in_flight_s: the union of all. batches: by replica,
+    what it had in flight (B). router_in_flight_s: the union of all. batches: by replica,
     decode steps by (n, b). num_returns: answered requests that continue an
     earlier one. num_home: of these, served by the replica that served the one before. reusable_tokens: what returning
     prompts could reuse of the turn before, were all replicas one. lost_by_routing_tokens: of these, on another replica.
@@ -46,7 +46,7 @@ class ReplicaFigures:
 
     device_s: tuple[float, ...]
     in_flight_s: tuple[float, ...]
-    door_in_flight_s: float
+    router_in_flight_s: float
     end_s: float
     batches: tuple[Mapping[tuple[int, int], int], ...]
     num_requests: tuple[int, ...]
@@ -68,7 +68,7 @@ class ReplicaFigures:
     @property
     def busy(self) -> float:
         """Mean share of the replicas that have something in flight, over the time in which any has; 1 is all."""
-        most_s = self.door_in_flight_s * len(self.in_flight_s)
+        most_s = self.router_in_flight_s * len(self.in_flight_s)
         return sum(self.in_flight_s) / most_s if most_s else 0.0
 
     @property
@@ -157,7 +157,7 @@ def figures_of(done: Served) -> ReplicaFigures:
     return ReplicaFigures(
         device_s=tuple(ns / NS_PER_S for ns in done.device_ns),
         in_flight_s=tuple(union_ns(each) / NS_PER_S for each in spans),
-        door_in_flight_s=union_ns(flights) / NS_PER_S,
+        router_in_flight_s=union_ns(flights) / NS_PER_S,
         end_s=max((end for _start, end in flights), default=0) / NS_PER_S,
         batches=tuple(done.batches),
         num_requests=tuple(map(len, spans)),
@@ -183,7 +183,7 @@ def _ttft_s(requests: pa.Table, first_token_ns: Mapping[RequestKey, int]) -> lis
 
 
 def _session_s(plan: Plan, requests: pa.Table) -> list[float]:
-    """The own time of each whole session: that in which something of it was due or in flight."""
+    """The active time of each whole session: that in which something of it was due or in flight."""
     whole, spans = whole_sessions(plan), dict[int, list[tuple[int, int]]]()
     for session, due_ns, done_ns in values_of(requests, "session", "due_ns", "done_ns"):
         if done_ns is not None:
@@ -298,7 +298,7 @@ def _against(own: Sequence[ReplicaFigures], base: Sequence[ReplicaFigures], fami
     return {
         "ratio": result.ratio,
         "95 %": None if interval is None else interval_text(interval.low, interval.high, 3, "\u2013"),
-        "shown": result.verdict.said(),
+        "shown": result.verdict.label(),
     }
 
 

@@ -108,15 +108,15 @@ def ratios(
     headings = ("configuration", "N", "rules", "sums", "median", "mean")
     table = Table(
         f"{spec.name}: cost ratio to {spec.baseline.shape.label}",
-        "sums, median: nominal; mean: of draws, +- what they leave open (95 %); turns at: the error of the deciding "
-        "costs that makes the ratio 1; =: no difference from the baseline shown",
-        (*headings, f"{100 * spec.prediction.level:.0f} % interval", "turns at", ""),
+        "sums, median: nominal; mean: of draws, +- what they leave open (95 %); break-even at: the error of the "
+        "deciding costs that makes the ratio 1; =: no difference from the baseline shown",
+        (*headings, f"{100 * spec.prediction.level:.0f} % interval", "break-even at", ""),
         tuple(rows),
     )
     show(console, table)
     for name, server in spec.named.items():
         sizes = deciding_sizes(server.shape.decode_buckets, spec.baseline.shape.decode_buckets)
-        parts = [f"turns at {sizes_in_words(sizes) if sizes else 'the prefill costs'}"]
+        parts = [f"break-even at {sizes_in_words(sizes) if sizes else 'the prefill costs'}"]
         parts += filter(None, [predictor.unmeasured(server.shape, spec.baseline.shape)])
         say(console, f"{name}: {'; '.join(parts)}")
 

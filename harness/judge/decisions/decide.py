@@ -86,8 +86,8 @@ def as_asked(decision: Decision, asked: ChannelWords) -> Decision:
     if asked.apart and decision.outcome is not Outcome.WITHHELD:
         reason = f"{asked.apart}; {decision.reason}"
         return replace(decision, outcome=Outcome.WITHHELD, reason=reason, label="", sentence="")
-    has_more = asked.said and not asked.apart and decision.outcome is Outcome.PASS
-    return replace(decision, reason=f"{decision.reason}; {asked.said}") if has_more else decision
+    has_more = asked.reason and not asked.apart and decision.outcome is Outcome.PASS
+    return replace(decision, reason=f"{decision.reason}; {asked.reason}") if has_more else decision
 
 
 class Costs(NamedTuple):
@@ -326,7 +326,7 @@ def decide_stopped(
             f"{looks.condition} vs {looks.baseline}",
             Outcome.PASS if looks.verdict.is_answer else Outcome.WITHHELD,
             f"{looks.description}; declared: {status.stop}{note}",
-            label=looks.verdict.said().upper(),
+            label=looks.verdict.label().upper(),
             numbers={"num_blocks": looks.num_blocks, "blocks_left": looks.blocks_left, "channel": looks.channel},
             num_blocks=looks.num_blocks,
         )

@@ -154,7 +154,7 @@ def _paired_sentence(summary: ExperimentSummary, condition: ConditionFigures, ma
     within = "" if answer.interval is None else f" ({interval_in_words(answer.interval)})"
     others = ". ".join(_other_changes(summary, condition))
     ends = "".join(f"; {part}" for part in (asked_in_words(comparison), answer.doubt) if part)
-    shown = answer.result.note or answer.said
+    shown = answer.result.note or answer.label
     return (
         f"{lead}{this} costs {change(answer.ratio)} {other}{work}{within}: {shown}. "
         f"{others + '. ' if others else ''}{_never_measured(comparison.cause)}{basis}{ends}."

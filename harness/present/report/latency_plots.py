@@ -128,9 +128,9 @@ def _rates(axes: Axes, points: list[tuple[float, Rate]], label: str, color: str,
 
 
 def lateness_plot(sheet: Sheet, view: ReportView, limits_ms: tuple[float | None, float | None]) -> str:
-    """What the harness did late in every run, invalid ones too: ECDF of the re-arrival lag, start spreads [wall ms].
+    """What the harness did late in every run, invalid ones too: ECDF of the dispatch delay, start spreads [wall ms].
 
-    limits_ms: (re-arrival lag p99, start spread), None where there is no limit.
+    limits_ms: (dispatch delay p99, start spread), None where there is no limit.
     """
     color_of = {name: condition_color(place) for name, place in view.summary.place_of.items()}
     samples = {each.name: _joined([run.lateness.rearrival_ms for run in each.runs]) for each in view.summary.conditions}
@@ -151,7 +151,11 @@ def lateness_plot(sheet: Sheet, view: ReportView, limits_ms: tuple[float | None,
     figure.legend(
         handles=handles, loc="outside upper left", ncols=min(6, len(handles)), handlelength=1.6, columnspacing=1.4
     )
-    return sheet.render(figure, name="lateness", label="Distribution of re-arrival lag, and start spread of every run.")
+    return sheet.render(
+        figure,
+        name="lateness",
+        label="Dispatch delays after tool waits, and start spread of every run.",
+    )
 
 
 def _joined(parts: Sequence[FloatArray]) -> FloatArray:

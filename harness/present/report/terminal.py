@@ -197,7 +197,7 @@ def serving_tables(summary: ExperimentSummary) -> list[Table]:
 
 
 def sessions_tables(summary: ExperimentSummary) -> list[Table]:
-    """A row per condition: own times of sessions in s of the run's clock, and sessions within the target per hour.
+    """A row per condition: active times of sessions in s of the run's clock, and sessions within the target per hour.
 
     Empty where no session finished that began in the window.
     """
@@ -219,7 +219,7 @@ def sessions_tables(summary: ExperimentSummary) -> list[Table]:
         f"{HOW_TIMED[0].upper()}{HOW_TIMED[1:]}; with its interval, or why there is none.",
         *(["+: sessions that failed, or whose last answer the client left."] if others else []),
         *(
-            [f"Within: finished within {' or '.join(f'{target:g}' for target in targets)} s of own time."]
+            [f"Within: finished within {' or '.join(f'{target:g}' for target in targets)} s of active time."]
             if targets
             else []
         ),

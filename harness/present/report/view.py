@@ -42,7 +42,7 @@ from harness.table import Table
 if TYPE_CHECKING:
     from harness.tune.hint import Hint
 
-LAG_P99, START_SPREAD = "re-arrival lag p99", "start spread"
+LAG_P99, START_SPREAD = "dispatch delay p99", "start spread"
 MAX_TIMELINES = 6
 # Requests, and groups of steps, that timelines beyond those may draw together: some 100 bytes each.
 MAX_MARKS = 6_000
@@ -239,9 +239,9 @@ def _checks(run: SealedRun, figures: RunFigures) -> tuple[FigureCheck, ...]:
     audit, late, limits = run.audit, figures.lateness, run.limits
     floor_ms, stalls = audit.floor_lag_ms, audit.stall_intervals_ns
     return (
-        FigureCheck("re-arrival lag p50", late.rearrival_p50_ms, "wall ms"),
+        FigureCheck("dispatch delay p50", late.rearrival_p50_ms, "wall ms"),
         FigureCheck(LAG_P99, late.rearrival_p99_ms, "wall ms", limits.rearrival_lag_p99_ms),
-        FigureCheck("re-arrival lag max", late.rearrival_quantile_ms(1.0), "wall ms"),
+        FigureCheck("dispatch delay max", late.rearrival_quantile_ms(1.0), "wall ms"),
         FigureCheck(START_SPREAD, late.start_spread_ms, "wall ms", limits.start_spread_ms),
         FigureCheck(
             "r / B",

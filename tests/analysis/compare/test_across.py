@@ -74,8 +74,8 @@ def test_the_experiments_baselines_are_taken_and_never_the_alphabet(tmp_path: Pa
         assert row["low"] == (answer.interval and pytest.approx(answer.interval.low))
         assert (row["family"], answer.result.family) == (2, 2)
         assert row["p_adjusted"] == (answer.result.p_adjusted and pytest.approx(answer.result.p_adjusted))
-        assert row["verdict"] == answer.said
-    assert [one.said for one in shown.values()] == ["more expensive", "nothing varied"]
+        assert row["verdict"] == answer.label
+    assert [one.label for one in shown.values()] == ["more expensive", "nothing varied"]
 
 
 def test_without_a_baseline_among_them_conditions_are_not_compared(tmp_path: Path) -> None:

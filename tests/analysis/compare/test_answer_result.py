@@ -87,7 +87,7 @@ def test_after_until_decided_every_view_has_the_interval_of_the_sequence(tmp_pat
     summary = summarise(runs)
     (answer,) = main_answers(summary.answers).values()
     assert answer.interval is not None
-    assert answer.interval.method == "interval of the declared sequence, given these costs"
+    assert answer.interval.method == "interval of the declared sequence, cost model assumed exact"
     row = summary.to_arrow().to_pylist()[1]
     sides = [Side(f"x/small/{name}", tuple(r for r in runs if r.condition == name)) for name in ("base", "full")]
     compared = compare_all(pairs_of(sides)).records()[0]

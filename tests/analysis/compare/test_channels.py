@@ -239,7 +239,7 @@ def test_without_a_step_log_channel_b_answers_alone() -> None:
     assert (found.ratio_a, found.tau, found.agreement) == (None, None, Agreement.B_ALONE)
     assert found.main.interval is not None
     (answer,) = answers({"c": Compared(found, 4, "no step log")}, "attached", Family())
-    assert (answer.channel, answer.verdict, answer.said) == ("b", Verdict.LOWER, "cheaper")
+    assert (answer.channel, answer.verdict, answer.label) == ("b", Verdict.LOWER, "cheaper")
     assert answer.basis == "8 valid runs, measured, channel B alone (no step log)"
 
 

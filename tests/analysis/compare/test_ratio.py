@@ -67,9 +67,9 @@ def in_every_view(runs: list[SealedRun]) -> Interval:
     assert decided.level == pytest.approx(interval.level)
     assert (row["low"], row["high"]) == pytest.approx((interval.low, interval.high))
     assert (decided.low, decided.high) == pytest.approx((interval.low, interval.high))
-    assert interval.is_given_costs == decided.is_given_costs == ("given these costs" in row["note"])
+    assert interval.is_given_costs == decided.is_given_costs == ("cost model assumed exact" in row["note"])
     for one in decide(runs).decisions:
-        assert one.rule != "stop" or interval.is_given_costs == ("given these costs" in one.reason)
+        assert one.rule != "stop" or interval.is_given_costs == ("cost model assumed exact" in one.reason)
     return interval
 
 

@@ -113,7 +113,7 @@ def test_costs_without_an_error_make_an_interval_given_these_costs() -> None:
     published = compared({"f(4)": 100.0}, {"f(8)": 100.0}, PAPER)
     assert published.a is not None
     assert published.a.interval is not None
-    assert interval_in_words(published.a.interval).startswith("95 % interval, given these costs: ")
+    assert interval_in_words(published.a.interval).startswith("95 % interval, cost model assumed exact: ")
     # An error of other costs is no error of this one.
     prefills = FitErrors(("per_call_ms",), (0.1,), ((1.0,),), 5)
     part = compared({"f(4)": 100.0}, {"f(8)": 100.0}, with_errors(PAPER, prefills))

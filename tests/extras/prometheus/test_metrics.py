@@ -84,7 +84,7 @@ def test_ratios_stand_with_their_ends_and_the_verdict(runs: list[SealedRun], sam
         assert answer.interval is not None
         assert value_of(samples, "harness_cost_ratio_high", **labels) == pytest.approx(answer.interval.high)
         (said,) = {each.labels["verdict"] for each in samples if labels.items() <= each.labels.items()} - {""} or {""}
-        assert said == (answer.said if answer.is_main else "")
+        assert said == (answer.label if answer.is_main else "")
 
 
 def test_a_ratio_whose_channels_contradict_says_that_it_is_withheld(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_the_sums_of_replicas_are_what_the_door_saw(by_prefixes: SealedRun) -> N
     assert sum(figures.num_requests) == own.num_requests
     assert own.a_ns == round(sum(figures.device_s) * 1e9)
     assert own.b_ns == round(sum(figures.in_flight_s) * 1e9)
-    assert figures.door_in_flight_s <= sum(figures.in_flight_s)
+    assert figures.router_in_flight_s <= sum(figures.in_flight_s)
     counted = Counter(engines_of(run).values())
     metrics = run.table("metrics")
     success = "vllm:request_success_total"

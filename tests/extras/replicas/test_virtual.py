@@ -109,7 +109,7 @@ def test_replicas_together_serve_what_came_through_the_door(
         figures.reusable_tokens
     )
     assert min(figures.kept_tokens, figures.lost_by_routing_tokens, figures.lost_by_eviction_tokens) >= 0
-    assert max(figures.in_flight_s) <= figures.door_in_flight_s + 1e-9 <= sum(figures.in_flight_s) + 2e-9
+    assert max(figures.in_flight_s) <= figures.router_in_flight_s + 1e-9 <= sum(figures.in_flight_s) + 2e-9
     answered = sum(row["completion_tokens"] or 0 for row in run.requests_table().to_pylist())
     assert figures.generated_tokens == answered
 

@@ -60,7 +60,7 @@ def test_of_data_that_were_looked_at_the_sequence_decides() -> None:
 def test_a_stopping_rule_decides_once_it_has_an_answer() -> None:
     values = tuple(-0.05 + one for one in BLOCKS)
     looked = ComparisonLooks("more", "base", values, tuple(looks_at(values, STOP)), None)
-    (found,) = decide_stopped(SequentialStatus(STOP, 6, (looked,)), {"more": ChannelWords(said="B says so too")})
+    (found,) = decide_stopped(SequentialStatus(STOP, 6, (looked,)), {"more": ChannelWords(reason="B says so too")})
     assert (found.outcome, found.label, found.subject) == (Outcome.PASS, "CHEAPER", "more vs base")
     assert "declared: margin 0.02" in found.reason
     assert found.reason.endswith("; B says so too")

@@ -84,7 +84,7 @@ def test_a_cheaper_condition_passes_in_a_sentence_and_by_a_margin_only_where_tha
     assert (passed.outcome, passed.label) == (Outcome.PASS, "CHEAPER")
     assert (
         passed.answer
-        == "twelve-slots costs 4.2 % less than base (95 % interval, given these costs: 3.4 to 5.0 % less): PASS"
+        == "twelve-slots costs 4.2 % less than base (95 % interval, cost model assumed exact: 3.4 to 5.0 % less): PASS"
     )
     assert decide_superiority(RULE.model_copy(update={"margin": 0.04}), ratios_of(CHEAPER)).outcome is Outcome.FAIL
     assert decide_superiority(RULE.model_copy(update={"margin": 0.03}), ratios_of(CHEAPER)).outcome is Outcome.PASS

@@ -84,7 +84,7 @@ def test_where_the_answer_is_withheld_no_rule_passes(
     (answer,) = (one for one in summarise(runs).answers if one.is_main)
     decisions = _decided(runs, math.exp(a))
     assert {one.rule for one in decisions} >= {rule.name for rule in ON_COSTS}
-    if answer.said == "withheld":
+    if answer.label == "withheld":
         assert [_claim(one) for one in decisions if _claim(one)] == []
     else:
         assert any(one.outcome is not Outcome.WITHHELD for one in decisions)

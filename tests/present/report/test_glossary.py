@@ -51,8 +51,8 @@ def test_a_word_is_explained_once_where_it_first_stands_in_a_text() -> None:
     assert found.count("data-tip=") == 1
     assert '<p>12 <a class="sym" href="#g-sealed" data-tip="A run whose records are complete.' in found
     assert re.sub(r"<a class=[^>]*>|</a>", "", found) == page
-    both = with_first_places("<p>6 % given these costs: cheaper, one draw of each plan</p>")
-    assert re.findall(r'">([^<]+)</a>', both) == ["given these costs", "one draw of each plan"]
+    both = with_first_places("<p>6 % cost model assumed exact: cheaper, one draw of each plan</p>")
+    assert re.findall(r'">([^<]+)</a>', both) == ["cost model assumed exact", "one draw of each plan"]
 
 
 def test_the_terminal_explains_words_keys_first(tmp_path: Path) -> None:

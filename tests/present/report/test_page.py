@@ -209,7 +209,7 @@ def test_figures_of_the_analysis_appear(demo: Page, demo_runs: list[SealedRun]) 
 
 def test_the_answer_compares_each_condition_with_its_own_baseline(demo: Page) -> None:
     ends = r"[\d.]+(?: % less)? to [\d.]+ % (?:less|more)"
-    interval = rf"\(95 % interval over 3 comparisons, given these costs ?: {ends}\)"
+    interval = rf"\(95 % interval over 3 comparisons, cost model assumed exact ?: {ends}\)"
     verdict = "(?:cheaper|no difference shown)"
     for name in ("waits", "nowaits"):
         answer = rf"bucket6-{name} costs [\d.]+ % less than base-{name} {interval} ?: {verdict} ?\."
@@ -245,7 +245,7 @@ def test_what_was_run_names_changes_hashes_and_machine(demo: Page, demo_runs: li
 
 def test_the_harness_reports_on_itself(demo: Page) -> None:
     assert "The harness itself" in demo.text
-    for name in ("re-arrival lag p99", "start spread", "early sends", "requests in a stall", "floor p50"):
+    for name in ("dispatch delay p99", "start spread", "early sends", "requests in a stall", "floor p50"):
         assert name in demo.text
     assert "\u2264 10" in demo.text  # the limit itself, beside what it was held against
 
@@ -482,8 +482,8 @@ def test_conditions_that_did_other_work_are_compared_per_token_and_per_request(t
 
 
 def test_intervals_stand_beside_ratios_from_three_replicates_on(demo: Page, tmp_path: Path) -> None:
-    assert "95 % interval over 3 comparisons, given these costs: " in demo.text
-    assert "its 95 % interval over 3 comparisons (A: given these costs)" in demo.text
+    assert "95 % interval over 3 comparisons, cost model assumed exact: " in demo.text
+    assert "its 95 % interval over 3 comparisons (A: cost model assumed exact)" in demo.text
     few = report(seal_demo(tmp_path, num_replicates=2), tmp_path)
     assert "too few runs for an interval" in few.text
     assert "95 % interval, given" not in few.text

@@ -64,7 +64,7 @@ def test_an_answer_that_b_contradicts_is_withheld_with_both_figures_and_the_cost
     [said] = [one.text for one in answers(summarise(runs, costs), str)]
     assert said.startswith("Withheld: sixteen against base-waits. Modelled device time (A) is ")
     a, b = said.split("; ")[0].split(", time in flight (B) ")[:2]
-    assert " % less (95 % interval, given these costs: " in a
+    assert " % less (95 % interval, cost model assumed exact: " in a
     assert " % more (95 % interval: " in b
     assert "they contradict each other. Likely cause: the costs of decode steps of size 8, 16 (not measured)" in said
     assert "(old: a fit of another server)" in said
