@@ -62,7 +62,7 @@ class Effort(NamedTuple):
         return Effort(*spent, max(1, self.pairs // 2), max(20, self.sets // by), max(3, self.few // 2))
 
 
-FULL, QUICK = Effort(), Effort(300_000, 200_000, 300_000, pairs=2, sets=40, few=4)
+FULL, QUICK = Effort(), Effort(300_000, 100_000, 300_000, pairs=2, sets=40, few=4)
 
 
 @dataclass(frozen=True)
