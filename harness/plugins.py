@@ -144,8 +144,9 @@ def service(name: str, where: str) -> Any:
 
     "stand-in stack": a ``StandInStack``; "server over ssh": an ``OtherHost`` (both of ``stack.rbln.launch``);
     "fleet over hosts": a function as ``runner.fleet.driver.perform_side_by_side``; "replicas": a ``Replicas``
-    (``runner.backends.base``); "simulation cases": a function from a file to printed results; "verdict of a recording":
-    from its path, lines on how far predictions of the recorded server hold.
+    (``runner.backends.base``); "routing of runs": from valid sealed runs to a list of ``Routing``
+    (``present.report.routing``); "simulation cases": a function from a file to printed results; "verdict of a
+    recording": from its path, lines on how far predictions of the recorded server hold.
     """
     places = plugged("services")
     if name not in places:

@@ -9,5 +9,8 @@ PLUGIN = Plugin(
     commands={
         "replicas": "harness.extras.replicas.commands:measured",
     },
-    services={"replicas": "harness.extras.replicas.service:REPLICAS"},
+    services={
+        "replicas": "harness.extras.replicas.service:REPLICAS",
+        "routing of runs": "harness.extras.replicas.figures:routing_of",
+    },
 )

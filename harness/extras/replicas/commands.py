@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from harness.cli.addresses import (
     RunsOption,
@@ -13,9 +12,6 @@ from harness.cli.addresses import (
 from harness.cli.terminal import print_tables
 from harness.errors import SpecError
 from harness.table import Table, TableForm, with_four_digits
-
-if TYPE_CHECKING:
-    pass
 
 SHORT = (
     *("device_s", "ratio", "session_p90_s", "ttft_p50_ms", "busiest", "busy"),
@@ -34,24 +30,14 @@ def measured(
 
     Example: `harness replicas does-affinity-pay`
     """
-    from harness.analysis.stats import grouped
-    from harness.extras.replicas.figures import compare_policies, figures_of_sealed, of_each_replica
+    from harness.extras.replicas.figures import compare_policies, figures_by_condition, of_each_replica
     from harness.measure.records.run import origin_of
     from harness.measure.records.store import sealed_runs
 
     sealed = [run for run in sealed_runs(runs, experiment) if run.is_valid]
-    by_condition = grouped(sealed, lambda run: run.condition)
-    common = set.intersection(*({run.replicate for run in each} for each in by_condition.values())) if sealed else set()
-    if not common:
-        raise SpecError(
-            "no replicate has a valid run of every condition", where=experiment, hint="`harness runs` lists them"
-        )
-    order = list(dict.fromkeys(condition.name for condition in sealed[0].spec.condition))
-    played = {
-        name: [figures_of_sealed(run) for run in by_condition[name] if run.replicate in common]
-        for name in sorted(by_condition, key=order.index)
-    }
-    origin = origin_of(sealed)
+    if not sealed:
+        raise SpecError("it has no valid run", where=experiment, hint="`harness runs` lists them")
+    played, origin = figures_by_condition(sealed), origin_of(sealed)
     costs, reuse = compare_policies(played, origin, "condition")
     each = of_each_replica(played, origin, "condition")
     print_tables([_short(costs, form), reuse, _short(each, form)], form)

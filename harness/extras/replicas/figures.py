@@ -22,12 +22,14 @@ from harness.analysis.cost.reconstruct import modelled, received_ns, union_ns, w
 from harness.analysis.logs.replicas import engines_of, requests_of, servers_in
 from harness.analysis.reuse import ONE_POOL, ReuseRule, continuations, rearrivals, reuse_rule
 from harness.analysis.run_tables import RequestKey, with_logged_prefills
+from harness.analysis.stats import grouped
 from harness.clock import NS_PER_S
-from harness.errors import RecordsError
+from harness.errors import RecordsError, SpecError
 from harness.measure.records.run import SealedRun
 from harness.measure.records.schema import values_of
 from harness.model.plan.event_queue import whole_sessions
 from harness.model.plan.model import Plan
+from harness.present.report.routing import Routing
 from harness.table import Cell, Table, interval_text, table_of
 
 
@@ -124,6 +126,36 @@ def figures_of_sealed(run: SealedRun) -> ReplicaFigures:
     batches = [steps_by_n_b(server.steps) for server in servers]
     firsts = _first_tokens(run.table("chunks"))
     return figures_of(Served(plan, requests, reuse_rule(run), served_by, known, batches, firsts))
+
+
+def figures_by_condition(valid: Sequence[SealedRun]) -> dict[str, list[ReplicaFigures]]:
+    """The figures of each replicate that every condition has, conditions in their order.
+
+    Raises SpecError where there is none, RecordsError where the records of a run do not tell its figures.
+    """
+    by_condition = grouped(valid, lambda run: run.condition)
+    common = set.intersection(*({run.replicate for run in each} for each in by_condition.values())) if valid else set()
+    if not common:
+        where = valid[0].experiment if valid else None
+        raise SpecError(
+            "no replicate has a valid run of every condition", where=where, hint="`harness runs` lists them"
+        )
+    order = list(dict.fromkeys(condition.name for condition in valid[0].spec.condition))
+    return {
+        name: [figures_of_sealed(run) for run in by_condition[name] if run.replicate in common]
+        for name in sorted(by_condition, key=order.index)
+    }
+
+
+def routing_of(valid: Sequence[SealedRun]) -> list[Routing]:
+    """What a report shows of replicas, by condition; errors as ``figures_by_condition``."""
+    found: list[Routing] = []
+    for name, figures in figures_by_condition([run for run in valid if run.server.is_routed]).items():
+        reuse, counts = _reuse(figures), np.array([each.num_requests for each in figures]).sum(axis=0)
+        shares = tuple((counts / max(counts.sum(), 1)).tolist())
+        parts = [reuse[key] for key in ("returns", "home", "kept", "lost_routing", "lost_eviction")]
+        found.append(Routing(name, *parts, shares))
+    return found
 
 
 def _first_tokens(chunks: pa.Table) -> dict[RequestKey, int]:

@@ -43,9 +43,17 @@ from harness.present.report.plots import (
     sequence_plot,
     step_histograms,
 )
+from harness.present.report.routing import routing_of
 from harness.present.report.svg import Sheet
 from harness.present.report.terminal import for_documents, sessions_tables, share_cells
-from harness.present.report.timeline import Frame, TimelineView, drawn_lanes, step_segments, timeline_svg
+from harness.present.report.timeline import (
+    NUM_REPLICA_LINES,
+    Frame,
+    TimelineView,
+    drawn_lanes,
+    step_segments,
+    timeline_svg,
+)
 from harness.present.report.view import LAG_P99, START_SPREAD, FigureCheck, ReportView, Results, gather
 from harness.processes import parallel_map
 from harness.table import cell_text, interval_ends, interval_text, table_of, to_csv
@@ -161,6 +169,8 @@ def render_page(view: ReportView) -> str:
         metrics=METRICS,
         how_sure=HOW_SURE,
         reuse_by_wait=view.summary.reuse_by_wait,
+        routing=routing_of(view.sealed.values()),
+        num_replicas=min(NUM_REPLICA_LINES, max((len(one.replicas) for one in view.timelines), default=0)),
         how_reused=HOW_REUSED,
         share_cells=share_cells,
         sessions=list(map(for_documents, sessions_tables(view.summary))),
@@ -280,7 +290,7 @@ def _timeline(view: ReportView, timeline: TimelineView, index: int) -> dict[str,
     if timeline.num_sessions > lanes:
         resting += f"; the first {lanes} sessions are drawn"
     if timeline.replicas:
-        resting += f"; {len(timeline.replicas)} replicas, each with a colour below the requests that it served"
+        resting += f"; {len(timeline.replicas)} replicas, each with its line below the requests that it served"
     if not any(steps):
         resting += "; the log carries no usable step times, so n and bucket are not drawn"
     frame = Frame(f"tl{index}", view.seconds_unit, _shared_end(view, timeline), view.buckets, lanes)

@@ -203,8 +203,8 @@ STALL_HEIGHT = 4.0
 TICK_HEIGHT = 11.0
 UNSTREAMED_MARK = 5.0
 LEFT_MARK = 1.6
-# Under a request, in the colour of the replica that served it.
-REPLICA_MARK = 2.4
+# Kinds of line under a request, by the replica that served it; colours are the conditions'.
+NUM_REPLICA_LINES = 8
 DENSE_SEGMENTS = 150  # above this, the strokes of the outline would cover what it encloses
 # A decode step that seems longer than this many median steps had a prefill or an idle server behind it.
 GAP_STEPS = 2.5
@@ -360,8 +360,7 @@ class _Drawing:
             yield _upright(bottom - STEP_PANEL_HEIGHT / 2, "n and bucket")
             return
         yield _upright(bottom - STEP_PANEL_HEIGHT / 2, f"replica {replica}")
-        mark = _rect("t-replica", LEFT, bottom + 2, self.width, REPLICA_MARK)
-        yield f'<g style="--r: var(--c{replica % NUM_CONDITION_COLORS})">{mark}</g>'
+        yield _replica_line(replica, LEFT, LEFT + self.width, bottom + 3)
 
     def _readable_buckets(self) -> list[int]:
         """Zero and those buckets, largest first, whose labels do not run into one another."""
@@ -395,8 +394,7 @@ class _Drawing:
     def _request(self, bar: Bar, y: float, thick: float) -> Iterator[str]:
         if bar.replica is not None and bar.sent_s is not None and bar.done_s is not None:
             x0, x2 = self._x(bar.sent_s), self._x(bar.done_s)
-            mark = _rect("t-replica", x0, y + thick, x2 - x0, REPLICA_MARK)
-            yield f'<g style="--r: var(--c{bar.replica % NUM_CONDITION_COLORS})">{mark}</g>'
+            yield _replica_line(bar.replica, x0, x2, y + thick + 1.2)
         if bar.sent_s is None or bar.done_s is None or bar.status not in ("ok", ABORTED):
             x = self._x(bar.due_s if bar.sent_s is None else bar.sent_s)
             yield _rect("t-failed", x, y, 4.0 if bar.done_s is None else max(2.0, self._x(bar.done_s) - x), thick)
@@ -443,6 +441,12 @@ def _upright(y: float, text: str) -> str:
     """A label of the vertical axis that reads upwards."""
     turned = f'transform="translate(11 {y:.1f}) rotate(-90)"'
     return f'<text class="t-label" text-anchor="middle" {turned}>{text}</text>'
+
+
+def _replica_line(replica: int, x1: float, x2: float, y: float) -> str:
+    """The line of a replica, which the style sheet draws by its number."""
+    kind = replica % NUM_REPLICA_LINES
+    return f'<line class="t-replica r{kind}" x1="{x1:.2f}" x2="{x2:.2f}" y1="{y:.1f}" y2="{y:.1f}"/>'
 
 
 def _rect(style: str, x: float, y: float, width: float, height: float) -> str:

@@ -18,6 +18,8 @@ from harness.measure.records.store import RunStore
 from harness.model.engine.config import EngineConfig
 from harness.model.experiment import resolve
 from harness.model.spec import ExperimentSpec, ServerSpec, load_experiment
+from harness.present.report.page import write_report
+from harness.present.report.routing import routing_of
 from harness.runner import run_experiment
 from harness.shipped import find_shipped
 from tests.support.counted_replicas import figures_of_counted, play_replicas
@@ -59,6 +61,33 @@ def test_a_simulated_run_has_the_figures_of_the_prediction(tmp_path: Path, serve
     assert run_figures(run).b_ns == round(sum(of_run.in_flight_s) * 1e9)
     (found,) = (finding.evidence for finding in run.manifest.findings if finding.code == "replicas")
     assert found.startswith(f"answered by replica 0 {of_run.num_requests[0]}, replica 1 {of_run.num_requests[1]}")
+
+
+def test_the_report_shows_what_routing_lost_and_each_replicas_share(tmp_path: Path) -> None:
+    spec = small_experiment(
+        backend="sim",
+        time_scale=1.0,
+        workload={"num_sessions": 6},
+        condition=[
+            {"name": "rotates", "server": {"replicas": 2, "router": {"policy": "round-robin"}}},
+            {"name": "keeps", "server": {"replicas": 2, "router": {"policy": "session-affinity"}}},
+            {"name": "alone"},
+        ],
+    )
+    runs = run_experiment(spec, runs_root=tmp_path).runs
+    shown = {one.name: one for one in routing_of(runs)}
+    assert list(shown) == ["rotates", "keeps"], "one server is behind no router"
+    for name, one in shown.items():
+        figures = [figures_of_sealed(run) for run in runs if run.condition == name]
+        reusable = sum(each.reusable_tokens for each in figures)
+        assert one.kept == sum(each.kept_tokens for each in figures) / reusable
+        assert one.kept + (one.lost_by_routing or 0) + (one.lost_by_eviction or 0) == pytest.approx(1)
+        assert sum(one.shares) == pytest.approx(1)
+    assert (shown["rotates"].lost_by_routing or 0) > 0 == shown["keeps"].lost_by_routing
+    page = write_report(runs, tmp_path / "page.html").read_text()
+    assert f'aria-label="keeps: kept {100 * (shown["keeps"].kept or 0):.0f} %, lost by routing 0 %' in page
+    assert 'class="t-replica r1"' in page, "lines of replicas have no colour of a condition"
+    assert routing_of([run for run in runs if run.condition == "alone"]) == []
 
 
 def test_the_tables_of_replicas_come_apart_as_they_were(tmp_path: Path) -> None:
