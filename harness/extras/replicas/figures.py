@@ -153,9 +153,16 @@ def routing_of(valid: Sequence[SealedRun]) -> list[Routing]:
     for name, figures in figures_by_condition([run for run in valid if run.server.is_routed]).items():
         reuse, counts = _reuse(figures), np.array([each.num_requests for each in figures]).sum(axis=0)
         shares = tuple((counts / max(counts.sum(), 1)).tolist())
-        parts = [reuse[key] for key in ("returns", "home", "kept", "lost_routing", "lost_eviction")]
-        found.append(Routing(name, *parts, shares))
+        returns = sum(each.num_returns for each in figures)
+        home, kept, routing, eviction = (
+            _number(reuse[key]) for key in ("home", "kept", "lost_routing", "lost_eviction")
+        )
+        found.append(Routing(name, returns, home, kept, routing, eviction, shares))
     return found
+
+
+def _number(cell: Cell) -> float | None:
+    return float(cell) if isinstance(cell, int | float) else None
 
 
 def _first_tokens(chunks: pa.Table) -> dict[RequestKey, int]:
