@@ -212,7 +212,7 @@ def test_servers_without_a_log_are_decided_on_channel_b_and_it_is_said_that_a_is
             key: {"distribution": "fixed", "value": value}
             for key, value in (("prompt_tokens", 200), ("generate_tokens", 64))
         }
-        spec = small_experiment(workload={"num_sessions": 3, **lengths}, **changes)
+        spec = small_experiment(workload={"num_sessions": 3, "requests_per_session": 1, **lengths}, **changes)
         outcome = run_experiment(spec, runs_root=tmp_path / "runs", on_progress=events.append, until_decided=True)
     status = declared_status(outcome.runs)
     assert status is not None
