@@ -288,8 +288,12 @@ class Tune:
 
     def _asked(self) -> dict[str, Any]:
         """What makes it another tune; its budget does not."""
-        wishes = self.wishes.model_dump(mode="json", exclude={"budget"})
-        return {"experiment": self.spec.model_dump(mode="json"), "tune": wishes}
+        wishes = self.wishes.model_dump(mode="json", exclude={"budget"}, exclude_defaults=True)
+        # Without defaults, so that a key that a later version adds makes it no other tune.
+        return {
+            "experiment": self.spec.model_dump(mode="json", exclude_defaults=True),
+            "tune": wishes,
+        }
 
     def _calibrate(self, folder: TuneFolder) -> None:
         """Measure today's costs where none are named and the backend can start servers."""

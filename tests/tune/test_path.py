@@ -115,6 +115,12 @@ def test_the_same_command_makes_nothing_again_and_says_the_same(once: Whole) -> 
     assert once.is_untouched
 
 
+def test_a_key_that_nobody_wrote_is_no_part_of_what_a_tune_asks(whole: Path) -> None:
+    asked = json.loads((whole / "runs" / "small-tune" / "tune.json").read_bytes())
+    assert asked["experiment"]["workload"] == {"wait_cap_s": 20.0}
+    assert "server" not in asked["experiment"]
+
+
 def test_the_plans_of_the_measurement_are_new_to_everything_before_it(whole: Path) -> None:
     store = RunStore(whole / "runs" / "small-tune")
     diagnosed = {run.manifest.plan_hash for run in store.sealed("small-diagnose")}
