@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
+
+import numpy as np
 
 from harness.clock import NS_PER_S
 from harness.measure.records import layout
@@ -49,24 +50,25 @@ def energy_of(samples: Sequence[tuple[int, float]], flights: Sequence[Interval])
 
     None where no request was in flight, or the samples do not cover that time at least once a second.
     """
-    joules = error = 0.0
-    num_samples, covered_ns, wanted_ns = 0, 0, 0
-    for start_ns, end_ns in _union(flights):
-        wanted_ns += end_ns - start_ns
-        num_samples += sum(start_ns <= at_ns <= end_ns for at_ns, _watts in samples)
-        for (before_ns, before), (after_ns, after) in pairwise(samples):
-            first_ns, last_ns = max(before_ns, start_ns), min(after_ns, end_ns)
-            if first_ns >= last_ns or after_ns - before_ns > MOST_BETWEEN_NS:
-                continue
-            slope = (after - before) / (after_ns - before_ns)
-            middle = before + slope * ((first_ns + last_ns) / 2 - before_ns)
-            seconds = (last_ns - first_ns) / NS_PER_S
-            joules += middle * seconds
-            error += abs(after - before) / 2 * seconds
-            covered_ns += last_ns - first_ns
-    if not wanted_ns or covered_ns < wanted_ns:
+    union = np.array(_union(flights), dtype=np.int64).reshape(-1, 2)
+    at_ns = np.array([at_ns for at_ns, _watts in samples], dtype=np.int64)
+    watts = np.array([watts for _at_ns, watts in samples], dtype=np.float64)
+    # Pieces of time in flight, each between two samples.
+    cuts = np.unique(np.concatenate((at_ns, union.ravel())))
+    flight = np.searchsorted(union[:, 0], cuts[:-1], side="right") - 1
+    is_in_flight = (flight >= 0) & (cuts[:-1] < union[flight, 1]) if len(union) else np.zeros(len(flight), np.bool_)
+    first_ns, last_ns = cuts[:-1][is_in_flight], cuts[1:][is_in_flight]
+    before = np.searchsorted(at_ns, first_ns, side="right") - 1
+    if not len(first_ns) or before.min() < 0 or before.max() > len(samples) - 2:
         return None
-    return Energy(joules, error, num_samples)
+    if (np.diff(at_ns)[before] > MOST_BETWEEN_NS).any():
+        return None
+    seconds = (last_ns - first_ns) / NS_PER_S
+    moves = np.diff(watts)[before]
+    passed = ((first_ns - at_ns[before]) + (last_ns - at_ns[before])) / 2 / np.diff(at_ns)[before]
+    num_samples = np.searchsorted(at_ns, union[:, 1], side="right") - np.searchsorted(at_ns, union[:, 0])
+    joules = ((watts[before] + moves * passed) * seconds).sum()
+    return Energy(float(joules), float((np.abs(moves) / 2 * seconds).sum()), int(num_samples.sum()))
 
 
 def _union(intervals: Sequence[Interval]) -> list[Interval]:

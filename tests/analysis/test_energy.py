@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from itertools import accumulate, cycle
+from itertools import accumulate, cycle, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,40 @@ def test_joules_are_those_of_a_second_opinion_that_adds_up_milliseconds(data: st
     else:
         assert found.joules == pytest.approx(joules, abs=1e-6)
         assert found.error_joules == pytest.approx(error, abs=1e-6)
+
+
+def walked(samples: list[tuple[int, float]], flights: list[tuple[int, int]]) -> tuple[float, float, int] | None:
+    """Joules, error and samples by a walk over all samples for each stretch of time in flight."""
+    ends = sorted({end for flight in flights for end in flight})
+    in_flight = [each for each in pairwise(ends) if any(low <= each[0] < high for low, high in flights)]
+    joules = error = 0.0
+    covered_ns = 0
+    for start_ns, end_ns in in_flight:
+        for (before_ns, before), (after_ns, after) in pairwise(samples):
+            first_ns, last_ns = max(before_ns, start_ns), min(after_ns, end_ns)
+            if first_ns < last_ns and after_ns - before_ns <= NS_PER_S:
+                slope = (after - before) / (after_ns - before_ns)
+                seconds = (last_ns - first_ns) / NS_PER_S
+                joules += (before + slope * ((first_ns + last_ns) / 2 - before_ns)) * seconds
+                error += abs(after - before) / 2 * seconds
+                covered_ns += last_ns - first_ns
+    if not in_flight or covered_ns < sum(end - start for start, end in in_flight):
+        return None
+    return joules, error, sum(any(start <= at <= end for start, end in flights) for at, _watts in samples)
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_joules_are_those_of_a_walk_over_all_samples(data: st.DataObject) -> None:
+    gaps = data.draw(st.lists(st.sampled_from([0, 1, 400, 999, 1000, 1000, 1001]), max_size=12))
+    samples = [(at * NS_PER_S // 1000, float(data.draw(st.integers(0, 400)))) for at in accumulate(gaps, initial=5)]
+    instant = st.integers(-500, 8000).map(lambda at: at * NS_PER_S // 1000)
+    flight = st.tuples(instant, instant).map(lambda ends: (min(ends), max(ends)))
+    flights = data.draw(st.lists(flight, max_size=5))
+    found, known = energy_of(samples, flights), walked(samples, flights)
+    assert (found is None) == (known is None)
+    if found is not None:
+        assert (found.joules, found.error_joules, found.num_samples) == pytest.approx(known, rel=1e-12, abs=1e-9)
 
 
 @pytest.mark.parametrize("per_s", [2, 10])

@@ -62,7 +62,8 @@ def record(number: int, folder: Path, limits: Limits) -> tuple[float, int]:
         began_ns = time.thread_time_ns()
         file.came(handle, (now_ns, now_ns), (16 * len(request.prompt), 128), request.prompt)
         end = Ended(now_ns, now_ns, now_ns + 1, 0, 16 * (len(request.whole) - len(request.prompt)), 0, "stop")
-        file.ended(handle, end, request.whole)
+        file.ended(handle, end, request.whole, len(request.prompt))
+        file.flush()
         spent_ns += time.thread_time_ns() - began_ns
     return spent_ns / number / 1000, resident() - before
 

@@ -50,11 +50,13 @@ class SessionRecord:
             self._file.came(number, instants_ns, (prompt, request.max_tokens), self._hashes(request, prompt))
         for request in start.aborted:
             self._ended(request, start.start_ns)
+        self._file.flush()
 
     def ended(self, end: StepEnd) -> None:
         """A step is over, and its tokens are drawn."""
         for request in (*end.finished, *end.aborted):
             self._ended(request, end.ends_ns[-1])
+        self._file.flush()
 
     def _ended(self, request: EngineRequest, at_ns: int) -> None:
         number = self._numbers.pop(request.handle, None)
@@ -67,7 +69,8 @@ class SessionRecord:
         reason = request.finish_reason or "unknown"
         numbers = (request.cached_tokens, request.num_generated, request.num_preemptions, reason)
         hashes = self._hashes(request, len(request.prompt) + request.num_generated)
-        self._file.ended(number, Ended(admitted, first, self._monotonic_ns(at_ns), *numbers), hashes)
+        before = min(len(request.prompt) // self._size, len(hashes))
+        self._file.ended(number, Ended(admitted, first, self._monotonic_ns(at_ns), *numbers), hashes, before)
 
     def _hashes(self, request: EngineRequest, num_tokens: int) -> list[int]:
         return request.block_keys[: num_tokens // self._size].tolist() if self._is_caching else []

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
@@ -16,7 +18,7 @@ from harness.measure.emulator.sessions import SessionRecord
 from harness.model.engine import EngineConfig
 from harness.model.plan.model import Plan, RequestPlan, SessionPlan
 from harness.model.spec import ServerSpec
-from harness.stacks.vllm.inside.vllm_step_log.sessions import Ended, Limits, SessionFile
+from harness.stacks.vllm.inside.vllm_step_log.sessions import BlockTable, Ended, Limits, SessionFile
 from tests.support.recorded_sessions import (
     check_plan,
     imported,
@@ -146,10 +148,12 @@ def test_at_the_limit_of_disk_the_recorder_ends_and_says_so_in_the_file(tmp_path
 def test_a_full_disk_ends_in_a_whole_line(tmp_path: Path) -> None:
     file = SessionFile(str(tmp_path / "a.jsonl"), {})
     file.came(0, (1, 1), (16, 4), [b"a"])
+    file.flush()
     with Path("/dev/full").open("wb") as full:
         file._file._descriptor = full.fileno()  # pyright: ignore[reportPrivateUsage]
         with pytest.raises(OSError, match="No space"):
             file.came(1, (2, 2), (16, 4), [b"a"])
+            file.flush()
     assert [line.get("request") for line in lines_of(tmp_path / "a.jsonl")] == [None, 0]
 
 
@@ -163,6 +167,24 @@ def test_the_table_forgets_the_blocks_that_were_used_least_and_never_refers_to_w
     links = {(request.prompt_tokens, request.keep_tokens) for each in whole.recordings for request in each.requests}
     kept = {(request.prompt_tokens, request.keep_tokens) for each in small.recordings for request in each.requests}
     assert kept - {(prompt, 0) for prompt, _ in links} <= links
+
+
+@settings(max_examples=100, deadline=None)
+@given(lengths=st.lists(st.tuples(st.integers(0, 12), st.integers(1, 20), st.integers(0, 5)), min_size=1, max_size=30))
+def test_the_table_finds_what_a_walk_over_all_earlier_requests_finds(lengths: list[tuple[int, int, int]]) -> None:
+    table, chains = BlockTable(1 << 20), [tuple[int, ...]()]
+    first: dict[tuple[int, ...], int] = {}
+    for request, (kept, added, answered) in enumerate(lengths):
+        # Each goes on from a part of an earlier request.
+        began = chains[(kept * 7) % len(chains)]
+        prompt = (*began[: len(began) - kept % 3], *(100 * request + place for place in range(added)))
+        whole = (*prompt, *(100 * request + 50 + place for place in range(answered)))
+        for chain, before in ((prompt, 0), (whole, len(prompt))):
+            hashes = [chain[: place + 1] for place in range(len(chain))]
+            known = sum(each in first for each in hashes)
+            assert table.add(request, hashes, before) == (first[hashes[known - 1]] if known else -1, known)
+            first |= {each: request for each in hashes if each not in first}
+        chains.append(whole)
 
 
 def test_several_engines_and_a_restart_are_read_in_one_import(tmp_path: Path) -> None:

@@ -99,14 +99,10 @@ class Watch:
             except Exception as error:
                 LOG.warning("[%s] not observing: %s: %s", title, type(error).__name__, error)
 
-    def note(self, name: str, *seen: Any) -> None:
-        """Tell each observer what was seen; one that fails is stopped."""
-        for observer in tuple(self.observers):
-            try:
-                getattr(observer, name)(*seen)
-            except Exception as error:
-                self.observers.remove(observer)
-                observer.stop(error)
+    def fail(self, observer: Any, error: Exception) -> None:
+        """Stop an observer: it is told no more."""
+        self.observers = [each for each in self.observers if each is not observer]
+        observer.stop(error)
 
 
 def observe(scheduler_class: Any) -> None:
@@ -153,7 +149,11 @@ def _wrap(owner: Any, name: str, note: str) -> None:
             output = original(self, *args, **options)
         finally:
             watch.is_inside = False
-        watch.note(note, began_ns, self, args or tuple(options.values()), output)
+        for observer in watch.observers:
+            try:
+                getattr(observer, note)(began_ns, self, args or tuple(options.values()), output)
+            except Exception as error:
+                watch.fail(observer, error)
         return output
 
     setattr(wrapped, MARK, True)

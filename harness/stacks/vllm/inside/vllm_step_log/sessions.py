@@ -2,8 +2,9 @@
 """The sessions of a vLLM server that runs for days: a line when a request comes, and a line when it has ended.
 
 No text, no token and nothing computed from them is written. A request says which earlier request its leading KV blocks
-are those of, and how many; the table that knows blocks is in memory only, bounded, and new with each file. The file
-rotates by size and ends at a limit of disk. Without VLLM_SESSIONS_FILE nothing happens.
+are those of, and how many; the table that knows blocks is in memory only, bounded, and new with each file. The lines of
+a step are written when it has ended. The file rotates by size and ends at a limit of disk. Without VLLM_SESSIONS_FILE
+nothing happens.
 Source: vllm 0.30.0 to 0.33.0 (v1/request.py, v1/core/sched/scheduler.py, v1/core/kv_cache_utils.py).
 """
 
@@ -14,6 +15,7 @@ import os
 import secrets
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +35,8 @@ MAX_OPEN = 100_000
 MAX_AGE_NS = 10_000_000_000
 """Longest time from the API server to the scheduler that is believed: the clock of the day may have been set."""
 MAX_LINE_BYTES = 512
+MAX_LINES = 128
+"""Lines that wait to be written."""
 REASONS = {
     "FINISHED_STOPPED": "stop",
     "FINISHED_LENGTH_CAPPED": "length",
@@ -62,27 +66,36 @@ class BlockTable:
         self._new: dict[Any, int] = {}
         self._old: dict[Any, int] = {}
 
-    def add(self, request: int, hashes: Sequence[Any]) -> tuple[int, int]:
-        """(the request that has the last known block, how many are known); the others are now this request's."""
+    def add(self, request: int, hashes: Sequence[Any], before: int = 0) -> tuple[int, int]:
+        """(the request that has the last known block, how many are known); the others are now this request's.
+
+        before: how many of them were added before, which saves to search for them unless they were forgotten.
+        """
         new, old = self._new, self._old
-        kept = _num_known(new, hashes, 0)
+        kept = _num_known(new, hashes, before if before and hashes[before - 1] in new else 0)
         known = _num_known(old, hashes, kept) if old else kept
         if known > kept:
             new.update((each, old[each]) for each in hashes[kept:known])
         like = new[hashes[known - 1]] if known else -1
-        if known < len(hashes):
-            new.update(dict.fromkeys(hashes[known:], request))
+        for place in range(known, len(hashes)):
+            new[hashes[place]] = request
         if len(new) > self._most:
             self._new, self._old = {}, new
         return (like, known)
 
 
 def _num_known(table: dict[Any, int], hashes: Sequence[Any], low: int) -> int:
-    """How many leading hashes are in the table; ``low`` of them are."""
-    high = len(hashes)
+    """How many leading hashes are in the table; ``low`` of them are. Strides go back from the end, since most prompts
+    add little to what is known."""
+    high, stride = len(hashes), 4
     if low == high or hashes[low] not in table:
         return low
-    low += 1
+    while (place := high - stride) > low:
+        if hashes[place - 1] in table:
+            low = place
+            break
+        high = place - 1
+        stride *= 2
     while low < high:
         middle = (low + high + 1) // 2
         if hashes[middle - 1] in table:
@@ -107,11 +120,13 @@ class Ended(NamedTuple):
 class SessionFile:
     """The files of one recorder. header: settings of the server. Raises OSError where the disk refuses.
 
-    A file is made for this recorder alone: where the path is taken, its next free number is used.
+    A file is made for this recorder alone: where the path is taken, its next free number is used. Lines wait for
+    ``flush``, or for MAX_LINES of them.
     """
 
     def __init__(self, path: str, header: dict[str, Any], limits: Limits | None = None) -> None:
         self._path, self._limits = Path(path), limits or Limits()
+        self._lines: list[str] = []
         self._header = {**header, "recorder": secrets.token_hex(8)}
         self._part = 0
         self._open(0)
@@ -127,48 +142,56 @@ class SessionFile:
 
         request: its number; they rise by 1. hashes: of the whole blocks of its prompt, each of all tokens before too.
         """
-        self._make_room(request)
+        if self._room < MAX_LINE_BYTES:
+            self._make_room(request)
         like, known = self._table.add(request, hashes)
         arrival_ns, queued_ns = instants_ns
         prompt, most = tokens
-        self._write(
+        self._add(
             f'{{"request":{request},"arrival_ns":{arrival_ns},"queued_ns":{queued_ns},'
-            f'"prompt_tokens":{_or_null(prompt)},"max_tokens":{_or_null(most)},'
-            f'"like":{like},"known":{known},"blocks":{len(hashes)}}}\n'
+            f'"prompt_tokens":{prompt},"max_tokens":{most},"like":{like},"known":{known},"blocks":{len(hashes)}}}\n'
         )
 
-    def ended(self, request: int, end: Ended, hashes: Sequence[Any]) -> None:
-        """A request is over. hashes: with those of its answer."""
-        self._make_room(request + 1)
+    def ended(self, request: int, end: Ended, hashes: Sequence[Any], before: int = 0) -> None:
+        """A request is over. hashes: with those of its answer. before: how many of them it came with."""
+        if self._room < MAX_LINE_BYTES:
+            self._make_room(request + 1)
         # The table of this file does not know a request that came before it.
-        like, known = self._table.add(request, hashes) if request >= self._first else (-1, 0)
-        self._write(
-            f'{{"end":{request},"admitted_ns":{_or_null(end.admitted_ns)},'
-            f'"first_token_ns":{_or_null(end.first_token_ns)},"end_ns":{end.end_ns},'
-            f'"cached_tokens":{_or_null(end.cached_tokens)},"generated_tokens":{_or_null(end.generated_tokens)},'
-            f'"preemptions":{end.preemptions},"reason":"{end.reason}",'
+        like, known = self._table.add(request, hashes, before) if request >= self._first else (-1, 0)
+        admitted_ns, first_token_ns, end_ns, cached, generated, preemptions, reason = end
+        self._add(
+            f'{{"end":{request},"admitted_ns":{admitted_ns},"first_token_ns":{first_token_ns},"end_ns":{end_ns},'
+            f'"cached_tokens":{cached},"generated_tokens":{generated},"preemptions":{preemptions},"reason":"{reason}",'
             f'"like":{-1 if like == request else like},"known":{known},"blocks":{len(hashes)}}}\n'
         )
 
     def _make_room(self, next_request: int) -> None:
-        if self._file_bytes + MAX_LINE_BYTES > self._limits.file_bytes:
-            self._open(next_request)
-        if self._disk_bytes + MAX_LINE_BYTES > self._limits.disk_bytes:
-            self._file.write({"stopped": "the limit of disk is reached"})
-            raise OSError("the limit of disk is reached")
+        if not self._is_last:
+            return self._open(next_request)
+        self.flush()
+        self._file.write({"stopped": "the limit of disk is reached"})
+        raise OSError("the limit of disk is reached")
 
-    def _write(self, line: str) -> None:
-        content = line.encode()
-        self._file_bytes += len(content)
-        self._disk_bytes += len(content)
-        self._file.write_bytes(content)
+    def _add(self, line: str) -> None:
+        self._room -= len(line)
+        self._lines.append(line)
+        if len(self._lines) >= MAX_LINES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the lines that wait."""
+        if self._lines:
+            lines, self._lines = self._lines, []
+            # Nothing but absent numbers is written so.
+            self._file.write_bytes("".join(lines).replace("None", "null").encode())
 
     def _open(self, first: int) -> None:
         """Begin the next file, with a table of its own: no request of it refers to one before ``first``."""
+        self.flush()
         self._table, self._first = BlockTable(self._limits.blocks), first
         taken = list(self._path.parent.glob(f"{self._path.stem}*{self._path.suffix}"))
-        self._disk_bytes = sum(each.stat().st_size for each in taken)
-        if self._disk_bytes + MAX_LINE_BYTES > self._limits.disk_bytes:
+        disk_room = self._limits.disk_bytes - sum(each.stat().st_size for each in taken)
+        if disk_room < MAX_LINE_BYTES:
             raise OSError("the limit of disk is reached")
         number = len(taken)
         while True:
@@ -183,8 +206,9 @@ class SessionFile:
         self._file = LineFile(os.fspath(name))
         opened = {"vllm_sessions": FORMAT, "part": self._part, **self._header}
         self._file.write({**opened, "boot": boot(), "opened_ns": now_ns(), "opened_unix_ns": unix_ns()})
-        self._file_bytes = name.stat().st_size
-        self._disk_bytes += self._file_bytes
+        # Bytes until the next file begins, or until there is no further one.
+        self._room = min(self._limits.file_bytes, disk_room) - name.stat().st_size
+        self._is_last = disk_room <= self._limits.file_bytes
         self._part += 1
 
 
@@ -207,10 +231,6 @@ def boot() -> str:
     return hashlib.sha256(words).hexdigest()[:16]
 
 
-def _or_null(value: int | None) -> int | str:
-    return "null" if value is None else value
-
-
 def limits_of(variables: Any) -> Limits:
     """The limits that the environment sets; ValueError for one that is no number."""
     names = (FILE_BYTES_VARIABLE, DISK_BYTES_VARIABLE, BLOCKS_VARIABLE)
@@ -219,16 +239,15 @@ def limits_of(variables: Any) -> Limits:
 
 
 class _Open:
-    """A request that has not ended."""
+    """A request that has not ended, and the blocks that it came with."""
 
-    __slots__ = ("admitted_ns", "cached", "first_ns", "handle", "preemptions", "request")
+    admitted_ns: int | None = None
+    first_ns: int | None = None
+    cached: int | None = None
+    preemptions = 0
 
-    def __init__(self, handle: int, request: Any) -> None:
-        self.handle, self.request = handle, request
-        self.admitted_ns: int | None = None
-        self.first_ns: int | None = None
-        self.cached: int | None = None
-        self.preemptions = 0
+    def __init__(self, handle: int, request: Any, blocks: int) -> None:
+        self.handle, self.request, self.blocks = handle, request, blocks
 
 
 class SessionObserver:
@@ -252,6 +271,8 @@ class SessionObserver:
         """Log the first error; afterwards only the original functions run."""
         self._open.clear()
         self._prefilling.clear()
+        with suppress(OSError):
+            self._file.flush()
         LOG.warning("[SESSIONS] stopped after %d requests: %s: %s", self._num_requests, type(error).__name__, error)
 
     # -- what is noted after a call of the function that a name says ---------------------------------------------
@@ -261,28 +282,29 @@ class SessionObserver:
         request = arguments[0]
         handle = self._num_requests
         self._num_requests += 1
+        hashes = getattr(request, "block_hashes", ())
         if len(self._open) < MAX_OPEN:
-            self._open[request.request_id] = _Open(handle, request)
+            self._open[request.request_id] = _Open(handle, request, len(hashes))
         age_ns = unix_ns() - round((getattr(request, "arrival_time", None) or 0) * 1e9)
         arrival_ns = began_ns - age_ns if 0 <= age_ns <= MAX_AGE_NS else began_ns
         self._file.came(
             handle,
             (arrival_ns, began_ns),
             (getattr(request, "num_prompt_tokens", None), getattr(request, "max_tokens", None)),
-            getattr(request, "block_hashes", ()),
+            hashes,
         )
 
     def scheduled(self, began_ns: int, _scheduler: Any, _arguments: Any, output: Any) -> None:
         """A step was decided."""
         if names := getattr(output, "finished_req_ids", None):
             self._ended(names, began_ns)
-        # vllm-rbln computes a prompt whole, and copies what is cached: its tokens computed before are always 0.
-        is_copied = hasattr(output, "cached_length")
         for new in getattr(output, "scheduled_new_reqs", None) or ():
             entry = self._open.get(new.req_id)
             if entry is not None:
                 entry.admitted_ns = began_ns
-                entry.cached = None if is_copied else getattr(new, "num_computed_tokens", None)
+                # vllm-rbln computes a prompt whole, and copies what is cached: its tokens computed before are always 0.
+                if not hasattr(output, "cached_length"):
+                    entry.cached = getattr(new, "num_computed_tokens", None)
                 self._prefilling[new.req_id] = entry
         for name in getattr(output, "preempted_req_ids", None) or ():
             if name in self._open:
@@ -291,20 +313,18 @@ class SessionObserver:
     def updated(self, _began_ns: int, scheduler: Any, _arguments: Any, _outputs: Any) -> None:
         """A step has ended."""
         names = getattr(scheduler, "finished_req_ids", None)
-        if not (self._prefilling or names):
-            return
-        ended_ns = now_ns()
-        if self._prefilling:
-            first = [name for name, entry in self._prefilling.items() if _num_generated(entry.request)]
-            for name in first:
+        if self._prefilling or names:
+            ended_ns = now_ns()
+            for name in [name for name, entry in self._prefilling.items() if _num_generated(entry.request)]:
                 self._prefilling.pop(name).first_ns = ended_ns
-        if names:
-            self._ended(names, ended_ns)
+            self._ended(names or (), ended_ns)
+        self._file.flush()
 
     def dropped(self, _began_ns: int, scheduler: Any, _arguments: Any, _output: Any) -> None:
         """Requests were aborted, or ended from outside."""
         if names := getattr(scheduler, "finished_req_ids", None):
             self._ended(names, now_ns())
+            self._file.flush()
 
     def _ended(self, names: Any, at_ns: int) -> None:
         for name in names:
@@ -314,9 +334,16 @@ class SessionObserver:
             self._prefilling.pop(name, None)
             request = entry.request
             status = getattr(getattr(request, "status", None), "name", "")
-            numbers = (entry.cached, _num_generated(request), entry.preemptions, REASONS.get(status, "unknown"))
-            end = Ended(entry.admitted_ns, entry.first_ns, at_ns, *numbers)
-            self._file.ended(entry.handle, end, getattr(request, "block_hashes", ()))
+            end = Ended(
+                entry.admitted_ns,
+                entry.first_ns,
+                at_ns,
+                entry.cached,
+                _num_generated(request),
+                entry.preemptions,
+                REASONS.get(status, "unknown"),
+            )
+            self._file.ended(entry.handle, end, getattr(request, "block_hashes", ()), entry.blocks)
 
 
 def _num_generated(request: Any) -> int | None:
