@@ -17,8 +17,10 @@ from harness.analysis.energy import energy_of, power_samples, run_energy
 from harness.analysis.figures import run_figures
 from harness.analysis.summary import summarise
 from harness.clock import NS_PER_S
+from harness.judge.decisions.gate import gate_run
 from harness.measure.records import layout
 from harness.measure.records.run import SealedRun
+from harness.present.export.baseline import load_baseline, save_baseline
 from tests.support.report_runs import Shape, seal_run
 
 
@@ -172,8 +174,23 @@ def test_a_run_whose_exporter_was_asked_often_has_joules_a_token_and_a_session(t
     assert value.amount == pytest.approx(energy.joules)
     flight_s = run_figures(run).b_ns / NS_PER_S
     assert energy.joules == pytest.approx(50.0 * flight_s)
+    assert MEASURES["energy"].bounds is not None
+    assert MEASURES["energy"].bounds(run) is None  # steady power
     per_session = MEASURES["energy_session"].of(run)
     assert per_session is None or per_session.amount == value.amount
+
+
+def test_joules_have_the_bounds_that_sampling_leaves_in_gate_baseline_and_table(tmp_path: Path) -> None:
+    run = run_with_power(tmp_path, [40.0, 60.0])
+    energy, tokens = run_energy(run), run_figures(run).generated_tokens
+    assert energy is not None
+    least, most = ((energy.joules + sign * energy.error_joules) / tokens for sign in (-1, 1))
+    assert gate_run(run).bounds["energy"] == pytest.approx((least, most))
+    save_baseline(tmp_path / "saved", [run])
+    (saved,) = load_baseline(tmp_path / "saved")
+    assert saved.bounds["energy"] == pytest.approx((least, most))
+    (row,) = summarise([run]).to_arrow().to_pylist()
+    assert (row["J_per_token_at_least"], row["J_per_token_at_most"]) == pytest.approx((least, most))
 
 
 def test_a_report_that_lacks_a_card_is_no_sample(tmp_path: Path) -> None:

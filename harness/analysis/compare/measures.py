@@ -62,8 +62,8 @@ class Measure:
     it. is_lower_better: which way is better. words: what a shown ratio below and above 1 is called. quantile: over what
     is counted of a run. limit: the largest ratio to a baseline that ``harness gate`` accepts unless the user gives
     another; None: judged only when it is named. least: no run can have less; there a value has no meaning. may_be_zero:
-    of some runs of a ratio of sums. target: the key of [slo] that it depends on. bounds: what it can be in a run whose
-    tokens the client read late; None where it is exact. ends: which of them can differ from it.
+    of some runs of a ratio of sums. target: the key of [slo] that it depends on. bounds: what it can be in a run, by
+    what ``open_by`` says; None where it is exact. ends: which of them can differ from it.
     """
 
     name: str
@@ -80,10 +80,12 @@ class Measure:
     target: str = ""
     bounds: Callable[[SealedRun], Bounds | None] | None = None
     ends: tuple[End, ...] = ()
+    open_by: str = "tokens were read late"
 
     def bound_column(self, end: End) -> str:
-        """The column of a bound: ttft_p50_at_least_ms."""
-        return f"{self.column.removesuffix('_ms')}_{end}_ms"
+        """The column of a bound: ttft_p50_at_least_ms, J_per_token_at_least."""
+        name = self.column.removesuffix("_ms")
+        return f"{name}_{end}{self.column.removeprefix(name)}"
 
     @property
     def num_needed(self) -> int:
@@ -132,14 +134,13 @@ def _percentile(of: str, q: float) -> Callable[[SealedRun], Value | None]:
 
 def bound_over(measure: Measure, runs: Sequence[SealedRun], end: End) -> float | None:
     """What the measure over several runs can be at this end; None where it is exact, or not known."""
-    value = None if measure.bounds is None else value_over(measure, runs)
-    if value is None or measure.bounds is None:
+    observed = None if measure.bounds is None else value_over(measure, runs)
+    if observed is None or measure.bounds is None:
         return None
-    bounds = [measure.bounds(run) for run in runs]
-    exact = [measure.of(run) if bound is None else None for run, bound in zip(runs, bounds, strict=True)]
-    ends = [float(getattr(bound, end)) for bound in bounds if bound is not None]
-    mean = sum([*ends, *(each.amount for each in exact if each is not None)]) / len(runs)
-    return None if not ends or mean == value else mean
+    values = [(value, measure.bounds(run)) for run in runs if (value := measure.of(run)) is not None]
+    amounts = [value.amount if bound is None else float(getattr(bound, end)) * value.units for value, bound in values]
+    mean = sum(amounts) / sum(value.units for value, _bound in values)
+    return None if all(bound is None for _value, bound in values) or mean == observed else mean
 
 
 def _bounds(metric: str, of: Callable[[FloatArray], float]) -> Callable[[SealedRun], Bounds | None]:
@@ -224,6 +225,19 @@ def _energy_per_token(run: SealedRun) -> Value | None:
 def _energy_per_session(run: SealedRun) -> Value | None:
     energy, times = run_energy(run), session_times(run)
     return None if energy is None or times is None or not len(times.own_ns) else Value(energy.joules, len(times.own_ns))
+
+
+def _sampled(of: Callable[[SealedRun], Value | None]) -> Callable[[SealedRun], Bounds | None]:
+    """What joules a unit can be, as power was sampled; None where it stood still."""
+
+    def bounds(run: SealedRun) -> Bounds | None:
+        energy, value = run_energy(run), of(run)
+        if energy is None or value is None or not energy.error_joules:
+            return None
+        error = energy.error_joules
+        return Bounds(max(energy.joules - error, 0.0) / value.units, (energy.joules + error) / value.units)
+
+    return bounds
 
 
 def _within_target(run: SealedRun) -> Value | None:
@@ -350,13 +364,24 @@ MEASURES: Mapping[str, Measure] = {
             limit=1.01,
             least=1.0,
         ),
-        Measure("energy", "J_per_token", "energy of the devices in flight per generated token, J", _energy_per_token),
+        Measure(
+            "energy",
+            "J_per_token",
+            "energy of the devices in flight per generated token, J",
+            _energy_per_token,
+            bounds=_sampled(_energy_per_token),
+            ends=BOTH,
+            open_by="power was sampled",
+        ),
         Measure(
             "energy_session",
             "J_per_session",
             "energy of the devices in flight per finished session, J",
             _energy_per_session,
             counted=Counted.SESSIONS,
+            bounds=_sampled(_energy_per_session),
+            ends=BOTH,
+            open_by="power was sampled",
         ),
     )
 }

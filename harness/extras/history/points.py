@@ -33,7 +33,7 @@ PENALTY = 10.5
 class HistoryPoint:
     """One set of runs. date: of its first run (UTC, ISO 8601). release: of what served. value: mean.
 
-    interval: over the runs, and wider by what tokens that were read late leave open.
+    interval: over the runs, and wider by what late reads, or power that was sampled, leave open.
 
     change: the level from this point on over the level before it; None where no change is shown.
     """

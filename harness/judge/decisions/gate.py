@@ -56,8 +56,8 @@ class GateRun:
     """The figures of one valid run, of sealed records or of a saved baseline.
 
     num_requests: answered requests with a time to first token. num_sessions: sessions that finished; 0 of a baseline
-    that an earlier version saved. device, unit: where in a fleet it ran. bounds: what figures can be whose tokens the
-    client read late; the others are exact. folder: where it was read from, links resolved.
+    that an earlier version saved. device, unit: where in a fleet it ran. bounds: what figures can be whose tokens were
+    read late, or whose power was sampled; the others are exact. folder: where it was read from, links resolved.
     """
 
     manifest: Manifest
@@ -101,7 +101,7 @@ def gate_run(run: SealedRun) -> GateRun:
 
 
 def log_bounds(figure: str, runs: Sequence[GateRun]) -> tuple[float, float]:
-    """How far ln of a figure over runs may lie below and above what was observed, as tokens were read late."""
+    """How far ln of a figure over runs may lie below and above what was observed, by their bounds."""
     known = [(value, run.bounds.get(figure)) for run in runs if (value := run.values.get(figure)) is not None]
     observed = sum(value.amount for value, _ in known)
     least, most = (
@@ -417,8 +417,8 @@ def _with_limits(
 ) -> tuple[GateTest, bool]:
     """The verdict by the limits of all looks, and whether more blocks would tell what these do not.
 
-    estimates: of each look, this one last. late: how far the log ratio may lie below and above, as tokens were read
-    late.
+    estimates: of each look, this one last. late: how far the log ratio may lie below and above, by the bounds of its
+    values.
     """
     last, num_looks = estimates[-1], len(estimates)
     errors = [0.0 if one.error < NO_SPREAD else one.error for one in estimates]
@@ -440,7 +440,7 @@ def _with_limits(
     is_open = verdict is GateVerdict.CANNOT_TELL
     is_late = is_open and not low - late[0] <= at <= high - late[1]
     if is_late:
-        why = f"tokens were read late: the ratio may be {math.exp(last.mean + late[0]):.3f} to "
+        why = f"{test.measure.open_by}: the ratio may be {math.exp(last.mean + late[0]):.3f} to "
         why += f"{math.exp(last.mean + late[1]):.3f}"
     ratio, low, high = math.exp(last.mean), math.exp(low), math.exp(high)
     told = replace(test, verdict=verdict, why=why, ratio=ratio, low=low, high=high, looks=num_looks)

@@ -151,8 +151,8 @@ def test_a_full_disk_ends_in_a_whole_line(tmp_path: Path) -> None:
     file.flush()
     with Path("/dev/full").open("wb") as full:
         file._file._descriptor = full.fileno()  # pyright: ignore[reportPrivateUsage]
+        file.came(1, (2, 2), (16, 4), [b"a"])
         with pytest.raises(OSError, match="No space"):
-            file.came(1, (2, 2), (16, 4), [b"a"])
             file.flush()
     assert [line.get("request") for line in lines_of(tmp_path / "a.jsonl")] == [None, 0]
 

@@ -106,6 +106,18 @@ def test_what_tokens_read_late_leave_open_is_no_pass_and_not_worse() -> None:
     assert judge(read_late(slower, 0.06), base, policy).verdict is CANNOT_TELL
 
 
+def test_joules_that_their_sampling_leaves_open_are_no_pass() -> None:
+    policy, new = gate_policy(thresholds=["energy=1.05"], figures=["energy"]), runs_of(times(1.0))
+    assert judge(new, runs_of(BASE), policy).verdict is PASS
+    sampled = [
+        replace(run, bounds={"energy": Bounds(0.94 * amount, 1.06 * amount)})
+        for run, amount in zip(runs_of(BASE), BASE["energy"], strict=True)
+    ]
+    (test,) = judge(new, sampled, policy).tests
+    assert test.verdict is CANNOT_TELL
+    assert test.why.startswith("power was sampled: the ratio may be 0.943 to 1.064")
+
+
 def test_a_ratio_at_its_limit_cannot_be_told_and_is_no_pass() -> None:
     result = judge(runs_of(times(1.01, "cost")), runs_of(BASE), gate_policy())
     assert result.verdict is CANNOT_TELL
