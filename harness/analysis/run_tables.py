@@ -92,7 +92,8 @@ def join_request_id(log_id: str, response_ids: Mapping[str, Any]) -> str | None:
 def counter_increment(metrics: pa.Table, name: str, label: str = "") -> float | None:
     """Last minus first scraped value of a counter, summed over its labels; None unless scraped before and after.
 
-    label: only samples with it, such as ``source="host"``. NaN and infinity are no values.
+    label: only samples with it, such as ``source="host"``. NaN and infinity are no values. Nor is a fall: the server
+    counts from 0 again.
     """
     by_scrape: dict[int, float] = {}
     reasons: dict[int, str] = {}
@@ -105,7 +106,7 @@ def counter_increment(metrics: pa.Table, name: str, label: str = "") -> float | 
     before = [scrape for scrape, reason in reasons.items() if reason == "before"]
     after = [scrape for scrape, reason in reasons.items() if reason == "after"]
     increment = by_scrape[max(after)] - by_scrape[min(before)] if before and after else math.nan
-    return increment if math.isfinite(increment) else None
+    return increment if math.isfinite(increment) and increment >= 0 else None
 
 
 Counts = Mapping[str, int]

@@ -86,3 +86,9 @@ def test_what_one_server_does_not_count_is_unknown_of_all(others: list[dict[str,
     assert counts_over(others) == {}
     assert count_cells({}) == dict.fromkeys(COUNT_COLUMNS)
     assert counts_of(scraped(body(num_requests_running=2), body(num_requests_running=2))) == {}
+
+
+def test_what_a_server_that_was_started_again_counts_is_no_increment() -> None:
+    one, two = "prompt_tokens_cached_by_source_total__source_is_device", "admission_rejections_total__reason_is_x"
+    before, after = body(**{one: 150, two: 4}), body(**{one: 20, two: 6})
+    assert counts_of(scraped(before, after)) == {"rejected_admissions": 2}

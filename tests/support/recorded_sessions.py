@@ -126,6 +126,8 @@ class _Decisions(_TokenDriver):
     def keep(self) -> None:
         """Before anything is played."""
         self.decided: dict[int, tuple[int, Step]] = {}
+        # Free blocks after schedule(), where no other step was decided since.
+        self.free: dict[int, int] = {}
 
     def started(self, _server: int, start: StepStart, /) -> None:
         self.decided.setdefault(start.number, (start.start_ns, start.step))
@@ -133,6 +135,9 @@ class _Decisions(_TokenDriver):
         server, ahead = scheduler._state.server, 1 - int(scheduler._state.server["current"][0])
         if server["is_ahead"][0] and scheduler._state.steps[ahead]["num_scheduled"] > 0:
             self.decided[start.number + 1] = (start.start_ns, scheduler._step(ahead))
+            self.free[start.number + 1] = scheduler.free_blocks
+        else:
+            self.free.setdefault(start.number, scheduler.free_blocks)
 
 
 def recorded_with_steps(plan: Plan, server: ServerSpec, sessions: Path, steps: Path) -> list[StepEnd]:
@@ -149,7 +154,8 @@ def recorded_with_steps(plan: Plan, server: ServerSpec, sessions: Path, steps: P
         record.started(end.start)
         record.ended(end)
         requests |= {request.handle: request for request in end.start.arrivals}
-        lines.append(core_row(config, end, requests, *driver.decided[end.start.number]))
+        number = end.start.number
+        lines.append(core_row(config, end, requests, *driver.decided[number], driver.free.get(number)))
     steps.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return driver.steps
 
@@ -188,9 +194,14 @@ def core_header(config: EngineConfig) -> dict[str, Any]:
 
 
 def core_row(
-    config: EngineConfig, end: StepEnd, requests: dict[int, EngineRequest], decided_ns: int, step: Step
+    config: EngineConfig,
+    end: StepEnd,
+    requests: dict[int, EngineRequest],
+    decided_ns: int,
+    step: Step,
+    free_blocks: int | None = None,
 ) -> list[Any]:
-    """A step as the observer writes it. step: as it was decided."""
+    """A step as the observer writes it. step: as it was decided. free_blocks: then, where known."""
     admitted: list[Any] = []
     for each in step.admissions:
         request = requests[each.request]
@@ -208,6 +219,7 @@ def core_row(
         "admitted": admitted,
         "preempted": list(step.preempted),
         "finished": [],
+        "free_blocks": free_blocks,
         "generated_tokens": len(end.requests),
         "padded_tokens": config.paged.graph_of(step.tokens)[1],
         "observer_ns": 0,

@@ -136,6 +136,12 @@ def lines_of(found: Replay, config: EngineConfig, cost_model: str) -> list[str]:
         f"cached tokens: {found.num_cached_differ} of {found.num_admitted} admissions differ; preempted: "
         f"{found.num_preempted} recorded, {found.num_preempted_by_rules} by the rules",
     ]
+    if found.first_free is not None:
+        step, recorded, by_rules = found.first_free
+        lines.append(
+            f"free KV blocks: {found.num_free_differ} steps differ, first step {step}: {recorded} recorded, "
+            f"{by_rules} by the rules"
+        )
     if found.first is not None:
         lines.append(f"first: {found.first.sentence}")
         kinds = ", ".join(f"{count} {kind}" for kind, count in found.kinds.most_common())

@@ -49,7 +49,9 @@ class Replay:
     """What came of a replay.
 
     kinds: steps that differ, by their first difference. num_admitted, num_cached_differ: admissions, and those whose
-    cached tokens differ. ratios: measured duration over the cost model's, by kind of step.
+    cached tokens differ. num_free_differ, first_free: steps with another number of free KV blocks, and (step, recorded,
+    by the rules) of the first: in another memory many decisions are the same. ratios: measured duration over the cost
+    model's, by kind of step.
     """
 
     num_steps: int = 0
@@ -57,6 +59,8 @@ class Replay:
     first: Difference | None = None
     num_admitted: int = 0
     num_cached_differ: int = 0
+    num_free_differ: int = 0
+    first_free: tuple[int, int, int] | None = None
     num_preempted: int = 0
     num_preempted_by_rules: int = 0
     ratios: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
@@ -269,9 +273,12 @@ def _difference(
         ("tokens of a prompt", batch, batch_by_rules),
         ("padded size", padded, size),
     )
+    free = (values["free_blocks"], decided.free_blocks)
+    if free[0] is not None and free[0] != free[1]:
+        found.num_free_differ += 1
+        found.first_free = found.first_free or (values["step"], *free)
     for kind, recorded, theirs in pairs:
         if recorded != theirs:
-            free = (values["free_blocks"], decided.free_blocks)
             return Difference(values["step"], kind, str(recorded), str(theirs), free)
     return None
 

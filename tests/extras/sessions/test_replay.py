@@ -30,6 +30,7 @@ def test_no_decision_of_the_emulated_server_differs_and_its_costs_are_the_models
     for seed in range(NUM_PLANS):
         found = replayed(record(seed, tmp_path / str(seed)))
         assert (found.num_differ, found.num_cached_differ, found.notes) == (0, 0, []), f"seed {seed}: {found.first}"
+        assert found.num_free_differ == 0, f"seed {seed}: {found.first_free}"
         assert {ratio for _count, ratio in found.typical_ratios().values()} == {1.0}
         steps += found.num_steps
         preempted += found.num_preempted
@@ -48,6 +49,18 @@ def test_a_server_with_another_budget_of_tokens_is_told_apart_with_its_first_ste
     assert found.num_differ > 0
     assert found.first is not None
     assert "recorded" in found.first.sentence
+
+
+def test_memory_of_another_size_is_told_where_no_decision_shows_it(tmp_path: Path) -> None:
+    files = record(0, tmp_path)
+    changed(files.steps, lambda line: "effective" in line and line["effective"].__setitem__("num_gpu_blocks", 144))
+    found = replayed(files)
+    assert found.num_differ == 0
+    assert found.num_free_differ == found.num_steps
+    done = harness("predict", "replay", str(files.sessions), "--steps", str(files.steps))
+    assert (
+        f"free KV blocks: {found.num_steps} steps differ, first step 0: 141 recorded, 140 by the rules" in done.stdout
+    )
 
 
 def test_blocks_that_the_file_does_not_know_are_a_difference_of_cached_tokens(tmp_path: Path) -> None:
