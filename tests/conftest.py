@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,14 +59,6 @@ def one_audit() -> None:
     ask_here()
     fork_children()
     be_patient()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def unsynced() -> Iterator[None]:
-    """No test cuts the power: to wait until a run has reached the disk takes longer than to make it."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(os, "fsync", lambda _descriptor: None)
-        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
