@@ -128,7 +128,7 @@ walks: runtime  ## the walks of tools/walks.md, from nothing to an answer, and h
 	@$(BIN)/python tools/walks.py
 
 fuzz: dev  ## changed texts at every parser, for FUZZ_S seconds or FUZZ_INPUTS; finds are kept in FUZZ_CORPUS and tried first
-	@$(BIN)/python -m tests.doors $(FUZZ_S) $(FUZZ_CORPUS) $(FUZZ_INPUTS)
+	@$(BIN)/python -m tests.fuzz $(FUZZ_S) $(FUZZ_CORPUS) $(FUZZ_INPUTS)
 	@$(BIN)/python -m tests.support.mutated_traces 100000
 	@$(BIN)/python -m tests.support.mutated_accounts 100000
 	@MISTAKES=$(MISTAKES) $(BIN)/python -m pytest -q -n 0 tests/cli/test_cli_mistakes.py tests/cli/test_cli_mistakes_of_files.py
@@ -152,8 +152,8 @@ PRIVATE_MOUNTS = $(shell unshare -m true 2>/dev/null && echo unshare -m)
 
 faults: dev  ## minutes: KILLS random kills and DISKS full disks, limits, killed processes, the misbehaving server over http and https, freezes, tampering, cheats
 	@$(BIN)/python -m pytest -n $(WORKERS) -q $(PYTEST_ARGS) tests/cli/test_cli_limits.py tests/cli/test_cli_interruption.py \
-	  tests/measure/records tests/judge/prereg tests/measure/client/test_run_misbehaviours.py tests/runner/test_run_freezes.py tests/measure/client/test_processes.py \
-	  tests/measure/server tests/measure/server/test_ask.py tests/measure/server/test_ask_scraper.py tests/doors
+	  tests/measure/records tests/judge/prereg tests/measure/client/test_run_misbehaviours.py tests/runner/test_run_freezes.py tests/measure/client/test_run_processes.py \
+	  tests/measure/server tests/fuzz
 	@$(BIN)/python -m tests.faults misbehaviours 1
 	@$(BIN)/python -m tests.faults kills $(KILLS)
 	@$(PRIVATE_MOUNTS) $(BIN)/python -m tests.faults disks $(DISKS)

@@ -17,7 +17,7 @@ from tests.support.checkout import ROOT
 
 TESTS = ROOT / "tests"
 MIRRORED_OUTSIDE_THE_PACKAGE = {"benchmarks", "docker", "tools"}
-CROSS_CUTTING = {"differential", "docs", "doors", "recipes", "studies", "support"}
+CROSS_CUTTING = {"differential", "docs", "fuzz", "recipes", "studies", "support"}
 """The engine against the vendor's classes; documents; every parser; what CONTRIBUTING.md promises; studies of error
 rates; what tests share."""
 
@@ -42,6 +42,12 @@ TEST_FILES = [
 @pytest.mark.parametrize("test", TEST_FILES, ids=lambda path: str(path.relative_to(TESTS)))
 def test_a_test_lies_where_its_subject_lies(test: Path) -> None:
     assert any(path.is_dir() or path.with_suffix(".py").is_file() for path in counterparts(test))
+
+
+def test_the_tests_that_the_makefile_runs_are_there() -> None:
+    named = re.findall(r"\btests(?:/\w+)+(?:\.py)?", (ROOT / "Makefile").read_text())
+    assert len(named) > 5
+    assert [path for path in named if not (ROOT / path).exists()] == []
 
 
 def floors_of_the_contract() -> list[set[str]]:

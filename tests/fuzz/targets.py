@@ -1,6 +1,6 @@
 """Every parser that reads what somebody else wrote, as data: a name, texts that it accepts, and how it is called.
 
-A door answers with a value or a HarnessError, within seconds, whatever it is given. Nothing is mutated here.
+A target answers with a value or a HarnessError, within seconds, whatever it is given. Nothing is mutated here.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ RESULTS = tuple(
 )
 
 
-class Door(NamedTuple):
+class Target(NamedTuple):
     """One parser. seeds: what it accepts; enter: calls it with a file that holds the bytes.
 
     dress: gives a changed text the hashes that its writer would have given it, so that it comes past them.
@@ -260,74 +260,74 @@ def _logs() -> tuple[bytes, ...]:
     return tuple(b"".join(lines[at : at + 8]) for lines in logs for at in range(0, len(lines), 8))
 
 
-def _of_people() -> Iterator[Door]:
+def _of_people() -> Iterator[Target]:
     """What people write, or were given by others."""
-    yield Door("experiment", _shipped("experiments"), load_experiment)
-    yield Door("rule", _shipped("rules"), lambda path: load_rule(str(path)))
-    yield Door("cost model", _shipped("costs"), load_cost_model)
-    yield Door("waits", _shipped("waits"), lambda path: load_waits(str(path)))
-    yield Door("search space", _shipped("spaces"), load_space)
+    yield Target("experiment", _shipped("experiments"), load_experiment)
+    yield Target("rule", _shipped("rules"), lambda path: load_rule(str(path)))
+    yield Target("cost model", _shipped("costs"), load_cost_model)
+    yield Target("waits", _shipped("waits"), lambda path: load_waits(str(path)))
+    yield Target("search space", _shipped("spaces"), load_space)
     traces = tuple(b"".join(seed.splitlines(keepends=True)[:8]) for seed in _shipped("traces", "*.jsonl"))
-    yield Door("trace file", traces, read_trace)
-    yield Door("plan", (_plan(),), read_plan)
-    yield Door("simulation cases", _json(CASE), lambda path: list(simulate_jsonl(_lines(path))))
-    yield Door(
+    yield Target("trace file", traces, read_trace)
+    yield Target("plan", (_plan(),), read_plan)
+    yield Target("simulation cases", _json(CASE), lambda path: list(simulate_jsonl(_lines(path))))
+    yield Target(
         "overrides", (b"server.kv_slots=16\nworkload.waits='none'",), lambda path: override_table({}, _lines(path))
     )
     secret = b'--set\nserver.env={HF_TOKEN="S"}\n-H\nA: Bearer x'
-    yield Door("command line", (secret,), lambda path: recorded_command(_lines(path)))
+    yield Target("command line", (secret,), lambda path: recorded_command(_lines(path)))
     changes = b'server.env={HF_TOKEN="S"}\nserver.kv_slots=16'
-    yield Door("changes", (changes,), lambda path: recorded_changes(_lines(path)))
+    yield Target("changes", (changes,), lambda path: recorded_changes(_lines(path)))
     urls = (b"https://u:p@h/x?token=s --api-key K", b'{"HF_TOKEN": "S", "a": ["Bearer x"]}')
-    yield Door("texts with secrets", urls, lambda path: redacted_text(_text(path)))
-    yield Door("emulator configuration", _json(EMULATOR), lambda path: parse_config(load_config(path), where="x"))
-    yield Door("release facts", _json({"releases": {}, "facts": []}), load_table)
-    yield Door("patch", (PATCH.encode(),), lambda path: patched_text(_text(path), "f.py", PATCHED))
+    yield Target("texts with secrets", urls, lambda path: redacted_text(_text(path)))
+    yield Target("emulator configuration", _json(EMULATOR), lambda path: parse_config(load_config(path), where="x"))
+    yield Target("release facts", _json({"releases": {}, "facts": []}), load_table)
+    yield Target("patch", (PATCH.encode(),), lambda path: patched_text(_text(path), "f.py", PATCHED))
     patched = SOURCE.replace("    return c", '    logger.info("c %d", c)\n    return c')
-    yield Door("patched source", (patched.encode(),), lambda path: audit(SOURCE, _text(path), where="x"))
-    yield Door("release wheel", (WHEEL,), _wheel, _packed)
+    yield Target("patched source", (patched.encode(),), lambda path: audit(SOURCE, _text(path), where="x"))
+    yield Target("release wheel", (WHEEL,), _wheel, _packed)
 
 
-def _of_servers() -> Iterator[Door]:
+def _of_servers() -> Iterator[Target]:
     """What servers, devices and their tools say, and what clients ask the emulator."""
     scrape = {"at_ns": 5, "reason": "before", "status": 200, "body": METRICS}
     glanced = {"at_ns": 5, "body": 'vllm:generation_tokens_total{a="b"} 5\nvllm:num_requests_running 2\n'}
-    yield Door("server log", _logs(), lambda path: list(parse_log([path.read_bytes()])))
-    yield Door("launch log", _logs(), _launched)
-    yield Door("log and scrapes of a run that goes on", (*_logs()[:4], *_json(glanced)), _glance)
-    yield Door("scrapes", _json(scrape), _scraped)
-    yield Door("exporter", (METRICS.encode(),), lambda path: exporter_report(_text(path)))
-    yield Door("rbln-smi", _json(SMI), lambda path: parse_devices(_text(path)))
-    yield Door("artifact", _json(ARTIFACT), _artifact)
+    yield Target("server log", _logs(), lambda path: list(parse_log([path.read_bytes()])))
+    yield Target("launch log", _logs(), _launched)
+    yield Target("log and scrapes of a run that goes on", (*_logs()[:4], *_json(glanced)), _glance)
+    yield Target("scrapes", _json(scrape), _scraped)
+    yield Target("exporter", (METRICS.encode(),), lambda path: exporter_report(_text(path)))
+    yield Target("rbln-smi", _json(SMI), lambda path: parse_devices(_text(path)))
+    yield Target("artifact", _json(ARTIFACT), _artifact)
     header = {"observer_format": 1, "columns": SCHEMA.names, "vllm": "x"}
     observed = b"".join(line + b"\n" for line in _json(header, STEP, [1, *STEP[1:]]))
-    yield Door("observer", (observed,), lambda path: held_back(read_observer(path.read_bytes()).steps))
+    yield Target("observer", (observed,), lambda path: held_back(read_observer(path.read_bytes()).steps))
     for name, sample in SAMPLES.items():
-        yield Door(f"steps, {name}", (sample,), lambda path: step_tables(read_steps(path.read_bytes())))
-    yield Door("streams of answers", (drawn_stream(random.Random(1)),), _streams, draw=drawn_stream)
+        yield Target(f"steps, {name}", (sample,), lambda path: step_tables(read_steps(path.read_bytes())))
+    yield Target("streams of answers", (drawn_stream(random.Random(1)),), _streams, draw=drawn_stream)
     errors = (b'{"error": {"message": "x", "code": 4}}', b"<html>no</html>")
-    yield Door("error body", errors, lambda path: describe_error_body(path.read_bytes()))
-    yield Door("completion request", _json(REQUEST), partial(_asked, CompletionRequest))
-    yield Door("chat request", _json(CHAT), partial(_asked, ChatRequest))
+    yield Target("error body", errors, lambda path: describe_error_body(path.read_bytes()))
+    yield Target("completion request", _json(REQUEST), partial(_asked, CompletionRequest))
+    yield Target("chat request", _json(CHAT), partial(_asked, ChatRequest))
 
 
-def _of_records() -> Iterator[Door]:
+def _of_records() -> Iterator[Target]:
     """What a run, a freeze or an archive holds."""
     with zipfile.ZipFile(ROOT / "tests/measure/records/sealed/layout-3.zip") as sealed:
         old = sealed.read("tiny/base/0/manifest.json")
     manifest = Manifest(experiment="e", condition="c", replicate=0, plan_hash="p", planned_requests=0)
     commit = f"tree {'0' * 40}\nparent {'0' * 40}\nauthor a <b> 1 +0000\ncommitter a <b> 1 +0000\n\nstart\n\n"
-    yield Door("manifest", (manifest.to_json().encode(), old), _manifest, _resealed)
-    yield Door("runs folder", (manifest.to_json().encode(),), _store, _resealed)
+    yield Target("manifest", (manifest.to_json().encode(), old), _manifest, _resealed)
+    yield Target("runs folder", (manifest.to_json().encode(),), _store, _resealed)
     frozen = {"format": "harness-preregistration/1", "name": "x", "digest": "", "experiment": {"name": "x"}}
-    yield Door("frozen file", _json(frozen), load_preregistration)
-    yield Door("ledger", ((commit + json.dumps(ENTRY)).encode(),), _chain)
-    yield Door("published archive", (_archive(),), check, _packed)
-    yield Door("bytes of a published archive", (_packed(_archive()),), check)
-    yield Door("query", STATEMENTS, _queried)
+    yield Target("frozen file", _json(frozen), load_preregistration)
+    yield Target("ledger", ((commit + json.dumps(ENTRY)).encode(),), _chain)
+    yield Target("published archive", (_archive(),), check, _packed)
+    yield Target("bytes of a published archive", (_packed(_archive()),), check)
+    yield Target("query", STATEMENTS, _queried)
 
 
-def _of_agents() -> Iterator[Door]:
+def _of_agents() -> Iterator[Target]:
     """A few lines of every format of recorded agents."""
     for kind, make in RECORDS.items():
         records = [make(at) for at in range(6)]
@@ -335,10 +335,10 @@ def _of_agents() -> Iterator[Door]:
             seed = CSV_HEAD + "\n".join(records).encode()
         else:
             seed = b"\n".join(_json({"spans": records}) if kind == "otel" else _json(*records))
-        yield Door(f"recording, {kind}", (seed,), partial(_recording, kind))
+        yield Target(f"recording, {kind}", (seed,), partial(_recording, kind))
     rounds = b"\n".join(_json(*(RECORDS["tracelab"](at) | {"tools": [TOOL]} for at in range(6))))
-    yield Door("latencies of a release", (rounds,), summarise_tracelab)
-    yield Door("result of another benchmark", RESULTS, _peer_result)
+    yield Target("latencies of a release", (rounds,), summarise_tracelab)
+    yield Target("result of another benchmark", RESULTS, _peer_result)
 
 
 def _recording(kind: str, path: Path) -> object:
@@ -352,6 +352,6 @@ def _peer_result(path: Path) -> object:
     return peer_side([named])
 
 
-def doors() -> Iterator[Door]:
+def targets() -> Iterator[Target]:
     """All of them."""
     yield from (*_of_people(), *_of_servers(), *_of_records(), *_of_agents())

@@ -1,7 +1,7 @@
-"""``python -m tests.doors SECONDS [FOLDER [INPUTS [DOOR...]]]``: knock at every door in turn, so long or so often.
+"""``python -m tests.fuzz SECONDS [FOLDER [INPUTS [TARGET...]]]``: fuzz every parser in turn, so long or so often.
 
 What was found before is tried first, each time, and what got another answer than all before it is a seed: the corpus.
-Quick doors get five times the time of others. Exit code 1 when anything was found.
+Quick targets get five times the time of others. Exit code 1 when anything was found.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from pathlib import Path
 from time import process_time_ns
 
 from harness.clock import NS_PER_MS, NS_PER_S, monotonic_ns
-from tests.doors.doors import doors
-from tests.doors.knock import HANGS_AFTER_S, Find, Knocking, alarmed
+from tests.fuzz.fuzzer import HANGS_AFTER_S, Find, Fuzzer, alarmed
+from tests.fuzz.targets import targets
 
-# Of processor time. A door that answers so many inputs in a millisecond gets the long one.
+# Of processor time. A target that answers so many inputs in a millisecond gets the long one.
 SLICE_NS, LONG_SLICE_NS, QUICK_PER_MS = 100 * NS_PER_MS, 500 * NS_PER_MS, 7
 MORE_MEMORY = 2 << 30
-FINDS_A_DOOR = 20
+FINDS_A_TARGET = 20
 
 
 def main(seconds: float, corpus: Path, most_inputs: int, names: list[str]) -> int:
-    """0 when every door answered as it promises."""
+    """0 when every target answered as it promises."""
     seed = random.SystemRandom().randrange(1 << 32)
     rng = random.Random(seed)
     finds: list[Find] = []
     with alarmed() as folder:
-        every = [Knocking(door, folder / "input.toml", rng) for door in doors() if not names or door.name in names]
+        chosen = (target for target in targets() if not names or target.name in names)
+        every = [Fuzzer(target, folder / "input.toml", rng) for target in chosen]
         for one in every:
             one.warm_up()
         for one in every:
@@ -48,58 +49,59 @@ def main(seconds: float, corpus: Path, most_inputs: int, names: list[str]) -> in
     for one in every:
         _keep_seeds(one, corpus)
         print(
-            f"{one.num_inputs:10d} inputs, {one.num_accepted:9d} accepted, {len(one.seeds):4d} seeds  {one.door.name}"
+            f"{one.num_inputs:10d} inputs, {one.num_accepted:9d} accepted, {len(one.seeds):4d} seeds  {one.target.name}"
         )
     in_all = _counted(every, corpus)
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     took_s = (monotonic_ns() - began_ns) / NS_PER_S
     total = sum(one.num_inputs for one in every)
-    print(f"{total} inputs at {len(every)} doors in {took_s:.0f} s, seed {seed}, peak {peak_mb} MB; corpus in {corpus}")
+    print(f"{total} inputs into {len(every)} parsers in {took_s:.0f} s, seed {seed}, peak {peak_mb} MB")
+    print(f"corpus in {corpus}")
     print(f"{in_all} inputs since the corpus was begun")
-    for find in {(find.door, find.in_short): find for find in finds}.values():
-        print(f"{find.door}: {find.what.strip()}\n    input {find.content[:200]!r}")
+    for find in {(find.target, find.in_short): find for find in finds}.values():
+        print(f"{find.target}: {find.what.strip()}\n    input {find.content[:200]!r}")
     return 1 if finds else 0
 
 
-def _slice(one: Knocking, corpus: Path) -> list[Find]:
+def _slice(one: Fuzzer, corpus: Path) -> list[Find]:
     finds: list[Find] = []
     began_ns, num_before = process_time_ns(), one.num_inputs
-    while len(finds) < FINDS_A_DOOR:
+    while len(finds) < FINDS_A_TARGET:
         passed_ns, num_inputs = process_time_ns() - began_ns, one.num_inputs - num_before
         if passed_ns > (LONG_SLICE_NS if num_inputs > QUICK_PER_MS * passed_ns // NS_PER_MS else SLICE_NS):
             break
-        if (find := one.knock(one.next_input())) is not None:
+        if (find := one.try_input(one.next_input())) is not None:
             finds.append(find)
             _write(_folder(corpus, one), find.content)
-            print(f"found at {find.door}: {find.in_short}", flush=True)
+            print(f"found in {find.target}: {find.in_short}", flush=True)
     return finds
 
 
-def _from_corpus(one: Knocking, corpus: Path) -> list[Find]:
+def _from_corpus(one: Fuzzer, corpus: Path) -> list[Find]:
     """What is still found of what was found before; seeds that earlier searches learnt."""
-    found = [one.knock(path.read_bytes()) for path in sorted(_folder(corpus, one).glob("*")) if path.is_file()]
+    found = [one.try_input(path.read_bytes()) for path in sorted(_folder(corpus, one).glob("*")) if path.is_file()]
     for path in sorted((_folder(corpus, one) / "seeds").glob("*")):
-        one.knock(path.read_bytes())
+        one.try_input(path.read_bytes())
     return [find for find in found if find is not None]
 
 
-def _keep_seeds(one: Knocking, corpus: Path) -> None:
-    for content in one.seeds[len(one.door.seeds) :]:
+def _keep_seeds(one: Fuzzer, corpus: Path) -> None:
+    for content in one.seeds[len(one.target.seeds) :]:
         _write(_folder(corpus, one) / "seeds", content)
 
 
-def _counted(every: list[Knocking], corpus: Path) -> int:
-    """Add the inputs of this search to those of earlier ones, by door; how many there are in all."""
+def _counted(every: list[Fuzzer], corpus: Path) -> int:
+    """Add the inputs of this search to those of earlier ones, by target; how many there are in all."""
     path = corpus / "counts.json"
     corpus.mkdir(parents=True, exist_ok=True)
     counts: dict[str, int] = json.loads(path.read_text()) if path.is_file() else {}
-    counts |= {one.door.name: counts.get(one.door.name, 0) + one.num_inputs for one in every}
+    counts |= {one.target.name: counts.get(one.target.name, 0) + one.num_inputs for one in every}
     path.write_text(json.dumps(counts, indent=1) + "\n")
     return sum(counts.values())
 
 
-def _folder(corpus: Path, one: Knocking) -> Path:
-    return corpus / one.door.name.replace(", ", "-").replace(" ", "-")
+def _folder(corpus: Path, one: Fuzzer) -> Path:
+    return corpus / one.target.name.replace(", ", "-").replace(" ", "-")
 
 
 def _write(folder: Path, content: bytes) -> None:
@@ -108,11 +110,11 @@ def _write(folder: Path, content: bytes) -> None:
 
 
 def _limit_memory() -> None:
-    """A door that asks for gigabytes because a number says so is found out."""
+    """A target that asks for gigabytes because a number says so is found out."""
     in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (in_use + MORE_MEMORY, resource.RLIM_INFINITY))
 
 
 if __name__ == "__main__":
-    seconds_s, folder_s, inputs_s, *doors_s = [*sys.argv[1:], *("300", "runs/fuzz", "0")[len(sys.argv[1:4]) :]]
-    sys.exit(main(float(seconds_s), Path(folder_s), int(inputs_s) or sys.maxsize, doors_s))
+    seconds_s, folder_s, inputs_s, *targets_s = [*sys.argv[1:], *("300", "runs/fuzz", "0")[len(sys.argv[1:4]) :]]
+    sys.exit(main(float(seconds_s), Path(folder_s), int(inputs_s) or sys.maxsize, targets_s))

@@ -6,21 +6,21 @@ import random
 
 import pytest
 
-from tests.doors.doors import Door, doors
-from tests.doors.knock import Knocking, alarmed
+from tests.fuzz.fuzzer import Fuzzer, alarmed
+from tests.fuzz.targets import Target, targets
 
 NUM_INPUTS = 30
 # What draws its own texts has a test of its own.
-DOORS = [door for door in doors() if door.draw is None]
+TARGETS = [target for target in targets() if target.draw is None]
 
 
-@pytest.mark.parametrize("door", DOORS, ids=lambda door: door.name)
-def test_a_door_answers_changed_texts_with_a_value_or_one_line(door: Door) -> None:
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_a_parser_answers_changed_texts_with_a_value_or_one_line(target: Target) -> None:
     with alarmed() as folder:
-        knocking = Knocking(door, folder / "input.toml", random.Random(13))
-        knocking.warm_up()
-        for content in (*door.seeds, *(knocking.next_input() for _ in range(NUM_INPUTS))):
-            find = knocking.knock(content)
+        fuzzer = Fuzzer(target, folder / "input.toml", random.Random(13))
+        fuzzer.warm_up()
+        for content in (*target.seeds, *(fuzzer.next_input() for _ in range(NUM_INPUTS))):
+            find = fuzzer.try_input(content)
             assert find is None, f"{find.what}\n{find.content[:300]!r}"
 
 
@@ -47,9 +47,9 @@ def test_a_door_answers_changed_texts_with_a_value_or_one_line(door: Door) -> No
     ],
 )
 def test_what_was_found_once_is_one_line_or_a_value(name: str, old: bytes, new: bytes) -> None:
-    (door,) = (one for one in DOORS if one.name == name)
-    changed = [seed.replace(old, new, 1) for seed in door.seeds if old in seed]
+    (target,) = (one for one in TARGETS if one.name == name)
+    changed = [seed.replace(old, new, 1) for seed in target.seeds if old in seed]
     assert changed
     with alarmed() as folder:
-        knocking = Knocking(door, folder / "input.toml", random.Random(1))
-        assert [find for content in changed if (find := knocking.knock(content)) is not None] == []
+        fuzzer = Fuzzer(target, folder / "input.toml", random.Random(1))
+        assert [find for content in changed if (find := fuzzer.try_input(content)) is not None] == []

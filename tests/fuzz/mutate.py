@@ -1,4 +1,4 @@
-"""Changed texts for a door: seeds with numbers, values, words, bytes and lines that no honest writer would put there.
+"""Changed texts for a target: seeds with numbers, values, words, bytes and lines that no honest writer would put there.
 
 The same random numbers give the same texts everywhere. Nothing is read here.
 """
