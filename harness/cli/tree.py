@@ -111,6 +111,7 @@ class Commands(Mapping[str, Any]):
         if isinstance(command := self._commands[name], str):
             command = self._commands[name] = _load(command if "." in command else f"harness.cli.{command}")
         command.name, command.rich_help_panel = name, self._headings.get(name, "More" if not self._words else None)
+        command.hidden = f"{self._words} {name}".strip() in NOT_FIRST
         return command
 
     def __iter__(self) -> Iterator[str]:
@@ -190,7 +191,8 @@ GROUPS = {
     ),
     "server": _group(
         "server",
-        "Servers to measure: emulator, twin, NPUs, patch, calibration.\n\nExample: `harness server devices`",
+        "Servers to measure: emulator, NPUs, patch, calibration.\n\n"
+        "Not listed: `harness server twin`.\n\nExample: `harness server devices`",
         {
             "emulator": "server:emulator",
             "compile": "server:compile_model",
@@ -210,7 +212,7 @@ GROUPS = {
     ),
     "fleet": _group(
         "fleet",
-        "Several devices or hosts at once.\n\nExample: `harness fleet status demo --runs runs/today`",
+        "Several devices, hosts or replicas at once.\n\nExample: `harness fleet status demo --runs runs/today`",
         {"status": "watch:fleet_status"},
     ),
 }
@@ -249,6 +251,8 @@ PASSED_ON: dict[str, Any] = {
     "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},
     "add_help_option": False,
 }
+# Of the study, and of those who keep up with the stack: called as others, and in no list of a user's.
+NOT_FIRST = ("paper", "stack", "server twin")
 FIRST_STEPS = """\
 Three things to do first:
 
@@ -297,7 +301,8 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 pass, 1 harness fault, 2 bad spec, 3 run invalid, 4 rule failed or gate worse, "
-    "5 nothing decided or gate cannot tell, 130 interrupted.",
+    "5 nothing decided or gate cannot tell, 130 interrupted. Not listed: `harness paper`, the study, and "
+    "`harness stack`, new releases.",
 )
 
 

@@ -7,7 +7,7 @@ PLUGIN = Plugin(
     name="replicas",
     summary="several servers behind a router: runs, and figures of each",
     commands={
-        "replicas": "harness.extras.replicas.commands:measured",
+        "fleet replicas": "harness.extras.replicas.commands:measured",
     },
     services={
         "replicas": "harness.extras.replicas.service:REPLICAS",

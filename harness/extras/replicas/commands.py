@@ -1,4 +1,4 @@
-"""``harness replicas``: what routing did to sealed runs."""
+"""``harness fleet replicas``: what routing did to sealed runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def measured(
 
     Compares the replicates that every condition has; the first condition is the baseline.
 
-    Example: `harness replicas does-affinity-pay`
+    Example: `harness fleet replicas does-affinity-pay`
     """
     from harness.extras.replicas.figures import compare_policies, figures_by_condition, of_each_replica
     from harness.measure.records.run import origin_of
