@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.support.checkout import ROOT
@@ -33,11 +34,11 @@ class CopiedCheckout:
         assert text.count(old) == 1, (name, old)
         (self.root / name).write_text(text.replace(old, new))
 
-    def python(self, *words: str) -> str:
-        """What a Python of the copy prints."""
+    def python(self, *words: str, variables: Mapping[str, str] | None = None) -> str:
+        """What a Python of the copy prints; variables: of its environment, beside those of the test."""
         done = subprocess.run(
             [sys.executable, "-W", "ignore:overflow", *words],
-            env={**os.environ, **self._variables},
+            env={**os.environ, **self._variables, **(variables or {})},
             cwd=self.root,
             capture_output=True,
             text=True,
