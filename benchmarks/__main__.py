@@ -54,7 +54,7 @@ def bench(  # noqa: PLR0913, PLR0917  # options of a command
 ) -> None:
     """Measure how fast the harness is on this machine.
 
-    Speeds show how many times as good they are as a yardstick: simpler code for the same work, run in turns with it.
+    Speeds show how many times as good they are as a reference: simpler code for the same work, run in turns with it.
     `--compare` compares these ratios, so files of two machines too, beyond the noise of repeated samples; exit code 4
     when something got slower.
 

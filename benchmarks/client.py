@@ -1,7 +1,7 @@
 """The replay clients measured against a server that stamps everything: lags, spreads, stamp errors, rates, CPU.
 
 `python -m benchmarks.client [--quick] [--client epoll]`. Every figure is a median over repetitions with its
-range, the two clients take turns in one sitting, and nothing here judges.
+range, the two clients take turns in one benchmark run, and nothing here judges.
 """
 
 from __future__ import annotations
@@ -392,12 +392,12 @@ def caption_of() -> str:
 
 
 def beside_of(by_client: dict[Column, list[float]], clients: tuple[ClientName, ...]) -> Column | None:
-    """The yardstick of a quantity: the same in C, else the bare loop, else the second client; None without one."""
+    """The reference of a quantity: the same in C, else the bare loop, else the second client; None without one."""
     return next((column for column in ("C", "bare", *clients[1:]) if column in by_client), None)
 
 
 def figures_of(bench: Bench, clients: tuple[ClientName, ...]) -> list[Figure]:
-    """Every quantity of the first client beside its yardstick of the same repetitions."""
+    """Every quantity of the first client beside its reference of the same repetitions."""
     figures: list[Figure] = []
     for quantity, by_client in bench.figures.items():
         samples, beside = by_client.get(clients[0], []), beside_of(by_client, clients)

@@ -1,7 +1,7 @@
 """Two files of figures held to each other: what got slower or faster by more than its samples scatter.
 
-Only the ratios to a yardstick of the same sitting are compared, so that another or a busier machine says nothing.
-Noise is what repeated samples show within each sitting.
+Only the ratios to a reference of the same benchmark run are compared, so that another or a busier machine says nothing.
+Noise is what repeated samples show within each benchmark run.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from harness.errors import SpecError
 from harness.outputs import write_text
 
 LEVEL = 0.99
-# Two sittings of the same code differ by so much where samples scatter less: caches and addresses lie otherwise.
+# Two benchmark runs of the same code differ by so much where samples scatter less: caches and addresses lie otherwise.
 SAME_WITHIN = 0.05
 Verdict = Literal[
-    "slower", "faster", "no change shown", "too few samples", "not in the old file", "another yardstick then"
+    "slower", "faster", "no change shown", "too few samples", "not in the old file", "another reference then"
 ]
 COMPARED = (
-    f"Against the old file, by yardstick: slower or faster is what lies beyond {SAME_WITHIN:.0%} with the whole "
-    f"{LEVEL:.0%} interval; noise is that of repeated samples within each sitting."
+    f"Against the old file, by reference: slower or faster is what lies beyond {SAME_WITHIN:.0%} with the whole "
+    f"{LEVEL:.0%} interval; noise is that of repeated samples within each benchmark run."
 )
 _FILE: TypeAdapter[dict[str, dict[str, Figure]]] = TypeAdapter(dict[str, dict[str, Figure]])
 
 
 class Change(NamedTuple):
-    """times: how many times as good as then, by the yardstick, with its interval; None where there are no samples."""
+    """times: how many times as good as then, by the reference, with its interval; None where there are no samples."""
 
     name: str
     verdict: Verdict
@@ -69,7 +69,7 @@ def read_figures(path: Path) -> dict[str, Figure]:
 
 
 def changes(then: Mapping[str, Figure], now: Sequence[Figure]) -> list[Change]:
-    """One for each figure of now that has samples beside a yardstick."""
+    """One for each figure of now that has samples beside a reference."""
     return [_change(figure.name, then.get(figure.name), figure.measured) for figure in now if figure.measured]
 
 
@@ -78,7 +78,7 @@ def _change(name: str, then: Figure | None, now: Measured) -> Change:
     if then is None or then.measured is None:
         return Change(name, "not in the old file")
     if then.measured.beside != now.beside:
-        return Change(name, "another yardstick then")
+        return Change(name, "another reference then")
     old, new = ([math.log(ratio) for ratio in measured.times_as_good] for measured in (then.measured, now))
     if min(len(old), len(new)) < MIN_REPLICATES:
         return Change(name, "too few samples")

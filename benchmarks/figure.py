@@ -1,6 +1,6 @@
-"""One line of the benchmark, as every section gives it: a value, its mark, and samples beside those of a yardstick.
+"""One line of the benchmark, as every section gives it: a value, its mark, and samples beside those of a reference.
 
-A yardstick is simpler code for the same work, run in turns with it, so that figures of two machines can be compared.
+A reference is simpler code for the same work, run in turns with it, so that figures of two machines can be compared.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ STATUS = Path("/proc/self/status")
 
 
 class Measured(NamedTuple):
-    """samples: the figure of each repetition; yardstick: that of the yardstick run right beside it, in the same unit.
+    """samples: the figure of each repetition; reference: that of the reference run right beside it, in the same unit.
 
-    beside: what the yardstick is. better: whether less (a time) or more (a rate) of the unit is better.
+    beside: what the reference is. better: whether less (a time) or more (a rate) of the unit is better.
     """
 
     samples: tuple[float, ...]
-    yardstick: tuple[float, ...]
+    reference: tuple[float, ...]
     beside: str
     better: Better = "less"
 
     @property
     def times_as_good(self) -> list[float]:
-        """Of each repetition, how many times as fast as its yardstick it was; above 1 is better."""
-        pairs = zip(self.samples, self.yardstick, strict=True)
+        """Of each repetition, how many times as fast as its reference it was; above 1 is better."""
+        pairs = zip(self.samples, self.reference, strict=True)
         return [sample / other if self.better == "more" else other / sample for sample, other in pairs]
 
     def __str__(self) -> str:
@@ -60,10 +60,10 @@ class Figure(NamedTuple):
 
 
 def in_turns(
-    sample: Callable[[], float], yardstick: Callable[[], float], repeats: int, beside: str, better: Better = "less"
+    sample: Callable[[], float], reference: Callable[[], float], repeats: int, beside: str, better: Better = "less"
 ) -> Measured:
     """``repeats`` samples of each, one after the other, so that what disturbs the machine disturbs both."""
-    pairs = [(sample(), yardstick()) for _ in range(repeats)]
+    pairs = [(sample(), reference()) for _ in range(repeats)]
     return Measured(tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs), beside, better)
 
 

@@ -1,7 +1,7 @@
 """What this harness and this machine can do, each figure beside its mark: client, emulator, parser, plans, simulator.
 
 Benchmarks, not tests: a figure that misses its mark is printed, never hidden, and nothing fails. Shared machines are
-noisy: compare within one sitting.
+noisy: compare within one benchmark run.
 """
 
 from __future__ import annotations

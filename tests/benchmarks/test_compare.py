@@ -1,4 +1,4 @@
-"""What `benchmarks --compare` says of two sittings follows from their ratios to the yardstick alone."""
+"""What `benchmarks --compare` says of two benchmark runs follows from their ratios to the reference alone."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.support.checkout import ROOT
 QUIET = (10.0, 10.1, 9.9, 10.05, 9.95)
 
 
-def figure(samples: tuple[float, ...], yardstick: tuple[float, ...] = (1.0,) * 5, **how: str) -> Figure:
-    return Figure("loop", "x", "", "", Measured(samples, yardstick, how.get("beside", "a C loop")))
+def figure(samples: tuple[float, ...], reference: tuple[float, ...] = (1.0,) * 5, **how: str) -> Figure:
+    return Figure("loop", "x", "", "", Measured(samples, reference, how.get("beside", "a C loop")))
 
 
 def verdict(then: Figure, now: Figure) -> str:
@@ -53,7 +53,7 @@ def test_a_rate_is_slower_when_it_falls() -> None:
 
 def test_what_cannot_be_compared_says_why() -> None:
     assert changes({}, [figure(QUIET)])[0].verdict == "not in the old file"
-    assert verdict(figure(QUIET, beside="Python"), figure(QUIET)) == "another yardstick then"
+    assert verdict(figure(QUIET, beside="Python"), figure(QUIET)) == "another reference then"
     assert verdict(figure(QUIET[:2], (1.0,) * 2), figure(QUIET)) == "too few samples"
     assert changes({}, [Figure("share", "0.95")]) == []
 
@@ -71,7 +71,7 @@ def test_any_other_file_is_refused_in_one_line(tmp_path: Path, text: str) -> Non
         read_figures(tmp_path / "old.json")
 
 
-def test_own_code_and_yardstick_take_turns() -> None:
+def test_own_code_and_reference_take_turns() -> None:
     order: list[str] = []
     measured = in_turns(lambda: order.append("own") or 2.0, lambda: order.append("other") or 4.0, 2, "the other")
     assert order == ["own", "other", "own", "other"]
