@@ -124,7 +124,7 @@ class _Search:
         self.question, self.effort = question, effort
         self.base = Baseline(question.server)
         self.agents = question.agents or nearby_agents(question.workload)
-        self.bounds: list[str] = []
+        self.bounds = [misfit] if (misfit := self.base.misfit(question.memory_gib)) else []
         self.scores: dict[Setup, float] = {}
         self.pairs: list[Setup] = []
         if question.agents and agents_of(question.workload) is None:

@@ -65,6 +65,7 @@ from harness.tune.price import (
 from harness.tune.sessions import (
     MOST_PLANS,
     ROUNDS,
+    boundary,
     check_goal,
     counts_of_run,
     most_agents,
@@ -348,6 +349,8 @@ class Tune:
         assert explored is not None
         for each in capacities:
             self.say(f"  {each.name}, {each.setup.label}: predicted to hold {each.predicted} agents at a time")
+            for line in boundary(question, slo, each):
+                self.say(f"    {line}")
         why = "only explored"
         if not only_explore:
             capacities, why = self._unless_it_fails(capacities, lambda: self._measured_agents(folder, capacities))

@@ -7,7 +7,7 @@ sessions the target of a session. Nothing is run here.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
@@ -98,9 +98,33 @@ def predicted_holds(question: Question, slo: SloSpec, share: float, setup: Setup
     return all(sum(met for met, _ in part) >= share * sum(of for _, of in part) for part in _parts(counts))
 
 
+def boundary(question: Question, slo: SloSpec, capacity: Capacity) -> Iterator[str]:
+    """How a prediction can be checked: its plans, and what met the targets at the last number that holds and beyond."""
+    seed, key = _seed(question), agents_key(question.workload)
+    yield f"plans: base_seed = {seed}, replicates 0 to {PLANS - 1}, one simulation of each without jitter"
+    for agents in (capacity.predicted, capacity.predicted + 1):
+        if not 1 <= agents <= most_agents(question.workload):
+            continue
+        try:
+            counts = [_simulated(question, slo, capacity.setup, agents, number) for number in range(PLANS)]
+        except PlanError as error:
+            yield f"workload.{key} = {agents}: {error}"
+            continue
+        sums = {
+            name: [sum(part) for part in zip(*pairs, strict=True)]
+            for name, pairs in zip(Counts._fields, zip(*counts, strict=True), strict=True)
+            if None not in pairs
+        }
+        met = "; ".join(f"{name}: {good:,} of {of:,} within the targets" for name, (good, of) in sums.items())
+        yield f"workload.{key} = {agents}: {met}"
+
+
+def _seed(question: Question) -> int:
+    return derive_seed(question.seed, "tune/sessions") % SEED_RANGE
+
+
 def _simulated(question: Question, slo: SloSpec, setup: Setup, agents: int, number: int) -> Counts:
-    seed = derive_seed(question.seed, "tune/sessions") % SEED_RANGE
-    plan = build_plan(at_a_time(question.workload, agents), seed, number).with_treatment(question.treatment)
+    plan = build_plan(at_a_time(question.workload, agents), _seed(question), number).with_treatment(question.treatment)
     return counts_of(simulate(plan, setup.on(question.server), question.model), plan, slo)
 
 

@@ -186,6 +186,16 @@ class Baseline:
         """Memory of one device after loading, GiB, by the arithmetic of ``device``; None of a vLLM, of any model."""
         return None if self.server.is_vllm else self.device.memory_gib(self.shape(setup))
 
+    def misfit(self, memory_gib: float | None) -> str:
+        """That today's server takes more than a device has, in words; "" where it fits, or nothing was said."""
+        needs_gib = self.memory_gib(self.setup)
+        if memory_gib is None or needs_gib is None or needs_gib <= memory_gib:
+            return ""
+        return (
+            f"today's server needs {needs_gib:.1f} GiB per device and does not fit {memory_gib:g} GiB; "
+            "others may take as much as it does"
+        )
+
     def compile_s(self, setup: Setup) -> float | None:
         """Time to compile all sizes, by the arithmetic of ``device``; None of a vLLM, which compiles none."""
         return None if self.server.is_vllm else self.device.compile_s(self.shape(setup))

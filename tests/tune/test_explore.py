@@ -67,6 +67,14 @@ def test_memory_ends_the_ladder_and_the_bounds_say_so() -> None:
     )
 
 
+def test_memory_below_what_todays_server_needs_is_said_before_all_else() -> None:
+    today = Baseline(ServerSpec(max_num_seqs=8))
+    assert (today.misfit(None), today.misfit(64.0)) == ("", "")
+    explored = found(ServerSpec(max_num_seqs=8), WorkloadSpec(num_sessions=4), ("kv_slots",), memory_gib=2.0)
+    needs = today.memory_gib(today.setup)
+    assert explored.bounds[0].startswith(f"today's server needs {needs:.1f} GiB per device and does not fit 2 GiB")
+
+
 def test_a_server_that_loses_nothing_is_kept() -> None:
     explored = found(ServerSpec(max_num_seqs=1, decode_buckets=(1,), kv_slots=9), WorkloadSpec(num_sessions=1))
     assert explored.smallest is None

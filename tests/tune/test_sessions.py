@@ -11,9 +11,9 @@ import pytest
 
 from harness.errors import SpecError
 from harness.measure.records.store import RunStore
-from harness.model.experiment import resolve
+from harness.model.experiment import build_plan, resolve
 from harness.model.sim import simulate
-from harness.model.spec import SloSpec, parse_experiment
+from harness.model.spec import SloSpec, TuneSpec, parse_experiment
 from harness.runner import run_experiment
 from harness.tune import sessions
 from harness.tune.capacity import Capacity, Point
@@ -96,12 +96,15 @@ def test_a_simulated_run_and_its_sealed_record_meet_the_same_targets(tmp_path: P
 
 
 def test_it_ends_in_an_interval_of_agents_and_goes_on_to_the_same(tmp_path: Path) -> None:
+    said = list[str]()
+
     def tuned() -> Any:
-        made = Tune(experiment(), tmp_path / "runs", perform, lambda _line: None, effort=QUICK.divided(6))
+        made = Tune(experiment(), tmp_path / "runs", perform, said.append, effort=QUICK.divided(6))
         return made.run().answer
 
     found = tuned()
     today = found.capacities[0]
+    check_by_hand(said, today.predicted)
     assert today.low > 0
     assert today.high is not None
     assert today.low < today.high
@@ -115,6 +118,28 @@ def test_it_ends_in_an_interval_of_agents_and_goes_on_to_the_same(tmp_path: Path
     assert "within the targets" in page
     assert not re.search(r"<td>(best|smallest)", page), "its numbers name what holds more agents, not what costs less"
     assert tuned() == found
+
+
+def check_by_hand(said: list[str], predicted: int) -> None:
+    """What is said of a prediction is enough to simulate it again: plans, numbers of agents, and what met targets."""
+    text = "\n".join(said)
+    seed, last = (int(number) for number in re.findall(r"base_seed = (\d+), replicates 0 to (\d+)", text)[0])
+    spec = experiment()
+    wanted = (spec.tune or TuneSpec()).percentile / 100
+    for agents, holds in ((predicted, True), (predicted + 1, False)):
+        workload = spec.workload.model_copy(update={"num_sessions": agents})
+        plans = [build_plan(workload, seed, replicate) for replicate in range(last + 1)]
+        counts = [counts_of(simulate(plan, spec.server), plan, spec.slo) for plan in plans]
+        parts = [
+            [sum(part) for part in zip(*pairs, strict=True)]
+            for pairs in ([each.requests or () for each in counts], [each.sessions or () for each in counts])
+        ]
+        words = "; ".join(
+            f"{name}: {good:,} of {of:,} within the targets"
+            for name, (good, of) in zip(("requests", "sessions"), parts, strict=True)
+        )
+        assert f"workload.num_sessions = {agents}: {words}" in text
+        assert all(good >= wanted * of for good, of in parts) == holds
 
 
 def perform(spec: Any, folder: Path, until_ns: int, **options: Any) -> Any:
