@@ -96,12 +96,10 @@ def tune(
         if only is None:
             made.forecast()
         try:
-            stages = made.run(only_explore=only == "explore")
+            found = made.run(only_explore=only == "explore").answer
         except TuneStoppedError:
             say(console, "interrupted; what is sealed is kept, and the same command goes on")
             raise typer.Exit(int(ExitCode.INTERRUPTED)) from None
-    found = stages.answer
-    assert found is not None
     console.print()
     say(console, escape_markup(found.sentence), "bold")
     if found.why and found.state != "keep":

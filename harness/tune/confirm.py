@@ -18,7 +18,6 @@ from harness.analysis.compare.answer import asked_in_words
 from harness.analysis.compare.ratio import Verdict
 from harness.analysis.compare.stopping import (
     ComparisonLooks,
-    SequentialStatus,
     bonferroni,
     looks_at,
     sequential_status,
@@ -260,18 +259,13 @@ def _confirmed(looks: ComparisonLooks) -> Confirmed:
 def best_is_better(spec: ExperimentSpec, runs: Sequence[SealedRun]) -> bool:
     """Whether the runs show that the best candidate costs less than the smallest, by a sequence on the same blocks."""
     assert spec.stop is not None
-    by_name = {looks.condition: looks for looks in _status(spec, runs).comparisons}
+    by_name = {looks.condition: looks for looks in sequential_status(spec, runs, spec.stop).comparisons}
     if not {BEST, SMALLEST} <= by_name.keys():
         return False
     pairs = zip(by_name[BEST].values, by_name[SMALLEST].values, strict=False)
     differences = [best - smallest for best, smallest in pairs]
     looks = list(looks_at(differences, spec.stop))
     return bool(looks) and looks[-1].high < 0
-
-
-def _status(spec: ExperimentSpec, runs: Sequence[SealedRun]) -> SequentialStatus:
-    assert spec.stop is not None
-    return sequential_status(spec, runs, spec.stop)
 
 
 def server_of(spec: ExperimentSpec) -> ServerSpec:

@@ -10,24 +10,25 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
-from harness.analysis.compare.drawn import DrawnRatio
+from pydantic import TypeAdapter, ValidationError
+
 from harness.errors import RecordsError, SpecError
-from harness.judge.planning.deciding import BreakEven
 from harness.model.spec import ExperimentSpec, parse_experiment
 from harness.model.spec.base import tomllib
 from harness.outputs import check_runs_folder, write_atomic
 from harness.tune.capacity import Capacity
 from harness.tune.explore import Explored
-from harness.tune.predict import Option
 from harness.tune.setups import Setup
 
-FORMAT = 1
+FORMAT = 2
 ASKED, EXPLORED, FROZEN = "tune.json", "explored.json", "frozen.json"
 CONFIRM, TUNED, PAGE = "confirm.toml", "tuned.toml", "tune.html"
 CAPACITIES = "agents.json"
 STAGE = "stage.txt"
+_EXPLORED, _CAPACITIES = TypeAdapter(Explored), TypeAdapter(list[tuple[str, Setup, int]])
+T = TypeVar("T")
 _OTHER = "Give another folder with --runs, or rename the experiment"
 
 
@@ -69,11 +70,11 @@ class TuneFolder:
 
     def explored(self) -> Explored | None:
         """What the search found; None before it ended."""
-        return explored_from(self._read(EXPLORED)) if (self.path / EXPLORED).is_file() else None
+        return self._value(EXPLORED, _EXPLORED) if (self.path / EXPLORED).is_file() else None
 
     def keep_explored(self, found: Explored) -> Explored:
         """Write what a search found; returns it as it will be read again."""
-        self._write(EXPLORED, explored_table(found))
+        self._write(EXPLORED, {"found": _EXPLORED.dump_python(found, mode="json")})
         kept = self.explored()
         assert kept is not None
         return kept
@@ -81,9 +82,9 @@ class TuneFolder:
     def capacities(self, find: Callable[[], Sequence[Capacity]]) -> list[Capacity]:
         """The predicted numbers of agents; found once, and read ever after."""
         if not (self.path / CAPACITIES).is_file():
-            found = [[each.name, each.setup, each.predicted] for each in find()]
-            self._write(CAPACITIES, {"predicted": found})
-        return [Capacity(name, _setup(setup), most) for name, setup, most in self._read(CAPACITIES)["predicted"]]
+            found = [(each.name, each.setup, each.predicted) for each in find()]
+            self._write(CAPACITIES, {"found": _CAPACITIES.dump_python(found, mode="json")})
+        return [Capacity(*each) for each in self._value(CAPACITIES, _CAPACITIES)]
 
     def frozen(self) -> dict[str, Any] | None:
         """What was fixed before the candidates ran; None before that. RecordsError where a part of it was changed."""
@@ -120,6 +121,14 @@ class TuneFolder:
     def _write(self, name: str, table: Mapping[str, Any]) -> None:
         self.write_text(name, json.dumps({"format": FORMAT, **table}, indent=1) + "\n")
 
+    def _value(self, name: str, form: TypeAdapter[T]) -> T:
+        """What a stage found; RecordsError where the file is not that."""
+        try:
+            return form.validate_python(self._read(name).get("found"))
+        except ValidationError as error:
+            hint = "Remove it: its stage is made anew"
+            raise RecordsError("is damaged", where=str(self.path / name), hint=hint) from error
+
     def _read(self, name: str) -> dict[str, Any]:
         path = self.path / name
         try:
@@ -135,59 +144,3 @@ class TuneFolder:
 def folder_name(name: str) -> str:
     """The name of the folder for the experiment of this name."""
     return f"{name}-tune"
-
-
-def explored_table(found: Explored) -> dict[str, Any]:
-    """What a search found, as JSON takes it."""
-    return {
-        "baseline": found.baseline,
-        "ceiling": found.ceiling,
-        "options": [_option_table(option) for option in found.options],
-        "best": None if found.best is None else found.best.setup,
-        "smallest": None if found.smallest is None else found.smallest.setup,
-        "bounds": found.bounds,
-        "num_setups": found.num_setups,
-        "num_simulated": found.num_simulated,
-        "screened": [[setup, score] for setup, score in found.screened],
-    }
-
-
-def explored_from(table: Mapping[str, Any]) -> Explored:
-    """What a search found, from ``explored_table`` as JSON gives it back; RecordsError where it is not that."""
-    try:
-        options = tuple(_option_from(option) for option in table["options"])
-        by_setup = {option.setup: option for option in options}
-        best, smallest = (None if table[key] is None else by_setup[_setup(table[key])] for key in ("best", "smallest"))
-        return Explored(
-            _setup(table["baseline"]),
-            DrawnRatio(*table["ceiling"]),
-            options,
-            best,
-            smallest,
-            tuple(table["bounds"]),
-            table["num_setups"],
-            table["num_simulated"],
-            tuple((_setup(setup), score) for setup, score in table["screened"]),
-        )
-    except (LookupError, TypeError, ValueError) as error:
-        raise RecordsError("is damaged", where=EXPLORED, hint="Remove it: the search is made anew") from error
-
-
-def _option_table(option: Option) -> dict[str, Any]:
-    return {name: getattr(option, name) for name in Option.__dataclass_fields__}
-
-
-def _option_from(table: Mapping[str, Any]) -> Option:
-    turns = table["turns"]
-    given: dict[str, Any] = {
-        **table,
-        "setup": _setup(table["setup"]),
-        "ratio": DrawnRatio(*table["ratio"]),
-        "turns": None if turns is None else BreakEven(tuple(turns[0]), *turns[1:]),
-    }
-    return Option(**given)
-
-
-def _setup(fields: Sequence[Any]) -> Setup:
-    limit, sizes, *others = fields
-    return Setup(limit, tuple(sizes), *others)

@@ -29,15 +29,15 @@ CLASSES = {"lost reuse": "reuse", "padding": "pad", "steps without a graph": "ea
 
 
 class Found(NamedTuple):
-    """What a page shows. before, after: losses of today's server and of the chosen one on the same plans, measured.
+    """What a tune found; None for a stage that it has not reached.
 
-    predicted: what was frozen before the measurement, by candidate. origin: that figures are simulated or emulated.
+    before, after: losses of today's server and of the chosen one on the same plans, measured.
     """
 
     spec: ExperimentSpec
     answer: Answer
-    diagnosis: Diagnosis | None
-    explored: Explored | None
+    diagnosis: Diagnosis | None = None
+    explored: Explored | None = None
     before: Diagnosis | None = None
     after: Diagnosis | None = None
 
@@ -145,13 +145,6 @@ def _share(share: Share | None) -> str:
     return "" if share is None else f"{100 * share.share:.1f} ({interval_text(100 * share.low, 100 * share.high, 1)})"
 
 
-class Dot(NamedTuple):
-    """A configuration in the pictures."""
-
-    setup: Setup
-    ratio: float
-
-
 def _frontier(explored: Explored, base: Baseline, answer: Answer) -> str:
     """Every configuration as a dot: cost against memory and number of sizes, or against requests at once."""
     shown = [base.setup, *(setup for setup, _ in explored.screened)]
@@ -202,8 +195,8 @@ def _draw(axes: Axes, explored: Explored, base: Baseline, answer: Answer, *, by:
 
     # A wall of bad configurations would hide those that compete.
     least = min(score for _, score in explored.screened)
-    shown = [Dot(setup, score) for setup, score in explored.screened if score < 1.15 + (1 - least)]
-    axes.plot([place(dot.setup) for dot in shown], [dot.ratio for dot in shown], ".", color=MUTED, alpha=0.35, ms=4)
+    shown = [(place(setup), score) for setup, score in explored.screened if score < 1.15 + (1 - least)]
+    axes.plot(*zip(*shown, strict=True), ".", color=MUTED, alpha=0.35, ms=4)
     axes.axhline(1.0, color=INK, lw=0.7)
     axes.plot(place(base.setup), 1.0, "s", color=INK, ms=5)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))

@@ -108,16 +108,6 @@ class TuneStoppedError(Exception):
     """A person ended the tune; the same command goes on."""
 
 
-@dataclass(frozen=True)
-class Stages:
-    """What a tune has found so far; None for a stage that it has not reached."""
-
-    spec: ExperimentSpec
-    diagnosis: Diagnosis | None = None
-    explored: Explored | None = None
-    answer: Answer | None = None
-
-
 @dataclass
 class Tune:
     """One tune of an experiment with one condition.
@@ -263,29 +253,26 @@ class Tune:
             return f"the costs of {run.server.cost_model!r}"
         return "no costs are named: those that the server shows, else time in flight alone"
 
-    def run(self, *, only_explore: bool = False) -> Stages:
+    def run(self, *, only_explore: bool = False) -> Found:
         """Every stage that is not done, and the answer; HarnessError where a stage cannot be made."""
         _ = self.until_ns
         self._check()
         folder = TuneFolder.begun(self.runs, self.spec.name, self._asked())
-        stages = Stages(self.spec)
+        diagnosis = None
         if not only_explore:
             self._calibrate(folder)
             diagnosis = self._diagnose(folder)
-            stages = Stages(self.spec, diagnosis)
             if not diagnosis.has_rules:
-                return self._ended(folder, stages, without_search(diagnosis))
+                return self._ended(folder, Found(self.spec, without_search(diagnosis), diagnosis))
             price = price_of(self.first.server, diagnosis)
             self.say(f"price: {price.words}")
             self.seen_as, self.shown = diagnosis.backend, diagnosis.shown
             self._priced(price)
         if self.wishes.goal == "sessions":
-            return self._sessions(folder, stages, only_explore=only_explore)
+            return self._sessions(folder, diagnosis, only_explore=only_explore)
         explored = self._explore(folder, self.question)
-        stages = Stages(self.spec, stages.diagnosis, explored)
-        if only_explore:
-            return self._ended(folder, stages, answer(self.spec, explored, why="only explored"))
-        return self._ended(folder, stages, self._confirm(folder, explored))
+        given = answer(self.spec, explored, why="only explored") if only_explore else self._confirm(folder, explored)
+        return self._ended(folder, Found(self.spec, given, diagnosis, explored))
 
     def _asked(self) -> dict[str, Any]:
         """What makes it another tune; its budget does not."""
@@ -332,7 +319,7 @@ class Tune:
             self.say(f"  {line}")
         return found
 
-    def _sessions(self, folder: TuneFolder, stages: Stages, *, only_explore: bool) -> Stages:
+    def _sessions(self, folder: TuneFolder, diagnosis: Diagnosis | None, *, only_explore: bool) -> Found:
         """The stages of goal = "sessions" after the price."""
         share, slo, question = self.wishes.percentile / 100, self.spec.slo, self.question
 
@@ -354,8 +341,8 @@ class Tune:
         why = "only explored"
         if not only_explore:
             capacities, why = self._unless_it_fails(capacities, lambda: self._measured_agents(folder, capacities))
-        found = sessions_answer(self.spec, explored, capacities, why, self.seen_as)
-        return self._ended(folder, Stages(self.spec, stages.diagnosis, explored), found)
+        given = sessions_answer(self.spec, explored, capacities, why, self.seen_as)
+        return self._ended(folder, Found(self.spec, given, diagnosis, explored))
 
     def _measured_agents(self, folder: TuneFolder, capacities: list[Capacity]) -> list[Capacity]:
         """The capacities with what was measured, round after round until each has a number that holds and one that
@@ -500,18 +487,17 @@ class Tune:
     def is_over(self) -> bool:
         return self.clock.now_ns() >= self.until_ns
 
-    def _ended(self, folder: TuneFolder, stages: Stages, found: Answer) -> Stages:
-        folder.write_text(TUNED, tuned_text(self.spec, found, base_of(self.spec, stages.explored)))
-        before = after = None
+    def _ended(self, folder: TuneFolder, found: Found) -> Found:
+        """Write the answer's files; with the losses of the chosen configuration, where it was measured."""
+        folder.write_text(TUNED, tuned_text(self.spec, found.answer, base_of(self.spec, found.explored)))
         runs = list(RunStore(folder.path).sealed(f"{self.spec.name[:56]}-confirm"))
-        candidates = {} if stages.explored is None else candidates_of(stages.explored)
-        chosen = next((name for name, option in candidates.items() if option == found.option), "")
+        candidates = {} if found.explored is None else candidates_of(found.explored)
+        chosen = next((name for name, option in candidates.items() if option == found.answer.option), "")
         if any(run.is_valid and run.condition == chosen for run in runs):
-            before, after = diagnose(runs, BASE), diagnose(runs, chosen)
-        shown = Found(self.spec, found, stages.diagnosis, stages.explored, before, after)
-        folder.write_text(PAGE, tune_page(shown))
-        folder.begin(f"done: {found.state}")
-        return Stages(stages.spec, stages.diagnosis, stages.explored, found)
+            found = found._replace(before=diagnose(runs, BASE), after=diagnose(runs, chosen))
+        folder.write_text(PAGE, tune_page(found))
+        folder.begin(f"done: {found.answer.state}")
+        return found
 
 
 def with_costs(spec: ExperimentSpec, cost_model: str) -> ExperimentSpec:

@@ -229,7 +229,7 @@ def round_text(
     own = spec.workload_of(base_condition(spec))
     conditions: list[dict[str, Any]] = [
         {
-            "name": condition_name(name, agents),
+            "name": f"{name}-{agents}",
             "treatment": base_condition(spec).treatment,
             "server": base.keys(setup),
             "workload": {agents_key(own): agents},
@@ -239,7 +239,7 @@ def round_text(
     ]
     table = plain_table(spec)
     table |= {
-        "name": round_name(spec, number),
+        "name": f"{spec.name[:52]}-agents-{number}",
         "title": f"{spec.title or spec.name}: agents at a time",
         "question": "How many agents at a time meet their targets?",
         "replicates": plans,
@@ -247,15 +247,6 @@ def round_text(
         "condition": conditions,
     }
     return "# Written by `harness tune`: new plans at these numbers of agents.\n" + tomli_w.dumps(table)
-
-
-def condition_name(name: str, agents: int) -> str:
-    return f"{name}-{agents}"
-
-
-def round_name(spec: ExperimentSpec, number: int) -> str:
-    """The name of the experiment of one measurement, from 1."""
-    return f"{spec.name[:52]}-agents-{number}"
 
 
 def most_agents(workload: WorkloadSpec) -> int:

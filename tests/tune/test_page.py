@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from harness.analysis.compare.drawn import DrawnRatio
-from harness.errors import ExitCode
+from harness.errors import ExitCode, RecordsError
 from harness.model.spec import ExperimentSpec, parse_experiment
 from harness.model.spec.base import tomllib
 from harness.tune.answer import answer, to_copy, tuned_text
+from harness.tune.capacity import Capacity
 from harness.tune.confirm import BEST, SMALLEST, Confirmed, base_of
 from harness.tune.explore import Explored
-from harness.tune.folder import explored_from, explored_table
+from harness.tune.folder import TuneFolder
 from harness.tune.page import Found, tune_page, unbroken
 from harness.tune.predict import Option
 from harness.tune.setups import Baseline, Setup
@@ -132,5 +133,11 @@ def test_a_picture_is_against_what_the_search_changed() -> None:
     assert label.format("requests at once") in page
 
 
-def test_what_a_search_found_is_read_again_as_it_was() -> None:
-    assert explored_from(json.loads(json.dumps(explored_table(explored())))) == explored()
+def test_what_a_search_found_is_read_again_as_it_was(tmp_path: Path) -> None:
+    folder = TuneFolder(tmp_path)
+    assert folder.keep_explored(explored()) == explored() == folder.explored()
+    capacities = [Capacity("today", Setup(8, (1, 8), 8, None), 12)]
+    assert folder.capacities(lambda: capacities) == capacities == folder.capacities(list)
+    (tmp_path / "explored.json").write_text('{"format": 2, "found": {"best": 1}}')
+    with pytest.raises(RecordsError, match=r"explored.json: is damaged\. Remove it"):
+        folder.explored()

@@ -22,7 +22,8 @@ from harness.runner import ExperimentOutcome, run_experiment
 from harness.runner.progress import StopFlag
 from harness.tune import confirm
 from harness.tune.explore import QUICK
-from harness.tune.path import Stages, Tune, TuneStoppedError
+from harness.tune.page import Found
+from harness.tune.path import Tune, TuneStoppedError
 
 LOSING = {"num_sessions": 8, "wait_cap_s": 20.0}
 LOOKS = (4,)
@@ -54,7 +55,7 @@ def small() -> Iterator[None]:
         yield
 
 
-def tuned(folder: Path, spec: ExperimentSpec | None = None, **given: Any) -> tuple[Stages, list[str]]:
+def tuned(folder: Path, spec: ExperimentSpec | None = None, **given: Any) -> tuple[Found, list[str]]:
     said: list[str] = []
     given = {"perform": perform, **given}
     made = Tune(spec or experiment(), folder / "runs", say=said.append, effort=QUICK.divided(6), **given)
@@ -65,8 +66,8 @@ class Whole(NamedTuple):
     """A tune from its beginning to its end, and what the same command then says."""
 
     folder: Path
-    stages: Stages
-    again: Stages
+    stages: Found
+    again: Found
     said: list[str]
     is_untouched: bool
 
@@ -89,7 +90,6 @@ def whole(once: Whole) -> Path:
 
 def test_it_ends_in_a_sentence_a_file_and_the_server_to_start(once: Whole) -> None:
     answer = once.again.answer
-    assert answer is not None
     assert answer.state == "confirmed"
     assert answer.sentence.startswith("16 KV slots in place of 8: ")
     assert "confirmed on 6 new plans (simulated)" in answer.sentence
@@ -164,7 +164,6 @@ def test_a_candidate_that_does_not_start_leaves_what_was_measured_and_one_line(t
         return perform(spec, folder, until_ns, **options)
 
     stages, said = tuned(tmp_path, perform=failing)
-    assert stages.answer is not None
     assert stages.answer.state == "predicted"
     assert stages.answer.why.startswith("best/0: the server ended while it started")
     assert sum("ended while it started" in line for line in said) == 1
@@ -174,7 +173,6 @@ def test_a_candidate_that_does_not_start_leaves_what_was_measured_and_one_line(t
 def test_a_server_that_loses_nothing_is_kept_without_a_measurement(tmp_path: Path) -> None:
     server = {"max_num_seqs": 1, "decode_buckets": [1], "kv_slots": 9}
     stages, _ = tuned(tmp_path, experiment(workload={"num_sessions": 1}, server=server))
-    assert stages.answer is not None
     assert stages.answer.state == "keep"
     assert stages.answer.sentence.startswith("Keep {1}/1, 9 slots: no configuration within the bounds is predicted")
     assert not (tmp_path / "runs" / "small-tune" / "frozen.json").exists()
