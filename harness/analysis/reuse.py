@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_right
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple
@@ -156,17 +156,6 @@ def prompt_tokens(requests: pa.Table) -> int:
 def extra_prefill_ns(cost_model: StepCost, prompt_tokens: int, lost_tokens: int) -> int:
     """T(L) - T(L - C): what computing again ``lost_tokens`` of a prompt of L tokens costs."""
     return cost_model.prefill_ns(prompt_tokens, 0) - cost_model.prefill_ns(prompt_tokens - lost_tokens, lost_tokens)
-
-
-def critical_request_count(is_reused_by_count: Mapping[int, Sequence[bool]]) -> int | None:
-    """The largest number m of background requests at which reuse is retained in every replicate, and at all smaller
-    m that were tried; None when it is lost at the smallest one."""
-    critical: int | None = None
-    for count in sorted(is_reused_by_count):
-        if not all(is_reused_by_count[count]):
-            break
-        critical = count
-    return critical
 
 
 def continuations(plan: Plan | None) -> tuple[dict[RequestKey, RequestKey], dict[RequestKey, int]]:

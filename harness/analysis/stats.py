@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from itertools import combinations
 from typing import Any, Literal, NamedTuple, TypeVar, overload
 
 import numpy as np
@@ -477,53 +476,6 @@ def holm(values: Sequence[float | None]) -> list[float | None]:
         highest = max(highest, min(1.0, (len(tested) - rank) * p))
         adjusted[place] = highest
     return adjusted
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """An exactly enumerated distribution, by the three figures that the paper prints."""
-
-    num_values: int
-    median: float
-    q95: float
-    maximum: float
-
-
-def spread(values: Sequence[float] | FloatArray) -> Spread:
-    """Median, 95th percentile and maximum. Raises SpecError without values."""
-    if len(values) == 0:
-        raise SpecError("a distribution of no values was asked for", where="statistics", hint="Seal more runs")
-    return Spread(len(values), median(values), quantile(values, 0.95), float(np.max(values)))
-
-
-def pooled_pair_differences(groups: Iterable[Sequence[float]]) -> list[float]:
-    """|x_i - x_j| of all pairs within each group, pooled; 30 from 3 artifacts of 5 sessions."""
-    return [abs(x - y) for group in groups for x, y in combinations(group, 2)]
-
-
-def disjoint_sum_pair_differences(a: Sequence[float], b: Sequence[float], size: int = 3) -> FloatArray:
-    """|A_i / A_j - B_i / B_j| of sums over two disjoint sets of ``size`` runs: how differently two channels quantify
-    the same change. 2,100 from 10 runs taken 3 and 3; 45 single pairs.
-
-    Each unordered pair of sets occurs once, the set with the lowest run number first. The pairs share runs: they are
-    not independent samples.
-    """
-    sets = list(combinations(range(len(a)), size))
-    pairs = [(one, other) for one, other in combinations(sets, 2) if not set(one) & set(other)]
-    if not pairs:
-        return np.zeros(0)
-    firsts, seconds = (np.array(side) for side in zip(*pairs, strict=True))
-    totals = [
-        (values[firsts].sum(axis=1), values[seconds].sum(axis=1))
-        for values in (np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64))
-    ]
-    return np.abs(totals[0][0] / totals[0][1] - totals[1][0] / totals[1][1])
-
-
-def coefficient_of_variation(values: Sequence[float]) -> float:
-    """Sample standard deviation over mean."""
-    array = np.asarray(values, dtype=np.float64)
-    return float(array.std(ddof=1) / array.mean())
 
 
 def _special() -> Any:

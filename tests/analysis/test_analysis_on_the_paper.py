@@ -11,6 +11,7 @@ import pytest
 
 from harness.analysis import reuse, stats
 from harness.analysis.cost import reconstruct as rec
+from harness.extras.paper import statistics
 from harness.extras.paper.rules import decide as paper_rules
 from harness.extras.search.space import DeviceSpec
 from harness.judge.decisions import decide
@@ -156,7 +157,7 @@ def test_the_difference_at_n_7_is_not_confirmed() -> None:
 def test_table_s2_medians_and_null_pairs(bucket: int) -> None:
     artifacts = paper.SESSIONS_MS[bucket]
     medians, (null_median, q95, maximum) = paper.TABLE_S2[bucket]
-    null_ms = stats.pooled_pair_differences(artifacts.values())
+    null_ms = statistics.pooled_pair_differences(artifacts.values())
     assert len(null_ms) == 30
     assert tuple(f"{stats.median(values):.2f}" for values in artifacts.values()) == medians
     assert f"{stats.median(null_ms):.2f}" == null_median
@@ -173,7 +174,7 @@ def test_table_s3_classes(key: tuple[str, str, int]) -> None:
         rule,  # type: ignore[arg-type]
         f"{x}-{y}-b{bucket}",
         (artifacts[x], artifacts[y]),
-        stats.pooled_pair_differences(artifacts.values()),
+        statistics.pooled_pair_differences(artifacts.values()),
     )
     difference, label = paper.TABLE_S3[key]
     assert f"{decision.numbers['difference_ms']:.2f}" == difference

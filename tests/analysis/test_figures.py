@@ -83,38 +83,12 @@ def test_padding_and_histogram_of_a_step_log() -> None:
     assert pad.padding(steps_table()).ratio is None
 
 
-# Table S5 prints p_A and p_C to four places; R follows to within what that rounding allows.
-@pytest.mark.parametrize(
-    ("p_a", "p_c", "printed", "direction"),
-    [
-        (0.1687, 0.1627, 0.9928, "inside"),
-        (0.1656, 0.1843, 1.0229, "inside"),
-        (0.1236, 0.1638, 1.0481, "above"),
-        (0.2180, 0.2118, 0.9922, "inside"),
-        (0.1323, 0.2135, 1.1032, "above"),
-        (0.1252, 0.1373, 1.0140, "inside"),
-    ],
-)
-def test_table_s5_occupancy_ratio(p_a: float, p_c: float, printed: float, direction: str) -> None:
-    ratio = pad.occupancy_ratio(p_a, p_c)
-    assert ratio == pytest.approx(printed, abs=2e-4)
-    assert pad.direction(ratio) == direction
-
-
 @pytest.mark.parametrize(
     ("p0", "p1", "tokens"),
     [(2000, 2008, 1920), (1280, 1280, 1152), (1280, 1281, 1280), (127, 300, 0), (1600, 1700, 1536), (900, 500, 384)],
 )
 def test_formula_c(p0: int, p1: int, tokens: int) -> None:
     assert reuse.reusable_tokens(p0, p1) == tokens
-
-
-def test_critical_request_count_of_the_sequential_experiment() -> None:
-    survived = {5: [True] * 3, 6: [True] * 3, 7: [False] * 3, 8: [False] * 3}
-    assert reuse.critical_request_count(survived) == 6
-    assert reuse.critical_request_count({5: [True, False]}) is None
-    # Reuse that comes back later does not raise it: it must be retained at every smaller count too.
-    assert reuse.critical_request_count({5: [True], 6: [False], 7: [True]}) == 5
 
 
 def test_rearrivals_are_held_against_formula_c() -> None:

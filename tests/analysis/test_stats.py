@@ -9,34 +9,6 @@ from harness.analysis import stats
 from harness.errors import SpecError
 
 
-def test_ten_runs_give_45_single_pairs_and_2100_pairs_of_disjoint_sums() -> None:
-    a, b = np.linspace(1, 2, 10), np.linspace(2, 3, 10)
-    assert len(stats.disjoint_sum_pair_differences(a.tolist(), b.tolist(), 1)) == 45
-    assert len(stats.disjoint_sum_pair_differences(a.tolist(), b.tolist(), 3)) == 2100
-
-
-def test_disjoint_sums_by_hand() -> None:
-    a, b = [1.0, 2.0, 3.0, 4.0], [1.0, 1.0, 1.0, 1.0]
-    expected = [abs((a[i] + a[j]) / (a[k] + a[m]) - 1) for i, j, k, m in ((0, 1, 2, 3), (0, 2, 1, 3), (0, 3, 1, 2))]
-    assert sorted(stats.disjoint_sum_pair_differences(a, b, 2)) == pytest.approx(sorted(expected))
-
-
-def test_proportional_channels_never_differ() -> None:
-    a = [3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
-    b = [1.1 * value for value in a]
-    assert max(stats.disjoint_sum_pair_differences(a, b, 1)) < 1e-12
-    assert stats.disjoint_sum_pair_differences(a, b).max() < 1e-12
-
-
-def test_too_few_runs_make_no_pair_of_sums() -> None:
-    assert len(stats.disjoint_sum_pair_differences([1.0] * 5, [1.0] * 5, 3)) == 0
-
-
-def test_pairs_are_taken_within_groups_only() -> None:
-    groups = [(1.0, 2.0, 4.0), (100.0, 101.0)]
-    assert sorted(stats.pooled_pair_differences(groups)) == [1.0, 1.0, 2.0, 3.0]
-
-
 def test_an_interval_names_method_unit_and_seed() -> None:
     interval = stats.bootstrap_interval([1.0, 2.0, 3.0], stats.Bootstrap(5, 200), unit="replicates")
     text = str(interval)
@@ -131,9 +103,3 @@ def test_bootstrap_covers_the_median_about_as_often_as_it_says() -> None:
 def test_no_values_make_no_interval() -> None:
     with pytest.raises(SpecError, match="no values"):
         stats.bootstrap_interval([], stats.Bootstrap(1), unit="runs")
-    with pytest.raises(SpecError, match="no values"):
-        stats.spread([])
-
-
-def test_coefficient_of_variation() -> None:
-    assert stats.coefficient_of_variation([1.0, 2.0, 3.0]) == pytest.approx(0.5)

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from harness.analysis.cost.reconstruct import decode_step_ns, step_contexts
 from harness.analysis.figures import lateness
 from harness.analysis.stats import FloatArray, grouped, pooled_variance
-from harness.clock import NS_PER_MS
 from harness.measure.records.run import SealedRun, once_per_run
 from harness.measure.records.schema import rows_where, values_of
 
@@ -59,23 +58,6 @@ def steady_step_ns(steps: pa.Table, kv_events: pa.Table) -> dict[tuple[int, int]
 def run_steady_step_ns(run: SealedRun) -> Mapping[tuple[int, int], IntArray]:
     """Durations of a run's undisturbed decode steps by (n, b), model ns."""
     return steady_step_ns(run.table("steps"), run.table("kv_events"))
-
-
-def full_bucket_ms(run: SealedRun, bucket: int) -> float | None:
-    """Median duration of steps with the bucket exactly full, ms; None when there was none."""
-    durations = run_steady_step_ns(run).get((bucket, bucket))
-    return None if durations is None or not len(durations) else float(np.median(durations)) / NS_PER_MS
-
-
-def reported_model_ms(run: SealedRun, bucket: int) -> float | None:
-    """The server's own median model time (p50) with the bucket exactly full, ms; None where it did not report one.
-
-    The report (VLLM_RBLN_METRICS) pools all decode steps of a server's life, so it stands for a bucket only when every
-    step of the run had it full. Its resolution is 0.01 ms; the paper's Tables S2 and S3 print this figure.
-    """
-    reported = run.launch.decode_p50_ms("MODEL")
-    is_always_full = set(values_of(run.table("steps"), "n", "b")) == {(bucket, bucket)}
-    return reported if is_always_full else None
 
 
 MIN_STEPS = 10

@@ -14,8 +14,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-# A difference of padding is in a direction only outside this band of R (paper S4).
-DIRECTION_BAND = (0.97, 1.03)
 # 2^16 subsets are enumerated in milliseconds; above that the same sum is taken as an integral.
 MAX_ENUMERATED = 16
 QUADRATURE_NODES = 64
@@ -59,18 +57,6 @@ def padding_of_histogram(histogram: StepHistogram, rule: BucketRule) -> Padding:
     """The padding that h(n) has under a bucket rule b(n)."""
     bucket_slots = sum(count * rule[n] for n, count in histogram.items())
     return Padding(bucket_slots - sum(count * n for n, count in histogram.items()), bucket_slots)
-
-
-def occupancy_ratio(padding_with_waits: float, padding_without_waits: float) -> float:
-    """R = (1 - p_A) / (1 - p_C): above 1, the condition with tool waiting has the lower padding (S4)."""
-    return (1 - padding_with_waits) / (1 - padding_without_waits)
-
-
-def direction(occupancy: float, band: tuple[float, float] = DIRECTION_BAND) -> str:
-    """ "above", "inside" or "below" the direction band."""
-    if occupancy > band[1]:
-        return "above"
-    return "below" if occupancy < band[0] else "inside"
 
 
 def bucket_rule(buckets: Sequence[int], histogram: StepHistogram) -> dict[int, int]:

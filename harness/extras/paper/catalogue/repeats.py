@@ -19,6 +19,12 @@ from harness.clock import NS_PER_MS
 from harness.extras.paper.catalogue.costs import TAU0_GRID
 from harness.extras.paper.rules import decide
 from harness.extras.paper.rules.cases import artifact_times_ms, channels_s
+from harness.extras.paper.statistics import (
+    coefficient_of_variation,
+    disjoint_sum_pair_differences,
+    pooled_pair_differences,
+    spread,
+)
 from harness.judge.catalogue import Rows, table
 from harness.measure.records.schema import values_of
 from harness.table import Cell, Table, table_of
@@ -38,7 +44,7 @@ class _Repeats(NamedTuple):
     @classmethod
     def of(cls, experiment: ExperimentRuns, condition: str) -> _Repeats:
         a_s, b_s = channels_s(experiment.figures(condition))
-        return cls(a_s, b_s, *(stats.disjoint_sum_pair_differences(a_s, b_s, size).tolist() for size in (1, SUM_SIZE)))
+        return cls(a_s, b_s, *(disjoint_sum_pair_differences(a_s, b_s, size).tolist() for size in (1, SUM_SIZE)))
 
     def tolerance(self, tau0: float) -> float:
         return decide.agreement_tolerance_s(sum(self.a_s), sum(self.b_s), tau0)
@@ -50,18 +56,18 @@ def repeats_table(experiment: ExperimentRuns) -> Rows:
     for condition in experiment.runs:
         repeats = _Repeats.of(experiment, condition)
         units = {"single run pair": repeats.singles, f"{SUM_SIZE}-run summed pair": repeats.sums}
-        for unit, spread in ((unit, stats.spread(values)) for unit, values in units.items() if values):
+        for unit, of_unit in ((unit, spread(values)) for unit, values in units.items() if values):
             yield {
                 "unit": unit,
                 "condition": condition,
                 "N": experiment.runs[condition][0].workload.num_sessions,
-                "pairs": spread.num_values,
-                "median": spread.median,
-                "q95": spread.q95,
-                "max": spread.maximum,
+                "pairs": of_unit.num_values,
+                "median": of_unit.median,
+                "q95": of_unit.q95,
+                "max": of_unit.maximum,
                 "tau": repeats.tolerance(0.02),
-                "cv_A": stats.coefficient_of_variation(repeats.a_s),
-                "cv_B": stats.coefficient_of_variation(repeats.b_s),
+                "cv_A": coefficient_of_variation(repeats.a_s),
+                "cv_B": coefficient_of_variation(repeats.b_s),
             }
 
 
@@ -83,7 +89,7 @@ def repeat_sensitivity_table(experiment: ExperimentRuns) -> Rows:
                 "tau": tau,
                 "single_pairs_within": sum(value <= tau for value in repeats.singles) / len(repeats.singles),
                 "sums_within": sum(value <= tau for value in repeats.sums) / len(repeats.sums),
-                "covers_q95_of_sums": stats.spread(repeats.sums).q95 <= tau,
+                "covers_q95_of_sums": spread(repeats.sums).q95 <= tau,
             }
 
 
@@ -104,8 +110,8 @@ def session_table(experiment: ExperimentRuns) -> Table:
     # The server's report has two digits.
     digits = 2 if source == "reported" else 3
     for bucket, artifacts in by_bucket.items():
-        null_ms = stats.pooled_pair_differences(artifacts.values())
-        null = stats.spread(null_ms) if null_ms else None
+        null_ms = pooled_pair_differences(artifacts.values())
+        null = spread(null_ms) if null_ms else None
         rows.extend(
             {
                 "bucket": bucket,

@@ -14,9 +14,10 @@ from typing import NamedTuple
 from harness.analysis.compare.answer import ExperimentRuns
 from harness.analysis.figures import ReuseFigures, cells, total_of
 from harness.analysis.logs.observer import load_observer
-from harness.analysis.reuse import Ceilings, critical_request_count, extra_prefill_ns, reuse_rule
+from harness.analysis.reuse import Ceilings, extra_prefill_ns, reuse_rule
 from harness.analysis.stats import sum_or_none, when_known
 from harness.clock import NS_PER_MS
+from harness.extras.paper.statistics import critical_request_count
 from harness.judge.catalogue import Rows, table
 from harness.measure.records import layout
 from harness.measure.records.run import SealedRun

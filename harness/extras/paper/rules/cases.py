@@ -8,10 +8,8 @@ from functools import partial
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
-from harness.analysis.calibration.scatter import full_bucket_ms, reported_model_ms
 from harness.analysis.compare.answer import ChannelWords, ExperimentRuns
 from harness.analysis.figures import RunFigures
-from harness.analysis.stats import pooled_pair_differences
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
 from harness.extras.paper.rules import (
@@ -26,6 +24,7 @@ from harness.extras.paper.rules import (
 )
 from harness.extras.paper.rules.decide import PaddingPair
 from harness.extras.paper.rules.interference import decide_interference, injections
+from harness.extras.paper.statistics import full_bucket_ms, pooled_pair_differences, reported_model_ms
 from harness.judge.decisions.decide import Decision, as_asked, withheld
 from harness.judge.decisions.verdicts import NO_PREDICTION, Case
 from harness.measure.records.run import SealedRun

@@ -10,7 +10,7 @@ from functools import partial
 from typing import NamedTuple
 
 from harness.analysis import stats
-from harness.analysis.cost.padding import Padding, direction, occupancy_ratio, total_padding
+from harness.analysis.cost.padding import Padding, total_padding
 from harness.analysis.cost.reconstruct import ROUNDING
 from harness.extras.paper.rules import (
     DirectionRule,
@@ -20,6 +20,7 @@ from harness.extras.paper.rules import (
     SaturationRule,
     TimesSource,
 )
+from harness.extras.paper.statistics import direction, disjoint_sum_pair_differences, occupancy_ratio, spread
 from harness.judge.decisions.decide import Decision, Number, Outcome, agreement_tolerance_s, of_prediction, same_side
 
 
@@ -149,8 +150,8 @@ def decide_no_treatment(rule: NoTreatmentRule, subject: str, a_s: Sequence[float
 
     a_s, b_s: channels of runs of the same input, in run order.
     """
-    singles = stats.spread(stats.disjoint_sum_pair_differences(a_s, b_s, 1))
-    sums = stats.spread(stats.disjoint_sum_pair_differences(a_s, b_s, rule.sum_size))
+    singles = spread(disjoint_sum_pair_differences(a_s, b_s, 1))
+    sums = spread(disjoint_sum_pair_differences(a_s, b_s, rule.sum_size))
     tolerance = partial(agreement_tolerance_s, sum(a_s), sum(b_s))
     tau = tolerance(rule.tau0)
     is_covered = sums.q95 <= tau + ROUNDING
