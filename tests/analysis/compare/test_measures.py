@@ -135,11 +135,11 @@ def test_over_several_runs_a_measure_is_the_sum_of_amounts_over_the_sum_of_units
     assert value_over(by_replicate(1.0, -1.0, units=-0.5), pair) is None  # the units sum to 0
 
 
-def test_a_bound_over_several_runs_is_the_mean_of_bounds_and_exact_values(runs: list[SealedRun]) -> None:
+def test_over_several_runs_a_bound_and_an_exact_value_weigh_by_their_units(runs: list[SealedRun]) -> None:
     pair = [run for run in runs if run.manifest.condition == "base"]
     of_one = by_replicate(6.0, 4.0, bounds=(Bounds(3.0, 9.0), None))
-    assert bound_over(of_one, pair, "at_least") == (3.0 + 4.0) / 2
-    assert bound_over(of_one, pair, "at_most") == (9.0 + 4.0) / 2
+    assert bound_over(of_one, pair, "at_least") == (3.0 * 1 + 4.0) / (1 + 2)
+    assert bound_over(of_one, pair, "at_most") == (9.0 * 1 + 4.0) / (1 + 2)
     assert bound_over(by_replicate(6.0, 4.0), pair, "at_least") is None
     assert bound_over(by_replicate(6.0, 4.0, bounds=(None, None)), pair, "at_least") is None
     assert bound_over(by_replicate(None, 4.0, bounds=(Bounds(3.0, 9.0), None)), pair, "at_least") is None
