@@ -25,7 +25,6 @@ from harness.extras.search.intervals import PlanFigures, SpacePredictor, interva
 from harness.extras.search.space import SpaceSpec
 from harness.extras.search.windows import user_timelines, window_bounds, window_stats
 from harness.judge.prereg.predict import FROZEN_DRAWS, predict_experiment
-from harness.measure.emulator.virtual import run_virtually
 from harness.model.engine import DECODE, CostModel, EngineConfig, load_cost_model
 from harness.model.engine.core import StepEnd
 from harness.model.engine.state import STEP_DECODE, STEP_PREFILL
@@ -37,6 +36,7 @@ from harness.model.sim.kernel import arrays as layout
 from harness.model.sim.plans import is_rearrival, plan_arrays
 from harness.model.spec import ServerShape, ServerSpec, load_experiment
 from harness.stacks.rbln.rules.kv_rules import NEWEST_STABLE, rule_set
+from tests.support.virtual_emulator import run_virtually
 
 SEED_RANGE = 2**31
 EXPERIMENTS = 400

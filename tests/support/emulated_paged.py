@@ -10,12 +10,12 @@ import random
 import sys
 from collections import Counter
 
-from harness.measure.emulator.virtual import run_virtually
 from harness.model.plan.model import Plan
 from harness.model.sim import simulate
 from harness.model.spec import ServerSpec
 from harness.stacks.rbln.rules.kv_rules import PAGED
 from tests.support.paged_in_steps import LONGEST, drawn_plan
+from tests.support.virtual_emulator import run_virtually
 
 
 def drawn_server(chosen: random.Random) -> ServerSpec:

@@ -17,7 +17,6 @@ from dataclasses import replace
 from harness.extras.replicas.plans import plans_of
 from harness.extras.replicas.policies import POLICIES, Policy, RoutedRequest
 from harness.extras.replicas.router import keys_of
-from harness.measure.emulator.virtual import TokenRequests
 from harness.model.engine import CostModel, EngineConfig
 from harness.model.engine.core import EngineCore, EngineRequest, StepEnd
 from harness.model.plan.event_queue import ClientEvent
@@ -29,6 +28,7 @@ from tests.support.emulated_paged import has_own_prompts
 from tests.support.naive_paged import NaivePagedScheduler
 from tests.support.naive_replicas import Case, differences, drawn_case
 from tests.support.naive_router import NaiveRouter
+from tests.support.virtual_emulator import TokenRequests
 
 
 class EmulatedReplicas(CountedReplicas):

@@ -19,7 +19,6 @@ from harness.extras.sessions.commands import read_engine, rules_of
 from harness.extras.sessions.replay import Replay, replay
 from harness.measure.emulator.sessions import SessionRecord
 from harness.measure.emulator.step_log import step_log_header
-from harness.measure.emulator.virtual import _TokenDriver, run_virtually
 from harness.model.engine import EngineConfig, load_cost_model
 from harness.model.engine.core import EngineCore, EngineRequest, StepEnd, StepStart
 from harness.model.engine.paged import scheduler_of
@@ -31,6 +30,7 @@ from harness.model.traces.recording import TraceFile, read_trace
 from harness.stacks.vllm.core_steps import COLUMNS
 from harness.stacks.vllm.inside.vllm_step_log.sessions import Limits
 from harness.stacks.vllm.step_log import read_step_log
+from tests.support.virtual_emulator import _TokenDriver, run_virtually
 
 MS = 1_000_000
 SLOT_TOKENS = 768

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from harness.analysis.logs.parse import SlotWalk
 from harness.measure.emulator.logs import BUCKET, SCHEDULED, Site, kv_event_line
-from harness.measure.emulator.virtual import run_virtually
 from harness.model.engine import DECODE, PREFILL, KvEvent
 from harness.model.experiment import build_plan
 from harness.model.plan.model import Plan
 from harness.model.spec import ServerSpec, UniformLength, WorkloadSpec
 from harness.stacks.rbln.rules.log_grammar import LogEvent, read_message
+from tests.support.virtual_emulator import run_virtually
 
 RULES = ("vendor-0.11.1", "vendor-0.12.0", "vendor-0.11.2")
 

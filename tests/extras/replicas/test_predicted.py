@@ -28,7 +28,7 @@ from harness.model.sim.plans import plan_arrays
 from harness.model.spec import ExperimentSpec, ServerSpec, WorkloadSpec
 from harness.runner import run_experiment
 from tests.extras.replicas.test_virtual import PAGED
-from tests.measure.emulator.test_virtual import servers, workloads
+from tests.measure.emulator.test_emulator_virtual import servers, workloads
 from tests.model.sim.test_simulate_aborts import plans
 from tests.support.emulated_replicas import EmulatedReplicas, NaiveReplicas, kinds_of
 from tests.support.experiments import small_experiment

@@ -20,7 +20,7 @@ from harness.model.plan.model import Plan, RequestPlan, SessionPlan
 from harness.model.sim import simulate
 from harness.model.sim.driver import UnreadRequests
 from harness.model.spec import ServerSpec, WorkloadSpec
-from tests.measure.emulator.test_virtual import servers, workloads
+from tests.measure.emulator.test_emulator_virtual import servers, workloads
 from tests.model.sim.test_simulate_aborts import plans
 from tests.support.counted_replicas import CountedReplicas, figures_of_counted, play_replicas
 

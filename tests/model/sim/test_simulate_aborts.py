@@ -16,7 +16,7 @@ from harness.model.plan.files import read_plan, save_plan
 from harness.model.plan.model import Plan, RequestPlan, SessionPlan, canonical_lines
 from harness.model.sim import SimResult, simulate
 from harness.model.spec import ServerSpec
-from tests.measure.emulator.test_virtual import assert_same_run, servers
+from tests.measure.emulator.test_emulator_virtual import assert_same_run, servers
 from tests.support.naive import naive_run
 
 SERVER = ServerSpec(max_num_seqs=2, decode_buckets=(1, 2), kv_slots=3)

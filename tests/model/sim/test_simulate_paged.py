@@ -11,7 +11,7 @@ from harness.model.experiment import build_plan
 from harness.model.plan.model import Plan, RequestPlan, SessionPlan
 from harness.model.sim import simulate
 from harness.model.spec import ServerSpec, WorkloadSpec
-from tests.measure.emulator.test_virtual import workloads
+from tests.measure.emulator.test_emulator_virtual import workloads
 from tests.model.sim.test_simulate_aborts import plans
 from tests.support.emulated_paged import compare_runs
 

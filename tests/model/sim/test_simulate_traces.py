@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.measure.emulator.virtual import run_virtually
 from harness.model.engine import EngineConfig, load_cost_model
 from harness.model.experiment import build_plan
 from harness.model.plan.model import Plan
@@ -17,6 +16,7 @@ from harness.model.spec import ServerSpec, WorkloadSpec
 from harness.model.traces.lower import Lowering, sessions_of
 from harness.model.traces.recording import RecordedRequest, Recording
 from tests.support.naive import naive_run
+from tests.support.virtual_emulator import run_virtually
 
 SERVER = ServerSpec(rules="vendor-0.11.1")
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from harness.measure.emulator.metrics import ServerMetrics
 from harness.measure.emulator.step_log import step_record
-from harness.measure.emulator.virtual import run_virtually
 from harness.model.engine import DECODE, PREFILL, EngineConfig, Scheduler, load_cost_model
 from harness.model.engine.core import EngineCore, EngineRequest, StepEnd
 from harness.model.experiment import build_plan
@@ -19,6 +18,7 @@ from harness.model.plan.blocks import token_block_keys
 from harness.model.plan.model import Plan, RequestPlan, SessionPlan
 from harness.model.sim import SimResult, simulate
 from harness.model.spec import ServerSpec, UniformLength, WorkloadSpec
+from tests.support.virtual_emulator import run_virtually
 
 LIMITS = (1, 2, 3, 4, 6, 8)
 
