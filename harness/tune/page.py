@@ -5,7 +5,8 @@ One file without a script; every number of a picture stands in a table below. No
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,7 +16,7 @@ from harness.present.report.svg import INK, MUTED, PAGE_WIDTH_IN, Sheet, conditi
 from harness.table import interval_text, with_error
 from harness.tune.answer import Answer, modelled, to_copy
 from harness.tune.capacity import Capacity, Share
-from harness.tune.confirm import BASE, BEST, SMALLEST, Confirmed, base_of
+from harness.tune.confirm import BASE, BEST, SMALLEST, Confirmed, base_of, candidates_of
 from harness.tune.diagnose import Diagnosis
 from harness.tune.explore import Explored
 from harness.tune.predict import Option
@@ -126,18 +127,17 @@ def _agents(capacities: Sequence[Capacity], spec: ExperimentSpec) -> str:
     """What was predicted and measured of each number of agents at a time."""
     wanted = (spec.tune or TuneSpec()).percentile
     rows = [
-        f'<tr><th scope="row">{escape(each.name)}, {escape(each.setup.label)}</th><td class="num">{point.agents}</td>'
-        f'<td class="num">{_share(point.requests)}</td><td class="num">{_share(point.sessions)}</td>'
-        f'<td>{point.verdict}</td><td class="num">{point.num_runs}</td></tr>'
+        (
+            *(f"{each.name}, {each.setup.label}", point.verdict, str(point.agents)),
+            *(_share(point.requests), _share(point.sessions), str(point.num_runs)),
+        )
         for each in capacities
         for point in sorted(each.points, key=lambda point: point.agents)
     ]
-    heads = ("configuration", "agents", "requests, %", "sessions, %", f"{wanted:g} % within the targets", "plans")
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in heads)
+    heads = ("configuration", f"{wanted:g} % within the targets", "agents", "requests, %", "sessions, %", "plans")
     most = "; ".join(f"{each.name}: {each.predicted} predicted, {each.words} measured" for each in capacities)
-    region = '<div class="scroll" tabindex="0" role="region" aria-label="Agents at a time">'
-    table = f"{region}<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
-    return f'{table}<p class="caption">Most agents at a time: {escape(most)}. Intervals: 95 % at each number.</p>'
+    caption = f"Most agents at a time: {escape(most)}. Intervals: 95 % at each number."
+    return f'{_table("Agents at a time", heads, rows)}<p class="caption">{caption}</p>'
 
 
 def _share(share: Share | None) -> str:
@@ -166,19 +166,20 @@ def _frontier(explored: Explored, base: Baseline, answer: Answer) -> str:
         "Grey: predicted by the first pass. Filled: predicted on plans that chose nothing. "
         "Open, with its 95 % interval: measured. The square and the line are what runs today."
     )
-    options = {BEST: explored.best, SMALLEST: explored.smallest}
-    if explored.best is not None and explored.best == explored.smallest:
-        options.pop(SMALLEST)
     keys = "".join(
         f'<span><i class="key k{place}"></i>{name}: {escape(option.setup.label)}</span>'
-        for place, (name, option) in enumerate(options.items())
-        if option is not None
+        for place, (name, option) in enumerate(_named(explored))
     )
     return (
         f'<p class="legend">{keys}</p><figure><div class="scroll wide-only">{svgs[0]}</div>'
         f'<div class="narrow-only">{svgs[1]}</div>'
         f"<figcaption>{caption}</figcaption></figure>"
     )
+
+
+def _named(explored: Explored) -> list[tuple[str, Option]]:
+    """What is measured, the best first; in the order of its colours."""
+    return list(candidates_of(explored).items())[::-1]
 
 
 def _place(setup: Setup, by: str) -> float:
@@ -200,13 +201,7 @@ def _draw(axes: Axes, explored: Explored, base: Baseline, answer: Answer, *, by:
     axes.axhline(1.0, color=INK, lw=0.7)
     axes.plot(place(base.setup), 1.0, "s", color=INK, ms=5)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))
-    if explored.best is None or explored.smallest is None:
-        axes.set_xlabel(_axis(base, by))
-        return
-    options = {BEST: explored.best, SMALLEST: explored.smallest}
-    for number, (name, option) in enumerate(options.items()):
-        if number and explored.best.setup == explored.smallest.setup:
-            continue
+    for number, (name, option) in enumerate(_named(explored)):
         color = condition_color(number)
         axes.plot(place(option.setup), option.ratio.ratio, "o", color=color, ms=7)
         # Beside each other where both have the same memory.
@@ -231,12 +226,10 @@ def _axis(base: Baseline, by: str) -> str:
 
 
 def _server_table(base: Baseline, answer: Answer) -> str:
-    keys: Mapping[str, object] = {} if answer.option is None else base.keys(answer.option.setup)
-    return "\n".join(["[server]", *(f"{key} = {_toml(value)}" for key, value in keys.items())]) if keys else ""
-
-
-def _toml(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    keys = {} if answer.option is None else base.keys(answer.option.setup)
+    router = keys.pop("router", {})
+    keys |= {f"router.{key}": value for key, value in router.items()}
+    return "\n".join(["[server]", *(f"{key} = {json.dumps(value)}" for key, value in keys.items())]) if keys else ""
 
 
 def _overturns(found: Found) -> Iterator[str]:
@@ -291,27 +284,26 @@ def _numbers(explored: Explored, answer: Answer, base: Baseline) -> str:
         by_setup.setdefault(setup, []).append(name)
     rows = [_row(option, by_setup.get(option.setup, []), by_name) for option in explored.options]
     device = _of_device(base.memory_gib(base.setup), base.compile_s(base.setup))
-    today = _cells(base.setup.label, BASE, "1", "", "", *device)
-    heads = (
-        "configuration",
-        "named",
-        "predicted ratio",
-        "measured ratio (95 %)",
-        "reuse",
-        *("GiB a device", "s to compile")[: len(device)],
-    )
+    today = (base.setup.label, BASE, "1", "", "", *device)
+    heads = ("configuration", "named", "predicted ratio", "measured ratio (95 %)", "reuse")
+    return _table("Numbers", (*heads, *("GiB a device", "s to compile")[: len(device)]), [today, *rows])
+
+
+def _table(label: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table that scrolls; its first two columns are words, the others figures."""
     classes = ["", "", *[' class="num"'] * (len(heads) - 2)]
     head = "".join(f'<th scope="col"{of}>{name}</th>' for name, of in zip(heads, classes, strict=True))
-    region = '<div class="scroll" tabindex="0" role="region" aria-label="Numbers">'
-    return f"{region}<table><thead><tr>{head}</tr></thead><tbody>{today}{''.join(rows)}</tbody></table></div>"
+    body = "".join(
+        f'<tr><th scope="row">{escape(name)}</th><td>{escape(word)}</td>'
+        + "".join(f'<td class="num">{figure}</td>' for figure in figures)
+        + "</tr>"
+        for name, word, *figures in rows
+    )
+    region = f'<div class="scroll" tabindex="0" role="region" aria-label="{label}">'
+    return f"{region}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
 
 
-def _cells(name: str, mark: str, *figures: str) -> str:
-    cells = "".join(f'<td class="num">{figure}</td>' for figure in figures)
-    return f'<tr><th scope="row">{escape(name)}</th><td>{escape(mark)}</td>{cells}</tr>'
-
-
-def _row(option: Option, names: Sequence[str], measured: Mapping[str, Confirmed]) -> str:
+def _row(option: Option, names: Sequence[str], measured: Mapping[str, Confirmed]) -> tuple[str, ...]:
     shown = next((measured[name] for name in names if name in measured), None)
     ratio = ""
     if shown is not None:
@@ -320,7 +312,7 @@ def _row(option: Option, names: Sequence[str], measured: Mapping[str, Confirmed]
             ratio += f" ({interval_text(1 - shown.high, 1 - shown.low)})"
     predicted = with_error(option.ratio.ratio, option.ratio.error, 4)
     device = _of_device(option.memory_gib, option.compile_s)
-    return _cells(option.setup.label, ", ".join(names), predicted, ratio, f"{100 * option.reuse:.0f} %", *device)
+    return option.setup.label, ", ".join(names), predicted, ratio, f"{100 * option.reuse:.0f} %", *device
 
 
 def _of_device(memory_gib: float | None, compile_s: float | None) -> tuple[str, ...]:

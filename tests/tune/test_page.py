@@ -141,3 +141,13 @@ def test_what_a_search_found_is_read_again_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "explored.json").write_text('{"format": 2, "found": {"best": 1}}')
     with pytest.raises(RecordsError, match=r"explored.json: is damaged\. Remove it"):
         folder.explored()
+
+
+def test_another_policy_is_copied_as_a_table_that_can_be_read() -> None:
+    spec = experiment(replicas=2, router={"policy": "round-robin"})
+    base = Baseline(spec.server)
+    routed = replace(SLOTS, setup=base.setup._replace(policy="least-requests"), words="routing by least-requests")
+    own = replace(explored(routed, routed), baseline=base.setup, options=(routed,), screened=((routed.setup, 0.9),))
+    page = tune_page(Found(spec, answer(spec, own), None, own))
+    copied = page.partition("[server]")[2].partition("</pre>")[0].replace("&quot;", '"')
+    assert tomllib.loads(copied) == {"router": {"policy": "least-requests"}}
