@@ -85,13 +85,17 @@ class Api:
     # -- answers ------------------------------------------------------------------------------------------------
 
     async def _generate(self, kind: type[AnyRequest], http: web.Request) -> web.StreamResponse:
-        body = parse_request(kind, await http.read(), http.headers.get("Content-Type", ""))
+        content = await http.read()
+        # The request is here: the emulator's own work on it is no time of the model.
+        arrival_ns = self._driver.now_ns()
+        body = parse_request(kind, content, http.headers.get("Content-Type", ""))
         self._refuse_other_models(body)
         body.model = self._config.model
         if self._faults.random() < self._config.fault.http_500_rate:
             raise server_error("Internal server error")
         prompt, max_tokens = checked_prompt(body, self._config.server.slot_tokens, self._config.vocab_size)
         answer = self._answer_to(http, body, prompt, max_tokens)
+        answer.request.arrival_ns = arrival_ns
         self._num_open += 1
         try:
             if body.stream:

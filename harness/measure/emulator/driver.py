@@ -171,8 +171,12 @@ class RealTimeDriver:
         self._loop.add_reader(self._timer.fd, self._timer_fired)
         self._kick_pending = False
 
+    def now_ns(self) -> int:
+        """The present instant of the model."""
+        return self._clock.now_ns()
+
     def submit(self, answer: Answer) -> None:
-        """Hand the request of an answer to the engine, stamped with now; refused while shutting down."""
+        """Hand the request of an answer, stamped with its arrival, to the engine; refused while shutting down."""
         log, request = self.reporter.log, answer.request
         if self.is_shutting_down:
             log.line(logs.REJECTING, f"Rejecting request {request.engine_id} (server shutting down)")
@@ -184,7 +188,6 @@ class RealTimeDriver:
             log.line(logs.RECEIVED, f"Received request {request.external_id}: params: {params}, lora_request: None.")
             log.line(logs.ADDED, f"Added request {request.engine_id}.")
         self.reporter.register(answer)
-        request.arrival_ns = self._clock.now_ns()
         self.core.submit(request)
         self._kick_soon()
 

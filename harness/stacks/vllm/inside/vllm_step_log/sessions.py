@@ -72,7 +72,12 @@ class BlockTable:
         before: how many of them were added before, which saves to search for them unless they were forgotten.
         """
         new, old = self._new, self._old
-        kept = _num_known(new, hashes, before if before and hashes[before - 1] in new else 0)
+        if not (before and hashes[before - 1] in new):
+            kept = _num_known(new, hashes, 0)
+        elif before == len(hashes) or hashes[before] not in new:
+            kept = before
+        else:
+            kept = _num_known(new, hashes, before)
         known = _num_known(old, hashes, kept) if old else kept
         if known > kept:
             new.update((each, old[each]) for each in hashes[kept:known])
