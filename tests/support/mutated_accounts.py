@@ -111,7 +111,10 @@ def _with_shared(rows: Iterable[Any]) -> Iterator[Any]:
     ):
         at_ns = 1_000_000_000 * (300 + 10 * number)
         lengths = {"prompt_tokens": prompt, "max_tokens": 60, "blocks": prompt // 16}
-        yield {"request": number, "arrival_ns": at_ns, "queued_ns": at_ns + 5, **lengths, "like": like, "known": known}
+        # By the clock of the day one came before what it continues was over.
+        arrival_ns = at_ns - 9_000_000_000 * (number == 9)
+        came = {"request": number, "arrival_ns": arrival_ns, "queued_ns": at_ns + 5}
+        yield {**came, **lengths, "like": like, "known": known}
         counts = {"cached_tokens": 16 * known, "generated_tokens": generated, "preemptions": 0, "reason": reason}
         chain = {"like": -1, "known": prompt // 16, "blocks": (prompt + generated) // 16}
         yield {"end": number, "admitted_ns": at_ns + 9, "end_ns": at_ns + 2_000_000_000, **counts, **chain}

@@ -379,7 +379,10 @@ def _sizes(messages: Rows) -> int:
 
 
 def vllm_sessions(rows: Rows) -> Sessions:
-    """A request continues the longest prompt and answer, over by then, whose KV blocks it begins with."""
+    """A request continues the longest prompt and answer, over when it was queued, whose KV blocks it begins with.
+
+    The engine's clock says who came first; a wait is from the end to the arrival by the clock of the day, or 0.
+    """
     came: dict[int, Any] = {}
     ends: dict[int, Any] = {}
     for row in rows:
@@ -391,18 +394,19 @@ def vllm_sessions(rows: Rows) -> Sessions:
         whole = _begun(streams, end["like"], end["known"], end["blocks"], number)
         streams[number] = (prompt, whole if end["like"] >= 0 else prompt + whole[len(prompt) :])
     calls: list[Call] = []
-    over = sorted((number for number in came if number in ends), key=lambda number: came[number]["arrival_ns"])
+    over = sorted((number for number in came if number in ends), key=lambda number: came[number]["queued_ns"])
+    first_ns = min((came[number]["arrival_ns"] for number in over), default=0)
     for number in over:
         row, best = came[number], -1
         for other in over:
             length = len(streams[other][1])
             begins = 0 < length > len(streams[best][1]) and streams[number][0][:length] == streams[other][1]
-            best = other if begins and ends[other]["end_ns"] <= row["arrival_ns"] else best
-        since = came[over[0]]["arrival_ns"] if best < 0 else ends[best]["end_ns"]
+            best = other if begins and ends[other]["end_ns"] <= row["queued_ns"] else best
         keep = 0 if best < 0 else came[best]["prompt_tokens"] + ends[best]["generated_tokens"]
         left = ends[number]["reason"] == "abort"
         generate = row["max_tokens"] if left else ends[number]["generated_tokens"]
-        calls.append(Call(row["prompt_tokens"], keep, generate, row["arrival_ns"] - since))
+        wait_ns = row["arrival_ns"] - first_ns if best < 0 else max(row["arrival_ns"] - ends[best]["end_ns"], 0)
+        calls.append(Call(row["prompt_tokens"], keep, generate, wait_ns))
     return [calls]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -143,6 +144,36 @@ def test_at_the_limit_of_disk_the_recorder_ends_and_says_so_in_the_file(tmp_path
     # What earlier starts have written counts too.
     with pytest.raises(OSError, match="limit of disk"):
         SessionFile(str(tmp_path / "a.jsonl"), {}, Limits(disk_bytes=3500))
+
+
+def packed(path: Path) -> None:
+    """As gzip does: the packed file is made, then the other removed."""
+    path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+    path.unlink()
+
+
+def test_packed_files_count_at_the_limit_of_disk_and_keep_their_number(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    for _start in range(3):
+        SessionFile(str(path), {"pad": "x" * 100})
+    for name in ("a.jsonl", "a.1.jsonl"):
+        packed(tmp_path / name)
+    SessionFile(str(path), {})
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["a.1.jsonl.gz", "a.2.jsonl", "a.3.jsonl", "a.jsonl.gz"]
+    for name in ("a.2.jsonl", "a.3.jsonl"):
+        packed(tmp_path / name)
+    used = sum(each.stat().st_size for each in tmp_path.iterdir())
+    with pytest.raises(OSError, match="limit of disk"):
+        SessionFile(str(path), {}, Limits(disk_bytes=used + 400))
+
+
+def test_the_number_of_a_file_that_was_taken_away_is_not_given_again_while_a_later_one_is_there(tmp_path: Path) -> None:
+    for _start in range(4):
+        SessionFile(str(tmp_path / "a"), {})
+    for name in ("a.1", "a.2"):
+        (tmp_path / name).unlink()
+    SessionFile(str(tmp_path / "a"), {})
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["a", "a.3", "a.4"]
 
 
 def test_a_full_disk_ends_in_a_whole_line(tmp_path: Path) -> None:

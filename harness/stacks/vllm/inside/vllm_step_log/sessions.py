@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -194,11 +195,11 @@ class SessionFile:
         """Begin the next file, with a table of its own: no request of it refers to one before ``first``."""
         self.flush()
         self._table, self._first = BlockTable(self._limits.blocks), first
-        taken = list(self._path.parent.glob(f"{self._path.stem}*{self._path.suffix}"))
-        disk_room = self._limits.disk_bytes - sum(each.stat().st_size for each in taken)
+        taken = _taken(self._path)
+        disk_room = self._limits.disk_bytes - sum(taken.values())
         if disk_room < MAX_LINE_BYTES:
             raise OSError("the limit of disk is reached")
-        number = len(taken)
+        number = _next_number(self._path, taken)
         while True:
             name = self._path if not number else self._path.with_name(f"{self._path.stem}.{number}{self._path.suffix}")
             try:
@@ -215,6 +216,23 @@ class SessionFile:
         self._room = min(self._limits.file_bytes, disk_room) - name.stat().st_size
         self._is_last = disk_room <= self._limits.file_bytes
         self._part += 1
+
+
+def _taken(path: Path) -> dict[str, int]:
+    """Bytes of each file of the path, by name: those of all engines, and those that were packed since."""
+    sizes: dict[str, int] = {}
+    for each in os.scandir(path.parent):
+        if each.name.startswith(path.stem) and path.suffix in each.name[len(path.stem) :]:
+            with suppress(FileNotFoundError):  # packed or moved at this moment
+                sizes[each.name] = each.stat().st_size
+    return sizes
+
+
+def _next_number(path: Path, names: Iterable[str]) -> int:
+    """The number after the largest in the names. A packed file keeps its number: gzip would replace it by another."""
+    name = re.compile(rf"{re.escape(path.stem)}(?:\.([0-9]{{1,9}}))?{re.escape(path.suffix)}(?:\..*)?")
+    found = [match for match in map(name.fullmatch, names) if match]
+    return max((int(match[1] or 0) for match in found), default=-1) + 1
 
 
 def engine_path(path: str, engine: int) -> str:
