@@ -99,6 +99,8 @@ class Plans:
 
     def played(self, setup: Setup, group: int = 0) -> _Played:
         """One configuration on one group; PlanError where a request does not fit."""
+        if (group, setup) in self._played:
+            return self._played[group, setup]
         server = setup.on(self._question.server)
         config = EngineConfig.from_server(server.replica)
         key = (group, *(self._shared(config, group) or (setup,)))
@@ -112,6 +114,7 @@ class Plans:
             totals = outcome.totals
             device_ns = np.asarray(totals["decode_ns"] + totals["prefill_ns"], dtype=np.float64)
             self._played[key] = _Played(device_ns, int(totals["cached_tokens"].sum()), outcome.histogram.sum(axis=0))
+        self._played[group, setup] = self._played[key]
         return self._played[key]
 
     def _shared(self, config: EngineConfig, group: int) -> tuple[object, ...]:

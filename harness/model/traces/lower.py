@@ -10,7 +10,8 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import lru_cache
+from typing import Literal, NamedTuple
 
 from harness.model.plan.model import RequestPlan, SessionPlan
 from harness.model.traces.recording import Arrivals, RecordedRequest, Recording
@@ -43,6 +44,17 @@ class Lowering:
     human_wait_cap_ns: int = 1 << 62
     is_steady: bool = False
 
+    @property
+    def of_requests(self) -> Lowering:
+        """What decides on each request alone, and on no draw."""
+        return Lowering(
+            shrink=self.shrink,
+            max_context_tokens=self.max_context_tokens,
+            human_waits=self.human_waits,
+            wait_cap_ns=self.wait_cap_ns,
+            human_wait_cap_ns=self.human_wait_cap_ns,
+        )
+
     def wait_ns(self, request: RecordedRequest) -> int:
         """How long the plan waits before this request."""
         if request.wait_kind != "human":
@@ -69,10 +81,13 @@ def sessions_of(
     """
     left = Left()
     named_tokens = block_tokens // how.shrink if block_tokens % how.shrink == 0 else 0
-    within = _within_a_stretch(recordings, how.stretch_ns, rng)
+    fitting = _that_fit(tuple(recordings), how.of_requests)
+    within = [fitting[place] for place in _within_a_stretch(recordings, how.stretch_ns, rng)]
     left.counts["recordings outside the stretch"] = len(recordings) - len(within)
+    left.counts["requests above the context"] = sum(each.num_too_long for each in within)
+    left.counts["requests after such a request"] = sum(each.num_after_such for each in within)
     # Before sampling: a sample of all recordings would be smaller than requested, and of shorter recordings.
-    kept = [cut for recording in within if (cut := _that_fits(recording, how, left)).requests]
+    kept = [each.recording for each in within if each.recording.requests]
     left.counts["recordings without a request that fits"] = len(within) - len(kept)
     if 0 < how.num_recordings < len(kept):
         left.counts["recordings not drawn"] = len(kept) - how.num_recordings
@@ -102,14 +117,14 @@ def sessions_of(
     return tuple(sessions), named_tokens if any(session.blocks for session in sessions) else 0, left
 
 
-def _within_a_stretch(recordings: Sequence[Recording], stretch_ns: int, rng: random.Random) -> Sequence[Recording]:
-    """The recordings within so long of a drawn one that leaves so long; all where ``stretch_ns`` is 0 or too long."""
+def _within_a_stretch(recordings: Sequence[Recording], stretch_ns: int, rng: random.Random) -> Sequence[int]:
+    """Places of recordings within so long of a drawn one that leaves so long; all where that is 0 or too long."""
     last_ns = max((recording.start_ns for recording in recordings), default=0)
     firsts_ns = [each.start_ns for each in recordings if each.start_ns + stretch_ns <= last_ns]
     if not stretch_ns or not firsts_ns:
-        return recordings
+        return range(len(recordings))
     first_ns = rng.choice(firsts_ns)
-    return [recording for recording in recordings if first_ns <= recording.start_ns <= first_ns + stretch_ns]
+    return [place for place, each in enumerate(recordings) if first_ns <= each.start_ns <= first_ns + stretch_ns]
 
 
 def _agents(recordings: Sequence[Recording], count: int, rng: random.Random) -> list[Recording]:
@@ -133,15 +148,30 @@ def _agents(recordings: Sequence[Recording], count: int, rng: random.Random) -> 
     return made
 
 
-def _that_fits(recording: Recording, how: Lowering, left: Left) -> Recording:
+class _Fitting(NamedTuple):
+    """What of a recording fits, and how many of its requests are too long or come after such a request."""
+
+    recording: Recording
+    num_too_long: int
+    num_after_such: int
+
+
+@lru_cache(maxsize=1)
+def _that_fit(recordings: tuple[Recording, ...], how: Lowering) -> tuple[_Fitting, ...]:
+    """Kept for the next replicate: no draw decides on it."""
+    return tuple(_that_fits(recording, how) for recording in recordings)
+
+
+def _that_fits(recording: Recording, how: Lowering) -> _Fitting:
     """The recording shrunk, without what exceeds the context and all that waits for such a request."""
+    num_too_long = 0
     places: dict[int, int] = {}
     kept: list[RecordedRequest] = []
     for place, request in enumerate(recording.requests):
         small = _shrunk(request, how.shrink)
         is_too_long = 0 < how.max_context_tokens < small.prompt_tokens + small.generate_tokens
         if is_too_long or any(before not in places for before in request.after):
-            left.counts["requests above the context" if is_too_long else "requests after such a request"] += 1
+            num_too_long += is_too_long
             continue
         base = None if request.base is None else kept[places[request.base]]
         streamed = 0 if base is None else base.stream_tokens
@@ -155,7 +185,8 @@ def _that_fits(recording: Recording, how: Lowering, left: Left) -> Recording:
                 wait_ns=how.wait_ns(small),
             )
         )
-    return Recording(recording.name, recording.start_ns, tuple(kept))
+    num_after_such = len(recording.requests) - len(kept) - num_too_long
+    return _Fitting(Recording(recording.name, recording.start_ns, tuple(kept)), num_too_long, num_after_such)
 
 
 def begun_at_a_drawn_instant(recording: Recording, rng: random.Random) -> tuple[Recording, int]:
