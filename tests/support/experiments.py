@@ -14,7 +14,7 @@ UNHURRIED: dict[str, float] = {
     "stall_ms": A_MINUTE_MS,
     "stamp_lag_ms": A_MINUTE_MS,
     "server_stall_ms": A_MINUTE_MS,
-    "schedule_moved_share": 1.0,
+    "schedule_moved_share": 1_000.0,
     # A stand-in for a server sends an answer in one piece.
     "first_token_held_ms": A_MINUTE_MS,
     "read_together_ms": A_MINUTE_MS,

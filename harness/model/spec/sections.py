@@ -72,7 +72,7 @@ class LimitsSpec(Spec):
         default=1000.0, gt=0, description="longest time without an engine step, beyond what the cost model explains"
     )
     schedule_moved_share: float = Field(
-        default=0.05, gt=0, le=1, description="share of the replay by which stalls may move an emulator's schedule"
+        default=0.05, gt=0, description="share of the replay by which stalls may move an emulator's schedule"
     )
     needs_stall_meter: bool = Field(default=True, description="a run whose stall meter was lost is INVALID")
     needs_metrics: bool = Field(default=True, description="a run whose server answers no GET /metrics is INVALID")
