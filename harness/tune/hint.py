@@ -107,6 +107,9 @@ def hint(sealed: Sequence[SealedRun], source: str | Path = "", effort: Effort = 
     try:
         first = sealed[0].spec
         diagnosis, source = diagnose(sealed), source or first.name
+        if str(source).endswith(".json"):
+            # A freeze is no file of an experiment; the folder of its runs is read as one.
+            source = sealed[0].path.parents[1]
         valid = [run for run in sealed if run.condition == first.baseline_name and run.is_valid]
         if any(log.num_drafts for run in valid if (log := step_log_of(run)) is not None):
             # Under speculative decoding a captured size counts tokens: requests at once say nothing of sizes.

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from harness.api import experiment_with
 from harness.measure.records.run import SealedRun
 from harness.model.sim import simulate
 from harness.model.spec import parse_experiment
@@ -50,6 +51,13 @@ def test_lost_slots_suggest_more_slots_and_the_simulator_agrees(tmp_path: Path) 
     nominal = [sum(simulate(run.plan, server).device_ns for run in runs) for server in (more, runs[0].server)]
     assert found.proposal.ratio.ratio == pytest.approx(nominal[0] / nominal[1], abs=0.05)
     assert "16 KV slots in place of 8: predicted to save" in found.line
+    frozen = hint(runs, "plans/frozen/base.json")
+    assert frozen is not None
+    told, _, folder = frozen.command.rpartition(" ")
+    assert told == "harness tune"
+    assert experiment_with(Path(folder), [], tmp_path)[0].name == "base", (
+        "a freeze is no file that tune reads, its runs' folder is"
+    )
 
 
 def test_padded_steps_suggest_the_size_that_fits_them(tmp_path: Path) -> None:
