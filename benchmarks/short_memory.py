@@ -71,6 +71,13 @@ STARTED: Mapping[str, Any] = {
     "env": {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "0"},
     "start_timeout_s": 500,
 }
+ALONE: Mapping[str, Any] = {
+    "num_sessions": 1,
+    "requests_per_session": 24,
+    "new_tokens": {"distribution": "uniform", "low": 100, "high": 400},
+    "generate_tokens": {"distribution": "uniform", "low": 4, "high": 12},
+    "wait_cap_s": 0.2,
+}
 # A busy machine makes a run late, which the table shows: it refuses none.
 LIMITS: Mapping[str, float] = {
     "rearrival_lag_p99_ms": WIDE_MS,
@@ -85,11 +92,12 @@ LIMITS: Mapping[str, float] = {
 
 
 class Row(NamedTuple):
-    """A figure at a share of the memory: as it was predicted, and in each repeated run."""
+    """A figure at a share of the memory: simulated, predicted with what requests add, and in each repeated run."""
 
     share: float
     blocks: int
     figure: str
+    simulated: float
     predicted: float
     measured: tuple[float, ...]
 
@@ -110,6 +118,7 @@ class Row(NamedTuple):
             "KV memory": f"{self.share:g}",
             "blocks": self.blocks,
             "figure": self.figure,
+            "simulated": f"{self.simulated:.3f}",
             "predicted": f"{self.predicted:.3f}",
             "runs, mean": f"{mean(self.measured):.3f}",
             "prediction off": f"{self.off:+.1%}",
@@ -145,23 +154,23 @@ class Studied(NamedTuple):
         return Studied("sim", self.workload, {**kept, **in_force, **own})
 
 
-def experiment(studied: Studied) -> ExperimentSpec:
+def experiment(studied: Studied, shares: Sequence[float] = SHARES, seed: int = SEED) -> ExperimentSpec:
     """A condition for each share of the memory; all replay one plan."""
     table = {
         "name": "short-memory",
         "backend": studied.backend,
         "time_scale": studied.time_scale,
-        "base_seed": SEED,
+        "base_seed": seed,
         "replicates": 1,
         "workload": dict(studied.workload),
         "limits": dict(LIMITS),
         "server": dict(studied.server),
     }
     plain = parse_experiment({**table, "condition": [{"name": "any"}]}, where="short memory")
-    needed = blocks_needed(build_plan(plain.workload, SEED, 0), studied.server["block_size"])
+    needed = blocks_needed(build_plan(plain.workload, seed, 0), studied.server["block_size"])
     # One block is a placeholder.
     conditions = [
-        {"name": f"memory-{share:g}", "server": {"num_gpu_blocks": 1 + round(share * needed)}} for share in SHARES
+        {"name": f"memory-{share:g}", "server": {"num_gpu_blocks": 1 + round(share * needed)}} for share in shares
     ]
     return parse_experiment({**table, "condition": conditions}, where="short memory")
 
@@ -187,21 +196,49 @@ def _session_s(run: SealedRun) -> float:
     return float(times.own_ns.mean()) / NS_PER_S
 
 
-FIGURES: Mapping[str, Callable[[SealedRun], float]] = {
-    "duration, s": _duration_s,
-    "reuse (share of prompt tokens)": _reuse,
-    "TTFT p50, ms": _ttft_ms(0.5),
-    "TTFT p90, ms": _ttft_ms(0.9),
-    "session time less waits, mean s": _session_s,
+class Figure(NamedTuple):
+    """A figure of a run, and what ms that each request takes beside its steps add to it."""
+
+    of: Callable[[SealedRun], float]
+    added: Callable[[SealedRun, float], float] = lambda _run, _ms: 0.0
+
+
+def _ttft(q: float) -> Figure:
+    return Figure(_ttft_ms(q), lambda _run, ms: ms)
+
+
+def _added_to_sessions_s(run: SealedRun, ms: float) -> float:
+    requests = run.table("requests")
+    return ms * NS_PER_MS / NS_PER_S * len(requests) / len(requests["session"].unique())
+
+
+FIGURES: Mapping[str, Figure] = {
+    "duration, s": Figure(_duration_s),
+    "reuse (share of prompt tokens)": Figure(_reuse),
+    "TTFT p50, ms": _ttft(0.5),
+    "TTFT p90, ms": _ttft(0.9),
+    "session time less waits, mean s": Figure(_session_s, _added_to_sessions_s),
 }
 
 
-def rows_of(predicted: Sequence[SealedRun], measured: Sequence[Sequence[SealedRun]]) -> Iterator[Row]:
-    """Rows by share. predicted: a run of each share; measured: the same for each repeat."""
-    for place, (share, model) in enumerate(zip(SHARES, predicted, strict=True)):
+def rows_of(
+    simulated: Sequence[SealedRun], measured: Sequence[Sequence[SealedRun]], request_ms: float = 0.0
+) -> Iterator[Row]:
+    """Rows by share. simulated: a run of each share; measured: the same for each repeat."""
+    for place, (share, model) in enumerate(zip(SHARES, simulated, strict=True)):
         blocks = int(model.manifest.server_spec["num_gpu_blocks"])
         for name, figure in FIGURES.items():
-            yield Row(share, blocks, name, figure(model), tuple(figure(runs[place]) for runs in measured))
+            value = figure.of(model)
+            predicted = value + figure.added(model, request_ms)
+            yield Row(share, blocks, name, value, predicted, tuple(figure.of(runs[place]) for runs in measured))
+
+
+def request_ms(studied: Studied, folder: Path) -> float:
+    """What a request takes beside its steps, median ms: of a session alone, in a plan that nothing is compared with."""
+    alone = studied._replace(workload={**studied.workload, **ALONE})
+    (run,) = runs_of(experiment(alone, SHARES[-1:], SEED + 1), folder / "alone")
+    (model,) = runs_of(experiment(alone.predicted(run), SHARES[-1:], SEED + 1), folder / "alone-simulated")
+    return float(np.median(latencies(run).ttft_ns - latencies(model).ttft_ns)) / NS_PER_MS
 
 
 def runs_of(spec: ExperimentSpec, folder: Path) -> list[SealedRun]:
@@ -236,8 +273,11 @@ def main(
         named = dict(zip(("environment", "model", "cost_model"), vllm, strict=True))
         studied = Studied("vllm", ON_CPU, {**CPU_SERVER, **STARTED, **named})
     measured = [runs_of(experiment(studied), folder / str(repeat)) for repeat in range(repeats)]
-    predicted = runs_of(experiment(studied.predicted(measured[0][0])), folder / "predicted")
-    print(to_markdown(table(list(rows_of(predicted, measured)))))
+    simulated = runs_of(experiment(studied.predicted(measured[0][0])), folder / "predicted")
+    # A vLLM's costs are known to several per cent only.
+    added_ms = 0.0 if any(vllm) else request_ms(studied, folder)
+    print(to_markdown(table(list(rows_of(simulated, measured, added_ms)))))
+    print(f"\nA request takes {added_ms:.3f} ms beside its steps (median of a session alone, in another plan).")
 
 
 if __name__ == "__main__":
