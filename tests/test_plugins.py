@@ -16,6 +16,7 @@ import pytest
 
 from harness.plugins import Plugin, Registry, part_at, plugins
 from tests.support.checkout import ROOT
+from tests.support.command_line import harness as command
 
 PROJECT = """
 [build-system]
@@ -135,24 +136,26 @@ def run(harness: Path, *arguments: str, cwd: Path, **variables: str) -> subproce
     return subprocess.run([harness, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, check=False)
 
 
+def called(harness: Path, *arguments: str, cwd: Path) -> str:
+    """What a command prints that finds the plug-in where it is installed; a forked one, not a new interpreter."""
+    (site,) = harness.parents[1].glob("lib/python*/site-packages")
+    done = command(*arguments, cwd=cwd, checkout=site)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def test_an_installed_plugin_measures_exports_reads_and_adds_commands(harness: Path, tmp_path: Path) -> None:
     made = run(harness, "run", "demo", *TRIED, "--runs", "runs", cwd=tmp_path)
     assert made.returncode == 0, made.stderr
-    exported = run(
-        harness, "records", "export", "demo", "--format", "tokens", "-o", "out", "--runs", "runs", cwd=tmp_path
-    )
-    assert exported.returncode == 0, exported.stderr
+    called(harness, "records", "export", "demo", "--format", "tokens", "-o", "out", "--runs", "runs", cwd=tmp_path)
     (first, *_) = sorted((tmp_path / "out").rglob("tokens.json"))
     assert all(tokens > 0 for tokens in json.loads(first.read_text()))
     (tmp_path / "pairs.jsonl").write_text('{"in": 500, "out": 20}\n')
-    read = run(harness, "trace", "import", "pairs.jsonl", "-o", "trace.jsonl", cwd=tmp_path)
-    assert read.returncode == 0, read.stderr
-    assert "pairs" in read.stdout
-    analysed = run(harness, "paper", "analyse", "demo", "--runs", "runs", cwd=tmp_path)
-    assert analysed.returncode == 0, analysed.stderr
-    assert "Runs of all conditions" in analysed.stdout
-    assert run(harness, "tried", "hello", cwd=tmp_path).stdout == "hello from a plug-in\n"
-    assert run(harness, "records", "count", cwd=tmp_path).stdout == "1 2 3\n"
+    assert "pairs" in called(harness, "trace", "import", "pairs.jsonl", "-o", "trace.jsonl", cwd=tmp_path)
+    analysed = called(harness, "paper", "analyse", "demo", "--runs", "runs", cwd=tmp_path)
+    assert "Runs of all conditions" in analysed
+    assert called(harness, "tried", "hello", cwd=tmp_path) == "hello from a plug-in\n"
+    assert called(harness, "records", "count", cwd=tmp_path) == "1 2 3\n"
 
 
 def test_the_doctor_lists_plugins_and_says_in_one_line_what_does_not_load(harness: Path, tmp_path: Path) -> None:

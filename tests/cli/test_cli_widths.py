@@ -8,18 +8,21 @@ import pty
 import re
 import shlex
 import struct
-import subprocess
 import sys
 import termios
+from multiprocessing.reduction import DupFd
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from harness.cli import main
 from harness.table import Table, folded, to_rich
 from tests.support.command_line import WIDTH, harness, lines_beyond
+from tests.support.forked import start_forked
 
 pytestmark = pytest.mark.same_everywhere
 
@@ -28,7 +31,7 @@ NARROWEST_WORDS = 12
 COMMANDS = (
     *("explain experiment", "explain server", "explain tables", "explain distributions", "doctor"),
     *("table demo --runs runs --predicted", "table demo --runs runs --reuse-by-wait"),
-    *("run demo --dry-run --runs none", "predict ratios paper", "power demo --runs runs"),
+    *("run demo --dry-run --runs none", "predict ratios paper --set prediction.draws=20", "power demo --runs runs"),
     "compare runs/demo/base-waits --baseline runs/demo/bucket6-waits",
     "gate runs/demo/bucket6-waits --against runs/demo/base-waits",
 )
@@ -49,14 +52,8 @@ def on_a_terminal(words: list[str], folder: Path) -> str:
     outer, inner = pty.openpty()
     fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 24, WIDTH, 0, 0))
     variables = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
-    started = subprocess.Popen(
-        [sys.executable, "-m", "harness", *words],
-        cwd=folder,
-        env=variables | {"TERM": "xterm"},
-        stdin=inner,
-        stdout=inner,
-        stderr=inner,
-    )
+    of_process = {"cwd": folder, "variables": variables | {"TERM": "xterm"}, "out": Path(os.devnull)}
+    started = start_forked(_call, words, DupFd(inner), **of_process, err=Path(os.devnull))
     os.close(inner)
     seen = bytearray()
     try:
@@ -65,10 +62,19 @@ def on_a_terminal(words: list[str], folder: Path) -> str:
     except OSError:
         pass  # Linux says so that the other side is closed
     os.close(outer)
-    started.wait()
+    started.join()
     lines = STYLES.sub("", seen.decode()).replace("\r\n", "\n").split("\n")
     # What a progress bar drew and took away again is no line.
     return "\n".join(line.rpartition("\r")[2] for line in lines)
+
+
+def _call(words: list[str], terminal: Any) -> None:
+    sys.argv, number = ["harness", *words], terminal.detach()
+    for stream in (0, 1, 2):
+        os.dup2(number, stream)
+    os.close(number)
+    sys.stdout, sys.stderr = (os.fdopen(stream, "w") for stream in (1, 2))
+    main()
 
 
 @pytest.mark.parametrize("command", COMMANDS)
