@@ -330,6 +330,11 @@ def check_plan(seed: int, folder: Path) -> Counter[str]:
     found["evicted"] = _num_evicted(plan, steps, block)
     by_rules = replayed(record(seed, folder / "replay"))
     assert by_rules.num_differ == by_rules.num_cached_differ == 0, f"seed {seed}: {by_rules.first}"
+    assert not by_rules.num_free_differ, f"seed {seed}: {by_rules.first_free}"
+    waits = by_rules.waits
+    assert not waits.elsewhere, f"seed {seed}: {waits.elsewhere[0]}"
+    assert {each.error_ns for each in waits.tokens} <= {0}, f"seed {seed}"
+    found["waits compared"], found["TTFT compared"] = len(waits.queued), len(waits.tokens)
     found["steps replayed"], found["preempted"] = by_rules.num_steps, by_rules.num_preempted
     return found
 

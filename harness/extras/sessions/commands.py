@@ -25,19 +25,20 @@ def replay(
         Path, typer.Option("--steps", help="The same engine's steps, recorded beside them (VLLM_CORE_STEPS_FILE).")
     ],
     cost_model: Annotated[
-        str, typer.Option("--cost-model", help="Compare durations of steps with this model too.")
+        str, typer.Option("--cost-model", help="Compare durations of steps, and TTFT, with it too.")
     ] = "",
 ) -> None:
     """Say which decisions of a recorded vLLM server its scheduler's rules do not reproduce.
 
     Requests and aborts are given to the rules before the step before which the server had them, so that costs play no
-    part. Exit code 0 where every decision is the same, 4 where some differ.
+    part. Exit code 0 where every decision and every number of free KV blocks is the same, 4 where some differ, 1 or 2
+    where nothing was compared.
 
     Example: `harness predict replay sessions.jsonl --steps core_steps.jsonl`
     """
     found, config = replay_files(sessions, steps, cost_model)
     typer.echo("\n".join(lines_of(found, config, cost_model)))
-    if found.num_differ:
+    if not found.is_same:
         raise typer.Exit(ExitCode.RULE_FAILED)
 
 
@@ -78,7 +79,7 @@ def observe(
 
 def replay_files(sessions: Sequence[Path], steps: Path, cost_model: str = "") -> tuple[Replay, EngineConfig]:
     """What came of the replay of one engine's files, and the rules that it followed."""
-    from harness.extras.sessions.replay import check_settings
+    from harness.extras.sessions.replay import check_same_server, check_settings
     from harness.extras.sessions.replay import replay as replay_steps
     from harness.model.engine import load_cost_model
     from harness.stacks.vllm.step_log import read_step_log
@@ -92,8 +93,13 @@ def replay_files(sessions: Sequence[Path], steps: Path, cost_model: str = "") ->
     (core, *_more) = log.cores
     requests, chains, block_tokens = read_engine(sessions, int(core.header["engine"]))
     check_settings(config, block_tokens)
+    check_same_server(requests[0].server.header, core.header)
     costs = load_cost_model(cost_model or DEFAULT_COSTS)
     found = replay_steps(config, costs, requests, chains, core.steps, has_costs=bool(cost_model))
+    if not found.num_steps:
+        raise RecordsError("holds no step that ended", where=str(steps), hint="Nothing was compared")
+    if num_lost := core.num_damaged + core.num_missing:
+        found.notes.insert(0, f"{num_lost} lines of steps are damaged or missing: what follows them may differ by that")
     if log.unknown_rules:
         found.notes.insert(0, f"the rules are unknown here: {log.unknown_rules}")
     return found, config
@@ -131,6 +137,8 @@ def read_engine(files: Sequence[Path], engine: int) -> tuple[list[Seen], Chains,
 
 def lines_of(found: Replay, config: EngineConfig, cost_model: str) -> list[str]:
     """What is printed."""
+    from harness.extras.sessions.waits import lines_of_waits
+
     lines = [
         f"{found.num_steps} steps under the rules {config.rules}: {found.num_differ} decisions differ",
         f"cached tokens: {found.num_cached_differ} of {found.num_admitted} admissions differ; preempted: "
@@ -148,4 +156,4 @@ def lines_of(found: Replay, config: EngineConfig, cost_model: str) -> list[str]:
         lines.append(f"by their first difference: {kinds}; what follows the first may follow from it")
     for kind, (count, ratio) in found.typical_ratios().items():
         lines.append(f"cost of {count} {kind} steps: measured is {ratio:.3f} times {cost_model} (median)")
-    return [*lines, *found.notes]
+    return [*lines, *lines_of_waits(found.waits, cost_model), *found.notes]

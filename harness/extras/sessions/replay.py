@@ -16,7 +16,9 @@ from typing import Any, NamedTuple
 from harness.analysis.stats import median
 from harness.errors import RecordsError
 from harness.extras.formats.vllm_sessions import Chains, Seen
+from harness.extras.sessions.waits import Places, StepTimes, Waits, waits_of
 from harness.model.engine import CostModel, EngineConfig
+from harness.model.engine.cost import attended_tokens
 from harness.model.engine.paged import PagedScheduler
 from harness.model.engine.scheduler import Step
 from harness.stacks.vllm.core_steps import CoreStep
@@ -51,7 +53,7 @@ class Replay:
     kinds: steps that differ, by their first difference. num_admitted, num_cached_differ: admissions, and those whose
     cached tokens differ. num_free_differ, first_free: steps with another number of free KV blocks, and (step, recorded,
     by the rules) of the first: in another memory many decisions are the same. ratios: measured duration over the cost
-    model's, by kind of step.
+    model's, by kind of step. waits: in the queue and for the first token.
     """
 
     num_steps: int = 0
@@ -64,11 +66,17 @@ class Replay:
     num_preempted: int = 0
     num_preempted_by_rules: int = 0
     ratios: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    waits: Waits = field(default_factory=Waits)
     notes: list[str] = field(default_factory=list[str])
 
     @property
     def num_differ(self) -> int:
         return self.kinds.total()
+
+    @property
+    def is_same(self) -> bool:
+        """Whether every decision is the same, and every number of free KV blocks."""
+        return not self.num_differ and not self.num_free_differ
 
     def typical_ratios(self) -> dict[str, tuple[int, float]]:
         """(steps, median of measured over modelled duration) by kind of step."""
@@ -100,6 +108,14 @@ class _Scheduler(PagedScheduler):
             self._snapshot = _Decided(self._step(ahead), self.free_blocks)
         self._is_running = True
         return decided
+
+    def cost_of(self, step: CoreStep) -> int | None:
+        """How long a recorded step lasts by the costs, in ns; None where its batch is not known."""
+        if (work := step.details) is None:
+            return None
+        attended = sum(attended_tokens(before, computed) for before, computed in work.parts)
+        batch = {"num_decodes": work.generation_requests, "context_tokens": work.decode_context, "num_loaded": 0}
+        return self._duration_ns({**batch, "num_chunk_tokens": work.context_tokens, "attended_tokens": attended})
 
 
 class _Server:
@@ -190,12 +206,12 @@ def replay(  # noqa: PLR0913 - what was recorded, and the rules
     """
     found = Replay()
     ran = [step for step in steps if step.tokens]
-    server, numbers = _Server(config, costs, requests, chains), _Numbers(requests)
+    server, numbers, times = _Server(config, costs, requests, chains), _Numbers(requests), list[StepTimes]()
     if ran and (num_before := server.warm_up(ran[0].values["schedule_ns"])):
         found.notes.append(f"{num_before} requests came before the first step: they only fill the cache, one by one")
     for place, step in enumerate(ran):
         values = step.values
-        numbers.learn(values)
+        numbers.learn(values, place)
         following = ran[place + 1].values["schedule_ns"] if place + 1 < len(ran) else ENDLESS_NS
         before_ns = ran[place - 1].values["end_ns"] if place else 0
         # The next step was decided while this one ran, or nobody was there for it when this one began.
@@ -203,16 +219,22 @@ def replay(  # noqa: PLR0913 - what was recorded, and the rules
         server.take_until(values["schedule_ns"])
         decided = server.scheduler.decide(partial(server.take_until, until_ns))
         found.num_steps += 1
+        numbers.decided(decided.step, place)
         difference = _difference(step, decided, numbers, config, found)
+        began_ns = max(values["schedule_ns"], before_ns)
+        lasted_ns = values["end_ns"] - began_ns
+        by_costs_ns = by_rules_ns = decided.step.duration_ns if has_costs else lasted_ns
         if difference is not None:
             found.kinds[difference.kind] += 1
             found.first = found.first or difference
+            by_costs_ns = (server.scheduler.cost_of(step) if has_costs else None) or lasted_ns
         elif has_costs and decided.step.duration_ns:
-            began_ns = max(values["schedule_ns"], before_ns)
-            ratio = (values["end_ns"] - began_ns) / decided.step.duration_ns
-            found.ratios.setdefault(decided.step.kind.lower(), []).append(ratio)
+            found.ratios.setdefault(decided.step.kind.lower(), []).append(lasted_ns / decided.step.duration_ns)
+        instants = (values["step"], values["schedule_ns"], began_ns, values["update_ns"], values["end_ns"])
+        times.append(StepTimes(*instants, by_costs_ns, by_rules_ns))
         server.leave_inside(values["update_ns"])
         server.finished(server.scheduler.finish_step())
+    found.waits = waits_of(requests, times, numbers.places)
     if numbers.num_unknown:
         found.notes.append(f"{numbers.num_unknown} requests of the steps are not in the file of sessions")
     return found
@@ -228,15 +250,25 @@ class _Numbers:
         self._of_handle: dict[int, int] = {}
         self._of_name: dict[str, int] = {}
         self.num_unknown = 0
+        self.places = Places()
 
-    def learn(self, values: Mapping[str, Any]) -> None:
-        """Requests are admitted for the first time."""
+    def learn(self, values: Mapping[str, Any], place: int) -> None:
+        """Requests are admitted in the step at ``place``, some of them for the first time."""
         for handle, name, queued_ns, _tokens, _cached, prompt in values["admitted"]:
             if handle not in self._of_handle:
                 waiting = self._by_queued.get((queued_ns, prompt))
                 self.num_unknown += not waiting
                 self._of_handle[handle] = waiting.popleft() if waiting else -1 - handle
-            self._of_name[name] = self._of_handle[handle]
+            number = self._of_name[name] = self._of_handle[handle]
+            self.places.admitted.setdefault(number, place)
+
+    def decided(self, step: Step, place: int) -> None:
+        """The rules decided the step at ``place``. Whoever computes the last part of a prompt has a token then."""
+        for each in step.admissions:
+            self.places.admitted_by_rules.setdefault(each.request, place)
+        if step.computed_tokens:
+            for number in set(step.requests) - set(step.unfinished):
+                self.places.first_by_rules.setdefault(number, place)
 
     def of(self, handles: Sequence[int]) -> list[int]:
         """Numbers of handles."""
@@ -295,3 +327,22 @@ def check_settings(config: EngineConfig, block_tokens: int) -> None:
             where="the file of sessions",
             hint="The rules hold for one pool of full attention; this server has another",
         )
+
+
+def check_same_server(sessions: Mapping[str, Any], steps: Mapping[str, Any]) -> None:
+    """Refuse, as RecordsError, headers of two servers, or of two starts of one. What one does not show is not compared.
+
+    sessions, steps: the first lines of the two files.
+    """
+    names = ("vllm", "pid", "scheduler")
+    pairs = {name: (sessions.get(name), steps.get(name)) for name in names}
+    shown, theirs = sessions.get("effective") or {}, steps.get("effective") or {}
+    pairs |= {name: (shown.get(name), theirs.get(name)) for name in shown.keys() & theirs.keys()}
+    differing = [
+        f"{name} {ours!r} in the sessions and {other!r} in the steps"
+        for name, (ours, other) in sorted(pairs.items())
+        if ours is not None and other is not None and ours != other
+    ]
+    if differing:
+        what = f"and the file of steps are not of the same start of a server: {'; '.join(differing)}"
+        raise RecordsError(what, where="the file of sessions", hint="Give the two files of one engine and one start")

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from harness.extras.sessions.commands import read_engine
 from harness.extras.sessions.verdict import verdict_of
 from tests.support.command_line import harness
-from tests.support.recorded_sessions import record, replayed
+from tests.support.recorded_sessions import Files, record, replayed
 
 NUM_PLANS = 12
 
@@ -25,16 +27,33 @@ def changed(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
+def change_setting(files: Files, **values: int) -> None:
+    """Write other settings into the headers of both files."""
+    for path in files:
+        changed(path, lambda line: line.get("effective", {}).update(values))
+
+
+def command(files: Files, *options: str) -> subprocess.CompletedProcess[str]:
+    return harness("predict", "replay", str(files.sessions), "--steps", str(files.steps), *options)
+
+
 def test_no_decision_of_the_emulated_server_differs_and_its_costs_are_the_models(tmp_path: Path) -> None:
-    steps = preempted = 0
+    steps = preempted = queued = waited = tokens = 0
     for seed in range(NUM_PLANS):
         found = replayed(record(seed, tmp_path / str(seed)))
         assert (found.num_differ, found.num_cached_differ, found.notes) == (0, 0, []), f"seed {seed}: {found.first}"
         assert found.num_free_differ == 0, f"seed {seed}: {found.first_free}"
         assert {ratio for _count, ratio in found.typical_ratios().values()} == {1.0}
+        assert found.waits.elsewhere == []
+        assert {each.error_ns for each in found.waits.tokens} <= {0}
+        queued += len(found.waits.queued)
+        waited += sum(each.steps > 0 for each in found.waits.queued)
+        tokens += len(found.waits.tokens)
         steps += found.num_steps
         preempted += found.num_preempted
     assert steps > 1000
+    assert queued >= tokens > 100
+    assert waited > 10
 
 
 def test_a_server_with_another_budget_of_tokens_is_told_apart_with_its_first_step(tmp_path: Path) -> None:
@@ -53,7 +72,7 @@ def test_a_server_with_another_budget_of_tokens_is_told_apart_with_its_first_ste
 
 def test_memory_of_another_size_is_told_where_no_decision_shows_it(tmp_path: Path) -> None:
     files = record(0, tmp_path)
-    changed(files.steps, lambda line: "effective" in line and line["effective"].__setitem__("num_gpu_blocks", 144))
+    change_setting(files, num_gpu_blocks=144)
     found = replayed(files)
     assert found.num_differ == 0
     assert found.num_free_differ == found.num_steps
@@ -61,6 +80,8 @@ def test_memory_of_another_size_is_told_where_no_decision_shows_it(tmp_path: Pat
     assert (
         f"free KV blocks: {found.num_steps} steps differ, first step 0: 141 recorded, 140 by the rules" in done.stdout
     )
+    assert "0 decisions differ" in done.stdout
+    assert done.returncode == 4
 
 
 def test_blocks_that_the_file_does_not_know_are_a_difference_of_cached_tokens(tmp_path: Path) -> None:
@@ -95,6 +116,60 @@ def test_costs_are_compared_apart_from_decisions(tmp_path: Path) -> None:
     found = replayed(files)
     assert found.num_differ == 0
     assert {ratio for _count, ratio in found.typical_ratios().values()} == {2.0}
+    waits = found.waits
+    assert waits.elsewhere == []
+    assert {each.from_decisions_ns for each in waits.tokens} == {0}
+    # Requests come while a step runs or between steps: what lies between is not of a model's making.
+    assert any(each.from_costs_ns == -each.ttft_ns // 2 for each in waits.tokens)
+    assert all(-each.ttft_ns // 2 <= each.from_costs_ns < 0 for each in waits.tokens)
+
+
+def test_the_recorded_waits_are_those_of_the_requests(tmp_path: Path) -> None:
+    files = record(1, tmp_path)
+    requests, _chains, _size = read_engine([files.sessions], 0)
+    waits = replayed(files).waits
+    ends = {each.number: (each.queued_ns, each.end) for each in requests if each.end is not None}
+    admitted = {number: end.admitted_ns - queued_ns for number, (queued_ns, end) in ends.items() if end.admitted_ns}
+    told = {each.request: each.wait_ns for each in waits.queued if each.request in admitted}
+    assert told == admitted
+    firsts = [end.first_token_ns - queued_ns for queued_ns, end in ends.values() if end.first_token_ns]
+    assert [each.ttft_ns for each in waits.tokens] == firsts
+
+
+def test_one_seat_less_changes_the_queue_and_the_error_of_ttft_is_of_decisions(tmp_path: Path) -> None:
+    files = record(10, tmp_path)
+    change_setting(files, max_num_seqs=1)  # the server had 2
+    waits = replayed(files).waits
+    first = waits.elsewhere[0]
+    assert first.steps_by_rules > first.steps
+    assert any(each.from_decisions_ns > 0 for each in waits.tokens)
+    assert {each.from_costs_ns for each in waits.tokens} == {0}
+    done = command(files)
+    assert f"queueing: {len(waits.elsewhere) + waits.num_admitted_once} of " in done.stdout
+    assert f"first: request {first.request}, queued before step {first.first_step}, waits " in done.stdout
+    assert "from costs: unknown, name a --cost-model" in done.stdout
+
+
+def test_files_of_two_servers_are_refused_and_every_setting_that_differs_is_named(tmp_path: Path) -> None:
+    files = record(2, tmp_path)
+    changed(files.steps, lambda line: line.get("effective", {}).update(max_num_batched_tokens=43, num_gpu_blocks=977))
+    done = command(files)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    said = " ".join(done.stderr.split())
+    assert "43 in the steps" in said
+    assert "977 in the steps" in said
+
+
+def test_steps_of_which_none_ended_compare_nothing_and_missing_ones_are_counted(tmp_path: Path) -> None:
+    files = record(2, tmp_path)
+    header, *lines = files.steps.read_text().splitlines(keepends=True)
+    files.steps.write_text(header + "".join(lines[:5] + lines[7:]))
+    assert "2 lines of steps are damaged or missing" in command(files).stdout
+    files.steps.write_text(header)
+    done = command(files)
+    assert done.returncode == 1
+    assert "no step that ended" in done.stderr
 
 
 @pytest.mark.parametrize("differs", [False, True])
@@ -103,7 +178,7 @@ def test_the_command_says_how_many_decisions_differ_and_leaves_with_4_where_any_
 ) -> None:
     files = record(2, tmp_path)
     if differs:
-        changed(files.steps, lambda line: line.get("effective", {}).update(max_num_batched_tokens=43))
+        change_setting(files, max_num_batched_tokens=43)
     done = harness(
         "predict", "replay", str(files.sessions), "--steps", str(files.steps), "--cost-model", "emulated-gpu"
     )
@@ -111,6 +186,8 @@ def test_the_command_says_how_many_decisions_differ_and_leaves_with_4_where_any_
     assert ("0 decisions differ" in done.stdout) != differs
     assert ("first: step" in done.stdout) == differs
     assert "times emulated-gpu" in done.stdout
+    assert ("queueing: 0 of " in done.stdout) != differs
+    assert ("error of TTFT: none" in done.stdout) != differs
 
 
 @pytest.mark.parametrize(
