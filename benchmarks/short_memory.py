@@ -196,15 +196,23 @@ def _session_s(run: SealedRun) -> float:
     return float(times.own_ns.mean()) / NS_PER_S
 
 
+def _nothing(_run: SealedRun, _ms: float) -> float:
+    return 0.0
+
+
+def _once(_run: SealedRun, ms: float) -> float:
+    return ms
+
+
 class Figure(NamedTuple):
     """A figure of a run, and what ms that each request takes beside its steps add to it."""
 
     of: Callable[[SealedRun], float]
-    added: Callable[[SealedRun, float], float] = lambda _run, _ms: 0.0
+    added: Callable[[SealedRun, float], float] = _nothing
 
 
 def _ttft(q: float) -> Figure:
-    return Figure(_ttft_ms(q), lambda _run, ms: ms)
+    return Figure(_ttft_ms(q), _once)
 
 
 def _added_to_sessions_s(run: SealedRun, ms: float) -> float:
