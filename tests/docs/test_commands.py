@@ -16,6 +16,7 @@ import pytest
 
 from harness.measure.client.target import Endpoint
 from harness.measure.server.ask import ask
+from harness.measure.server.process import free_port
 from tests.docs.pages import GUIDES, START, Block, blocks_of, page_text
 from tests.support.checkout import ROOT
 from tests.support.command_line import harness
@@ -31,6 +32,8 @@ ANSWERS = {
     },
 }
 """What commands answer, where their page promises it."""
+THE_PAGES_PORT = "18000"
+"""Of the servers that pages start."""
 REASONS = {
     "needs an NPU",
     "needs a GPU",
@@ -111,13 +114,13 @@ def test_every_command_of_a_page_runs(
 ) -> None:
     folder = tmp_path / "empty"
     folder.mkdir()
-    strangers = Strangers(folder)
+    strangers, port = Strangers(folder), free_port()
     for block in blocks_of(page_text(name)):
         if "file" in block.marks:
-            (folder / block.marks["file"]).write_text(block.text)
+            (folder / block.marks["file"]).write_text(on_port(port, block.text))
     printed: dict[str, str] = {}
     for block, command in commands_run(name):
-        words = command.partition("  #")[0].rstrip()
+        words = on_port(port, command.partition("  #")[0].rstrip())
         for start, options in block.tested_with.items():
             if words.startswith(f"harness {start} "):
                 words += f" {options}"
@@ -132,6 +135,11 @@ def test_every_command_of_a_page_runs(
     assert strangers.loaded == ""
     for command, answer in ANSWERS.get(name, {}).items():
         assert re.search(answer, printed[command]), f"{command}\n{printed[command]}"
+
+
+def on_port(port: int, text: str) -> str:
+    """The same with a port that nobody else on this machine has: other tests may run beside these."""
+    return text.replace(THE_PAGES_PORT, str(port))
 
 
 def called(words: str, folder: Path, shell: dict[str, str]) -> subprocess.CompletedProcess[str]:
