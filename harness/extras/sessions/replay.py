@@ -344,5 +344,5 @@ def check_same_server(sessions: Mapping[str, Any], steps: Mapping[str, Any]) -> 
         if ours is not None and other is not None and ours != other
     ]
     if differing:
-        what = f"and the file of steps are not of the same start of a server: {'; '.join(differing)}"
-        raise RecordsError(what, where="the file of sessions", hint="Give the two files of one engine and one start")
+        what = f"are not of the same start of a server: {'; '.join(differing)}"
+        raise RecordsError(what, where="the sessions and the steps", hint="Give the files of one engine and one start")

@@ -12,6 +12,7 @@ import pytest
 
 from harness.extras.sessions.commands import read_engine
 from harness.extras.sessions.verdict import verdict_of
+from harness.extras.sessions.waits import StepTimes, Timeline
 from tests.support.command_line import harness
 from tests.support.recorded_sessions import Files, record, replayed
 
@@ -150,6 +151,12 @@ def test_one_seat_less_changes_the_queue_and_the_error_of_ttft_is_of_decisions(t
     assert "from costs: unknown, name a --cost-model" in done.stdout
 
 
+def test_a_step_lasts_as_the_costs_say_and_time_between_steps_is_kept() -> None:
+    times = [StepTimes(0, 0, 0, 10, 10, 20, 20), StepTimes(1, 12, 12, 20, 20, 4, 4)]
+    line = Timeline(times, [each.by_costs_ns for each in times])
+    assert [line.at(instant) for instant in (0, 5, 10, 11, 12, 16, 20, 30)] == [0, 10, 20, 21, 22, 24, 26, 36]
+
+
 def test_files_of_two_servers_are_refused_and_every_setting_that_differs_is_named(tmp_path: Path) -> None:
     files = record(2, tmp_path)
     changed(files.steps, lambda line: line.get("effective", {}).update(max_num_batched_tokens=43, num_gpu_blocks=977))
@@ -157,7 +164,7 @@ def test_files_of_two_servers_are_refused_and_every_setting_that_differs_is_name
     assert done.returncode == 1
     assert done.stdout == ""
     said = " ".join(done.stderr.split())
-    assert "43 in the steps" in said
+    assert "max_num_batched_tokens 300 in the sessions and 43 in the steps" in said
     assert "977 in the steps" in said
 
 
