@@ -247,3 +247,20 @@ def test_a_stat_loggers_file_names_no_requests_and_is_refused(tmp_path: Path) ->
     done = harness("predict", "replay", str(tmp_path / "none.jsonl"), "--steps", str(files.steps))
     assert done.returncode == 2
     assert "none.jsonl" in done.stderr
+
+
+def test_several_parts_of_a_recording_are_refused_since_their_blocks_have_other_names(tmp_path: Path) -> None:
+    files = record(2, tmp_path)
+    later = tmp_path / "sessions.1.jsonl"
+    later.write_text(files.sessions.read_text())
+
+    def move(line: dict[str, Any]) -> None:
+        if "vllm_sessions" in line:
+            line["part"] = 1
+        for name in {"request", "end"} & line.keys():
+            line[name] += 100_000
+
+    changed(later, move)
+    done = harness("predict", "replay", str(files.sessions), str(later), "--steps", str(files.steps))
+    assert done.returncode == 1
+    assert "several files, whose blocks have other names" in done.stderr
