@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -84,11 +85,19 @@ SAME_NAMES = {
 """Public classes of which several rooms have one; each new one needs a name that says what it is."""
 
 
+@cache
+def modules() -> dict[str, ast.Module]:
+    """Every module of the package, by its path there."""
+    package = ROOT / "harness"
+    paths = sorted(package.rglob("*.py"))
+    return {str(path.relative_to(package)): ast.parse(path.read_text(encoding="utf-8")) for path in paths}
+
+
 def test_a_public_class_has_a_name_of_its_own() -> None:
     classes = Counter(
         node.name
-        for path in (ROOT / "harness").rglob("*.py")
-        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        for tree in modules().values()
+        for node in tree.body
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )
     assert {name for name, count in classes.items() if count > 1} <= SAME_NAMES
@@ -139,12 +148,11 @@ def words_that_a_program_acts_on(tree: ast.Module) -> Iterator[str]:
 
 
 def test_nothing_outside_its_room_acts_on_a_version_of_the_stack() -> None:
-    package = ROOT / "harness"
     found = [
-        f"{path.relative_to(package)}: {words}"
-        for path in sorted(package.rglob("*.py"))
-        if not str(path.relative_to(package)).startswith(ROOMS_THAT_NAME_A_VERSION)
-        for words in words_that_a_program_acts_on(ast.parse(path.read_text(encoding="utf-8")))
+        f"{name}: {words}"
+        for name, tree in modules().items()
+        if not name.startswith(ROOMS_THAT_NAME_A_VERSION)
+        for words in words_that_a_program_acts_on(tree)
         if VERSION_OF_THE_STACK.search(words)
     ]
     assert found == []

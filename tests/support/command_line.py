@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.support import bare_reports
-from tests.support.forked import start_forked
+from tests.support.forked import fork_from_here, start_forked
+from tests.support.forked_children import fork_children
 
 GIVEN_UP_AFTER_S = 600
 WIDTH = 80
@@ -63,6 +64,9 @@ def _call(words: tuple[str, ...], limits: Mapping[int, int], checkout: Path | No
         for name in [name for name in sys.modules if name.partition(".")[0] == "harness"]:
             del sys.modules[name]
         sys.path.insert(0, str(checkout))
+    else:
+        fork_from_here()
+        fork_children()
     if not draws:
         bare_reports.leave_out()
     from harness.cli import main

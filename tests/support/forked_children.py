@@ -1,9 +1,10 @@
 """Children of ours that a test's own process starts for a run, forked from one that has loaded everything already.
 
 Most of a start is imports. Forked are supervisors and the servers of ours that they start, processes of a client and
-those that serve it, and workers of a fleet with all that these start. Other programs, and what another process starts,
-start as ever; so do the emulator's command in ``tests/runner/backends/test_emulator.py`` and
-``tests/measure/emulator/test_server.py``, and all children in a block of ``started_anew``.
+those that serve it, and workers of a fleet with all that these start; so too where a command started them that was
+forked itself (``command_line``). Other programs, and what another process starts, start as ever; so do the emulator's
+command in ``tests/runner/backends/test_emulator.py`` and ``tests/measure/emulator/test_server.py``, and all children in
+a block of ``started_anew``.
 """
 
 from __future__ import annotations
