@@ -29,7 +29,7 @@ NOT_RUN = {
     "fleet worker": "runs until it is ended",
     "paper rules": "takes minutes",
     "paper signs": "takes minutes",
-    "replicas": "needs runs of several replicas",
+    "fleet replicas": "needs runs of several replicas",
     "predict replay": "needs sessions that a server recorded",
     "predict noise": "needs runs of a real server",
     "gate": "needs a baseline; its exit code is the answer",
