@@ -67,10 +67,12 @@ class Capacity:
 
     @property
     def words(self) -> str:
-        """ "12 to 14 agents at a time"."""
+        """ "12 to 14 agents at a time"; where a number fails below one that holds, both."""
         if self.high is None:
             return f"at least {self.low} agents at a time" if self.low else "an unknown number of agents at a time"
         if not self.low:
-            return f"fewer than {self.high} agents at a time"
+            return f"fewer than {self.high} agents at a time" if self.high > 1 else "not even one agent at a time"
+        if self.high < self.low:
+            return f"no single boundary: {self.low} agents at a time hold and {self.high} do not"
         most = self.high - 1
         return f"{self.low} agents at a time" if self.low >= most else f"{self.low} to {most} agents at a time"

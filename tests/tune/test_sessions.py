@@ -63,6 +63,12 @@ def test_the_boundary_and_one_step_beyond_are_measured_first_and_then_what_is_fu
     assert known.words == "16 to 25 agents at a time"
 
 
+def test_what_has_no_boundary_between_two_numbers_is_said() -> None:
+    crossed = Capacity("today", SETUP, 20, (point(16, "fails"), point(20, "holds"), point(22, "fails")))
+    assert crossed.words == "no single boundary: 20 agents at a time hold and 16 do not"
+    assert Capacity("today", SETUP, 0, (point(1, "fails"),)).words == "not even one agent at a time"
+
+
 def point(agents: int, verdict: Any) -> Point:
     return Point(agents, verdict, None, None, 12)
 
