@@ -12,7 +12,13 @@ from pathlib import Path
 from harness.clock import NS_PER_S, ScaledClock, utc_now
 from harness.errors import PlanError, RecordsError, SpecError
 from harness.judge.prereg.freeze import HARNESS_FOLDER, artifact_sha256, check_new_seed, located
-from harness.judge.prereg.frozen import Preregistration, RunAuthorization, parse_preregistration, read_frozen
+from harness.judge.prereg.frozen import (
+    Preregistration,
+    RunAuthorization,
+    changed_rule_code,
+    parse_preregistration,
+    read_frozen,
+)
 from harness.judge.prereg.ledger import Ledger
 from harness.judge.prereg.repository import Commit, Repository, check_signature, file_sha256, signature_of
 from harness.measure.records import layout
@@ -109,6 +115,8 @@ def _check_code_and_artifacts(frozen: Preregistration) -> None:
             where=str(HARNESS_FOLDER),
             hint=f"Check out {frozen.code_commit[:12] or 'the code it was frozen with'}, or freeze again",
         )
+    if changed := changed_rule_code(frozen):
+        raise SpecError(changed, where="rules", hint="Install the version that it was frozen with, or freeze again")
     for folder, sha256 in frozen.artifacts.items():
         present = artifact_sha256(folder)
         if present != sha256:

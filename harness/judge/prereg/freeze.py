@@ -19,7 +19,14 @@ from harness.analysis.compare.stopping import check_can_decide
 from harness.clock import utc_now
 from harness.errors import SpecError
 from harness.judge.catalogue import analysis_named
-from harness.judge.prereg.frozen import FrozenPerturbation, FrozenPlan, FrozenRule, NamedFile, Preregistration
+from harness.judge.prereg.frozen import (
+    FrozenPerturbation,
+    FrozenPlan,
+    FrozenRule,
+    NamedFile,
+    Preregistration,
+    rule_code,
+)
 from harness.judge.prereg.predict import FROZEN_DRAWS, predict_experiment
 from harness.judge.prereg.repository import Commit, Repository, file_sha256, sign_file
 from harness.measure.records import layout
@@ -220,6 +227,7 @@ def freeze(
         rules=tuple(rules),
         code_sha256=source_sha256(HARNESS_FOLDER),
         code_commit=source_facts().get("git_commit") or "",
+        rule_code=rule_code([each.rule for each in rules]),
         files=tuple(named(repository, path) for path in sorted(set(_inputs(repository, planned)))),
         artifacts=_artifacts(planned),
         parent_commit=repository.resolved("HEAD"),

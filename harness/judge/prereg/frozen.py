@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,10 +18,12 @@ from pydantic import Field, ValidationError
 from harness.analysis.compare.drawn import Prediction
 from harness.errors import SpecError
 from harness.judge.prereg.ledger import Instant, Ledger
+from harness.judge.prereg.repository import file_sha256
 from harness.measure.records.manifest import PreregistrationRecord
+from harness.measure.server.provenance import source_sha256
 from harness.model.experiment import PlannedRuns
 from harness.model.spec import ExperimentSpec, Spec, describe_validation_error
-from harness.model.spec.rules import AnyRule
+from harness.model.spec.rules import AnyRule, DecisionRule
 
 FORMAT: Literal["harness-preregistration/1"] = "harness-preregistration/1"
 
@@ -59,7 +62,8 @@ class FrozenPerturbation(Spec):
 class Preregistration(Spec):
     """Everything that is fixed before the measurement. experiment: with its overrides applied.
 
-    code_sha256: of the harness's Python files; code_commit: the commit they were checked out from. files: inputs of
+    code_sha256: of the harness's Python files; code_commit: the commit they were checked out from. rule_code: the same
+    hash of each package of a plug-in that holds a rule's kind. files: inputs of
     plans and predictions (cost models, wait distributions, patches). artifacts: folder -> identifying hash of every
     compiled artifact on this machine. prediction_rules: the KV rules of all predictions, "" where each server has its
     own; condition_rules: the rules by condition, "auto" resolved. perturbations: of the draws, by condition; empty
@@ -81,6 +85,7 @@ class Preregistration(Spec):
     rules: tuple[FrozenRule, ...]
     code_sha256: str
     code_commit: str = ""
+    rule_code: dict[str, str] = Field(default_factory=dict)
     files: tuple[NamedFile, ...]
     artifacts: dict[str, str] = Field(default_factory=dict)
     parent_commit: str = ""
@@ -99,6 +104,27 @@ class Preregistration(Spec):
     @property
     def plan_hashes(self) -> dict[tuple[str, int], str]:
         return {(plan.condition, plan.replicate): plan.hash for plan in self.plans}
+
+
+def changed_rule_code(frozen: Preregistration) -> str:
+    """That a plug-in's rules are not the code that was frozen, in words; "" where they are."""
+    now = rule_code([each.rule for each in frozen.rules])
+    changed = [name for name, sha256 in frozen.rule_code.items() if now.get(name) != sha256]
+    return f"the package {changed[0]!r}, whose rule decides, is not the code that was frozen" if changed else ""
+
+
+def rule_code(rules: Sequence[DecisionRule]) -> dict[str, str]:
+    """SHA-256 of the packages, without the harness's own, that hold these rules and their functions, by name."""
+    names = {place.split(":")[0].split(".")[0] for rule in rules for place in (type(rule).__module__, rule.cases_at)}
+    return {name: _code_sha256(name) for name in sorted(names - {"harness"})}
+
+
+def _code_sha256(name: str) -> str:
+    found = find_spec(name)
+    if found is None:
+        return ""
+    folders = found.submodule_search_locations
+    return source_sha256(Path(next(iter(folders)))) if folders else file_sha256(Path(str(found.origin)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +146,7 @@ def parse_preregistration(content: bytes, *, where: str) -> Preregistration:
         raise SpecError(
             f"is not a frozen file of this version: {describe_validation_error(error)}",
             where=where,
-            hint="Use the harness version that froze it, or freeze again",
+            hint="Use the harness version that froze it, with its plug-ins, or freeze again",
         ) from error
     except (ValueError, RecursionError) as error:
         raise SpecError(

@@ -19,7 +19,7 @@ from harness.judge.decisions.decide import Decision, Outcome, decide_stopped
 from harness.judge.decisions.verdicts import EXPLORATORY, cases_of, decide_experiment
 from harness.judge.prereg.account import Account, account_of
 from harness.judge.prereg.authorize import check_sealed_runs
-from harness.judge.prereg.frozen import Preregistration
+from harness.judge.prereg.frozen import Preregistration, changed_rule_code
 from harness.judge.prereg.ledger import Entry, Ledger, read_chain
 from harness.judge.prereg.predict import predictions_for
 from harness.judge.prereg.proof import Proof, aborts_of, doubts_of, find_proof
@@ -138,7 +138,13 @@ def decide(
     evidence = _evidence(runs, frozen, repository, proof)
     is_decided = status is not None and status.is_decided
     account = account_of(runs, frozen, evidence.chain.values(), is_decided=is_decided)
-    doubts = [*account.open_ends(), *evidence.doubts, *_looked(evidence, account, made, by)]
+    changed = changed_rule_code(frozen)
+    doubts = [
+        *account.open_ends(),
+        *([changed] if changed else []),
+        *evidence.doubts,
+        *_looked(evidence, account, made, by),
+    ]
     return replace(
         made,
         decisions=tuple(_until_proven(decisions, doubts)),

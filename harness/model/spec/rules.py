@@ -216,7 +216,8 @@ def _of_its_kind(table: Any) -> Any:
         return table
     kind = str(cast("dict[str, Any]", table).get("kind", ""))
     if kind not in RULE_KINDS:
-        raise ValueError(f"kind: unknown kind of rule {kind!r}; use one of {', '.join(RULE_KINDS)}")
+        kinds = ", ".join(RULE_KINDS)
+        raise ValueError(f"kind: unknown kind of rule {kind!r}; use one of {kinds}, or install its plug-in")
     try:
         return RULE_KINDS[kind].model_validate(table)
     except ValidationError as error:
