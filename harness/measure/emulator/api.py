@@ -87,14 +87,14 @@ class Api:
     async def _generate(self, kind: type[AnyRequest], http: web.Request) -> web.StreamResponse:
         content = await http.read()
         # The request is here: the emulator's own work on it is no time of the model.
-        with self._driver.own_work() as arrival_ns:
-            body = parse_request(kind, content, http.headers.get("Content-Type", ""))
-            self._refuse_other_models(body)
-            body.model = self._config.model
-            if self._faults.random() < self._config.fault.http_500_rate:
-                raise server_error("Internal server error")
-            prompt, max_tokens = checked_prompt(body, self._config.server.slot_tokens, self._config.vocab_size)
-            answer = self._answer_to(http, body, prompt, max_tokens)
+        arrival_ns = self._driver.now_ns()
+        body = parse_request(kind, content, http.headers.get("Content-Type", ""))
+        self._refuse_other_models(body)
+        body.model = self._config.model
+        if self._faults.random() < self._config.fault.http_500_rate:
+            raise server_error("Internal server error")
+        prompt, max_tokens = checked_prompt(body, self._config.server.slot_tokens, self._config.vocab_size)
+        answer = self._answer_to(http, body, prompt, max_tokens)
         answer.request.arrival_ns = arrival_ns
         self._num_open += 1
         try:
@@ -181,12 +181,11 @@ class Api:
         """The ids of a ``prompt`` or of the ``messages`` of a chat, as vLLM's path of that name gives them."""
         content, kind = await http.read(), http.headers.get("Content-Type", "")
         is_chat = b'"messages"' in content
-        with self._driver.own_work():
-            body: AnyRequest = parse_request(ChatRequest if is_chat else CompletionRequest, content, kind)
-            self._refuse_other_models(body)
-            (tokens, *_) = body.prompts(words_in(self._config.vocab_size))
-            size = self._config.server.slot_tokens
-            return json_answer({"count": len(tokens), "max_model_len": size, "tokens": tokens, "token_strs": None})
+        body: AnyRequest = parse_request(ChatRequest if is_chat else CompletionRequest, content, kind)
+        self._refuse_other_models(body)
+        (tokens, *_) = body.prompts(words_in(self._config.vocab_size))
+        size = self._config.server.slot_tokens
+        return json_answer({"count": len(tokens), "max_model_len": size, "tokens": tokens, "token_strs": None})
 
     async def _health(self, _http: web.Request) -> web.Response:
         return web.Response()

@@ -1,8 +1,8 @@
 """The engine in real time: each step of the core lasts until its modelled end, on an absolute schedule.
 
 The next step starts where the last step ended in model time, so the host's delays do not add up. A stall beyond the
-limit moves the schedule and is reported; the emulator's own work on requests is no stall. What a step did (tokens to
-clients, log lines, metrics, trace) is reported after the next step was armed, so that none of it delays the engine.
+limit moves the schedule and is reported. What a step did (tokens to clients, log lines, metrics, trace) is reported
+after the next step was armed, so that none of it delays the engine.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import traceback
-from collections import deque
-from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from harness.clock import NS_PER_MS, NS_PER_US, DeadlineTimer, ScaledClock
@@ -29,7 +27,6 @@ from harness.model.engine.core import EngineCore, EngineRequest, StepEnd, StepSt
 
 CRASH_EXIT_CODE = 1
 SPIN_SHARE = 10  # at most this part of a step is spent busy-waiting
-MOST_WORKS = 4096  # refused requests bring no step, which would forget the work on them
 
 
 class StepReporter:
@@ -168,27 +165,15 @@ class RealTimeDriver:
         self._stall_limit_ns = round(config.stall_limit_ms * NS_PER_MS * clock.scale)
         self._spin_ns = round(config.spin_us * NS_PER_US)
         self._free_at_ns = 0  # model instant from which the engine may start a step
-        self._works: deque[tuple[int, int]] = deque(maxlen=MOST_WORKS)
         self._is_hung = False
         self._loop = asyncio.get_running_loop()
         self._timer = DeadlineTimer()
         self._loop.add_reader(self._timer.fd, self._timer_fired)
         self._kick_pending = False
 
-    @contextmanager
-    def own_work(self) -> Generator[int]:
-        """The emulator's own work on a request, which is no stall of its host; gives the model instant of its begin."""
-        begin_ns = self._clock.now_ns()
-        try:
-            yield begin_ns
-        finally:
-            self._works.append((begin_ns, self._clock.now_ns()))
-
-    def _worked_ns(self, since_ns: int) -> int:
-        """How long it worked on requests since an instant; earlier work is forgotten."""
-        while self._works and self._works[0][1] <= since_ns:
-            self._works.popleft()
-        return sum(end_ns - max(begin_ns, since_ns) for begin_ns, end_ns in self._works)
+    def now_ns(self) -> int:
+        """The present instant of the model."""
+        return self._clock.now_ns()
 
     def submit(self, answer: Answer) -> None:
         """Hand the request of an answer, stamped with its arrival, to the engine; refused while shutting down."""
@@ -279,13 +264,13 @@ class RealTimeDriver:
         ):
             self._is_hung = True
             return None, 0
-        start_ns = self._free_at_ns
+        start_ns, moved_ns = self._free_at_ns, 0
         if not self.core.has_work:
-            # An arrival starts an idle engine when it arrived; without one, only aborts are left to apply.
+            # An arrival starts an idle engine when it arrived, however long the emulator worked on it: what is still
+            # late when the step ends moves the next one. Without an arrival, only aborts are left to apply.
             arrival_ns = self.core.next_arrival_ns
             start_ns = max(start_ns, now_ns if arrival_ns is None else arrival_ns)
-        moved_ns = 0
-        if now_ns - start_ns - self._worked_ns(start_ns) > self._stall_limit_ns:
+        elif now_ns - start_ns > self._stall_limit_ns:
             moved_ns, start_ns = now_ns - start_ns, now_ns
         start = self.core.start_step(start_ns)
         if start is None:
