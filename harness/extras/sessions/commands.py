@@ -82,15 +82,18 @@ def replay_files(sessions: Sequence[Path], steps: Path, cost_model: str = "") ->
     from harness.extras.sessions.replay import check_same_server, check_settings
     from harness.extras.sessions.replay import replay as replay_steps
     from harness.model.engine import load_cost_model
-    from harness.stacks.vllm.step_log import read_step_log
+    from harness.stacks.vllm.step_log import OTHER_STACK, read_step_log
 
     with SpecError.on_os_error("cannot be read", where=steps, hint="Check the path"):
         log = read_step_log(steps.read_bytes())
     if not log.cores:
         what = "is a stat logger's file, which names no requests"
         raise RecordsError(what, where=str(steps), hint="Record the steps with VLLM_CORE_STEPS_FILE")
-    config = rules_of(log.settings, log.vllm)
     (core, *_more) = log.cores
+    if str(core.header.get("scheduler")).startswith(OTHER_STACK):
+        what = "is of vllm-rbln, whose scheduler has other rules than vLLM's own"
+        raise RecordsError(what, where=str(steps), hint="Nothing was compared; harness trace import reads its sessions")
+    config = rules_of(log.settings, log.vllm)
     requests, chains, block_tokens = read_engine(sessions, int(core.header["engine"]))
     check_settings(config, block_tokens)
     check_same_server(requests[0].server.header, core.header)

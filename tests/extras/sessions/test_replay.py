@@ -217,6 +217,16 @@ def test_rules_are_called_unknown_beside_another_pool_than_full_attention(
     assert ("unknown here" in done.stdout) != is_known
 
 
+def test_steps_of_vllm_rbln_are_refused_since_its_scheduler_has_other_rules(tmp_path: Path) -> None:
+    files = record(3, tmp_path)
+    scheduler = "vllm_rbln.v1.core.optimum_scheduler.RBLNOptimumScheduler"
+    changed(files.steps, lambda line: line.update(scheduler=scheduler) if "vllm_core_steps" in line else None)
+    done = command(files)
+    assert done.returncode == 1
+    assert "is of vllm-rbln" in done.stderr
+    assert "decisions differ" not in done.stdout
+
+
 @pytest.mark.parametrize("has_steps", [True, False])
 def test_tune_from_a_recording_says_first_how_far_its_rules_hold(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_steps: bool

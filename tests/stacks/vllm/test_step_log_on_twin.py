@@ -1,8 +1,8 @@
-"""The step logs in a real vLLM server agree with the observer of vllm-rbln, which sees the engine core itself."""
+"""The step logs and the recorded sessions of a real vLLM server agree with the observer of vllm-rbln, which sees the
+engine core itself, and with what was planned."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -11,22 +11,30 @@ import pytest
 
 from harness.analysis.logs.observer import load_observer
 from harness.extras.twin.environment import TwinEnvironment
+from harness.measure.records.run import SealedRun
 from harness.stacks.vllm.launch import CORE_STEPS, STEP_LOG
-from harness.stacks.vllm.step_log import INSIDE, StepLog, load_step_log
-from tests.support.twin_runs import run_on_twin
+from harness.stacks.vllm.step_log import StepLog, load_step_log
+from tests.support.sessions_on_twin import (
+    KINDS,
+    cached_by_observer,
+    cached_tokens,
+    imported,
+    num_whole,
+    record,
+)
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
 
 
 def test_the_steps_of_a_server_are_those_of_its_engine_core(twin: TwinEnvironment, tmp_path: Path) -> None:
     file, core_file = tmp_path / "steps.jsonl", tmp_path / "core_steps.jsonl"
-    workload = {"num_sessions": 6, "waits": "none"}
-    variables = {"PYTHONPATH": os.fspath(INSIDE), **STEP_LOG.variables(file), **CORE_STEPS.variables(core_file)}
-    run = run_on_twin(tmp_path, "steps", workload, {"environment": twin.version, "env": variables})
+    variables = {**STEP_LOG.variables(file), **CORE_STEPS.variables(core_file)}
+    run = record(twin.version, tmp_path, KINDS["usual"], variables)
     assert run.is_valid, run.invalid_reasons
     log = load_step_log(file)
     steps = load_observer(run.file("observer.jsonl")).steps.to_pylist()
     check_core_steps(load_step_log(core_file), steps)
+    check_sessions(tmp_path, run)
     assert [n for n in log.steps["n"].to_pylist() if n is not None] == [
         step["n"] for step in steps if step["kind"] == "decode"
     ]
@@ -41,6 +49,15 @@ def test_the_steps_of_a_server_are_those_of_its_engine_core(twin: TwinEnvironmen
     server_log = run.file("server.log").read_text(errors="replace")
     assert "STEP LOG" not in server_log
     assert "CORE STEPS" not in server_log
+    assert "[SESSIONS]" not in server_log
+
+
+def check_sessions(folder: Path, run: SealedRun) -> None:
+    """The sessions are imported as they were planned; each request has the cached tokens of its prefill."""
+    trace = imported(folder)
+    assert (len(trace.recordings), num_whole(run, trace)) == (len(run.plan.sessions), len(run.plan.sessions))
+    assert cached_tokens(folder) == cached_by_observer(run)
+    assert sum(cached_by_observer(run)) > 0
 
 
 def check_core_steps(log: StepLog, steps: list[dict[str, Any]]) -> None:

@@ -143,19 +143,19 @@ def test_the_kinds_of_kv_memory_are_among_the_settings(tmp_path: Path) -> None:
     assert log.unknown_rules == "a block's hash covers tokens after it"
 
 
-def test_cached_tokens_are_unknown_where_the_server_copies_them(tmp_path: Path) -> None:
+def test_where_the_server_copies_cached_tokens_they_are_the_sum_of_the_copies(tmp_path: Path) -> None:
     script = (
         "from vllm.sched import Scheduler\n"
         "decide = Scheduler.schedule\n"
         "def copied(self):\n"
         "    output = decide(self)\n"
-        "    output.cached_length = [16]\n"
+        "    output.cached_length = [16, 128]\n"
         "    return output\n"
         "Scheduler.schedule = copied\n"
     )
     run_core(tmp_path, script + TURNS, **{SESSIONS: str(tmp_path / "s.jsonl")})
     ended = [line for line in lines_of(tmp_path / "s.jsonl") if "end" in line]
-    assert [line["cached_tokens"] for line in ended] == [None] * 3
+    assert [line["cached_tokens"] for line in ended] == [144] * 3
 
 
 def test_each_engine_writes_its_own_file(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ No text, no token and nothing computed from them is written. A request says whic
 are those of, and how many; the table that knows blocks is in memory only, bounded, and new with each file. The lines of
 a step are written when it has ended. The file rotates by size and ends at a limit of disk. Without VLLM_SESSIONS_FILE
 nothing happens.
-Source: vllm 0.30.0 to 0.33.0 (v1/request.py, v1/core/sched/scheduler.py, v1/core/kv_cache_utils.py).
+Source: vllm 0.30.0 to 0.33.0 (v1/request.py, v1/core/sched/scheduler.py, v1/core/kv_cache_utils.py); vllm-rbln 0.11.1
+to 0.12.1a8 (v1/core/optimum_scheduler.py).
 """
 
 from __future__ import annotations
@@ -325,9 +326,9 @@ class SessionObserver:
             entry = self._open.get(new.req_id)
             if entry is not None:
                 entry.admitted_ns = began_ns
-                # vllm-rbln computes a prompt whole, and copies what is cached: its tokens computed before are always 0.
-                if not hasattr(output, "cached_length"):
-                    entry.cached = getattr(new, "num_computed_tokens", None)
+                # vllm-rbln prefills one request a step, whole, and copies what is cached, by outer block.
+                copied = getattr(output, "cached_length", None)
+                entry.cached = getattr(new, "num_computed_tokens", None) if copied is None else sum(copied)
                 self._prefilling[new.req_id] = entry
         for name in getattr(output, "preempted_req_ids", None) or ():
             if name in self._open:
