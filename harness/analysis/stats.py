@@ -81,9 +81,10 @@ class Interval:
         drawn = f", {self.resamples} resamples, seed {self.seed}" if self.resamples else ""
         drawn += f"; {self.family} intervals hold together" if self.family > 1 else ""
         ends = interval_text(self.low, self.high, between=", ")
+        how, given = self.method.removesuffix(GIVEN_COSTS), GIVEN_COSTS if self.is_given_costs else ""
         return (
-            f"{self.estimate:.4f} [{ends}] ({100 * self.level:.0f} % {self.method} over "
-            f"{self.num_units} {self.unit}{drawn})"
+            f"{self.estimate:.4f} [{ends}] ({100 * self.level:.0f} % {how} over "
+            f"{self.num_units} {self.unit}{given}{drawn})"
         )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -59,6 +61,10 @@ def test_a_constant_ratio_has_an_interval_of_no_width() -> None:
     interval = stats.of_blocks(values.tolist()).interval()
     assert (interval.low, interval.estimate, interval.high) == pytest.approx((0.9, 0.9, 0.9))
     assert str(interval) == "0.9000 [0.9000, 0.9000] (95 % t interval of the mean over 3 blocks)"
+    given = replace(interval, method=f"{interval.method}{stats.GIVEN_COSTS}")
+    assert str(given) == (
+        "0.9000 [0.9000, 0.9000] (95 % t interval of the mean over 3 blocks, cost model assumed exact)"
+    )
 
 
 def test_the_interval_of_a_ratio_of_sums_by_hand() -> None:
