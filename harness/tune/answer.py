@@ -87,10 +87,10 @@ def answer(  # noqa: PLR0913  # keywords with defaults, of one call
     chosen = BEST if best_is_better and BEST in less else less[0]
     shown = by_name[chosen]
     beside = [name for name in by_name if name != chosen]
-    rest = f"; {_beside(options[beside[0]], by_name[beside[0]])}" if beside else ""
+    rest = _beside(options[beside[0]], by_name[beside[0]]) if beside else explored.alike_in_words
     words = _capital(options[chosen].words)
     where = f" ({made})" if (made := modelled(spec, backend)) else ""
-    sentence = f"{words}: {shown.words}, confirmed on {shown.num_blocks} new plans{where}{rest}."
+    sentence = f"{words}: {shown.words}, confirmed on {shown.num_blocks} new plans{where}{f'; {rest}' * bool(rest)}."
     return Answer("confirmed", sentence, options[chosen], tuple(measured), why)
 
 
@@ -163,11 +163,11 @@ def _predicted(explored: Explored) -> str:
     best, smallest = explored.best, explored.smallest
     assert best is not None
     assert smallest is not None
-    beside = ""
+    rest = explored.alike_in_words
     if best.setup != smallest.setup:
-        beside = f"; {best.words}: {with_error(100 * best.saving, 100 * best.ratio.error, 1)} %"
+        rest = f"{best.words}: {with_error(100 * best.saving, 100 * best.ratio.error, 1)} %"
     saving = f"{with_error(100 * smallest.saving, 100 * smallest.ratio.error, 1)} % less device time"
-    return f"{_capital(smallest.words)}: {saving}, predicted, not measured{beside}."
+    return f"{_capital(smallest.words)}: {saving}, predicted, not measured{f'; {rest}' * bool(rest)}."
 
 
 def _capital(words: str) -> str:

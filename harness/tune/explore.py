@@ -71,7 +71,8 @@ class Explored:
 
     ceiling: the ratio of a server with every size and memory without end. options: every configuration that was
     predicted on the last plans, the baseline apart. bounds: what was searched, and why no further, in lines. screened:
-    the best of each kind, with their ratios on the first plans.
+    the best of each kind, with their ratios on the first plans. alike: what serves other hours better than the
+    proposal, and here does the same on every plan, so that it is not measured.
     """
 
     baseline: Setup
@@ -83,6 +84,12 @@ class Explored:
     num_setups: int
     num_simulated: int
     screened: tuple[tuple[Setup, float], ...] = field(default=(), repr=False)
+    alike: Setup | None = None
+
+    @property
+    def alike_in_words(self) -> str:
+        """What does the same here as the proposal, which changes less; "" where there is none."""
+        return next((f"{each.words} does the same here" for each in self.options if each.setup == self.alike), "")
 
     @property
     def most_saved(self) -> float:
@@ -91,11 +98,15 @@ class Explored:
 
 
 class Chosen(NamedTuple):
-    """What the last plans judge: the best, the smallest change that is as good, and others of each kind."""
+    """What the last plans judge: the best, the smallest change that is as good, and others of each kind.
+
+    alike: the best where it costs the same as the smallest on every plan; ``best`` is then the smallest.
+    """
 
     best: Setup
     smallest: Setup
     others: tuple[Setup, ...] = ()
+    alike: Setup | None = None
 
 
 def explore(
@@ -332,7 +343,10 @@ class _Search:
             best = min(tied, key=self.base.size_of)
             left = [setup for setup in left if self.rounds.is_close(setup, best)]
         smallest = min((each for each in left if self.rounds.is_as_good(each, best)), key=self.base.size_of)
-        return Chosen(best, smallest, tuple(of_kind[0] for of_kind in by_kind.values()))
+        others = tuple(of_kind[0] for of_kind in by_kind.values())
+        if best != smallest and self.rounds.is_alike(smallest, best):
+            return Chosen(smallest, smallest, (best, *others), best)
+        return Chosen(best, smallest, others)
 
     def conclude(self, chosen: Chosen, also: Sequence[Setup]) -> Explored:
         """The ratios of what was chosen, and of ``also``, on the last plans, and what pays by them."""
@@ -362,7 +376,8 @@ class _Search:
         num_setups = sum(map(math.isfinite, self.scores.values()))
         bounds = tuple(dict.fromkeys([*self.bounds, *notes]))
         options = tuple(options.values())
-        return Explored(base, ceiling, options, best, smallest, bounds, num_setups, simulated, self._frontier())
+        alike = None if smallest is None else chosen.alike
+        return Explored(base, ceiling, options, best, smallest, bounds, num_setups, simulated, self._frontier(), alike)
 
     def _ceiling(self, *, has_sizes: bool) -> Setup:
         """Of all numbers of requests at once and policies, the best with every size and memory without end."""

@@ -260,9 +260,10 @@ def _how(found: Found) -> Iterator[str]:
         return
     ceiling = 100 * (1 - explored.ceiling.ratio)
     yield f"No configuration can save more than {ceiling:.1f} % (every size, memory without end)."
+    alike = f"; {explored.alike_in_words} on every plan, so it was not measured" * bool(explored.alike)
     yield (
         f"Explored {explored.num_setups:,} configurations in {explored.num_simulated:,} simulations: "
-        f"{'; '.join(explored.bounds)}."
+        f"{'; '.join(explored.bounds)}{alike}."
     )
     if answer.measured:
         yield "Fixed the predictions, the rule and new plans before the first run of a candidate (frozen.json)."

@@ -548,6 +548,7 @@ def explored_lines(found: Explored) -> list[str]:
     width = max((len(option.setup.label) for option in found.options), default=0)
     for option in found.options:
         marks = [name for name, chosen in (("best", found.best), ("smallest", found.smallest)) if chosen == option]
+        marks += ["does the same here, not measured"] * (option.setup == found.alike)
         mark = f"  <- {', '.join(marks)}" if marks else ""
         memory = "" if option.memory_gib is None else f", {option.memory_gib:.1f} GiB"
         ratio = with_error(option.ratio.ratio, option.ratio.error, 4)

@@ -234,3 +234,9 @@ class Rounds:
     def is_as_good(self, setup: Setup, best: Setup) -> bool:
         """Whether it costs little more for the workload's own number of agents, its standard error counted in."""
         return sum(self._behind(setup, best, 1)) <= AS_GOOD
+
+    def is_alike(self, setup: Setup, best: Setup) -> bool:
+        """Whether it costs the same on every plan of the workload's own number of agents."""
+        return all(
+            np.array_equal(plans.played(setup).device_ns, plans.played(best).device_ns) for plans in self._rounds
+        )

@@ -12,8 +12,10 @@ from harness.errors import SpecError
 from harness.model.engine.cost import find_cost_file, load_cost_model
 from harness.model.plan.build import draw_plan
 from harness.model.sim.draws import perturbation_of
-from harness.model.spec import PerturbationSpec, ServerSpec, WorkloadSpec
+from harness.model.spec import PerturbationSpec, ServerSpec, WorkloadSpec, parse_experiment
 from harness.stacks.rbln.rules.kv_rules import PAGED
+from harness.tune.answer import answer
+from harness.tune.confirm import candidates_of
 from harness.tune.explore import QUICK, Effort, Explored, explore
 from harness.tune.plans import Plans, Question
 from harness.tune.setups import Baseline, Setup, best_for_steps, checked_levers, ladder
@@ -161,6 +163,27 @@ def test_prefix_caching_is_tried_with_every_limit_that_is_about_as_good() -> Non
     assert {2, 6, 10} <= limits
     assert all((option.reuse > 0) == option.setup.prefix_caching for option in explored.options)
     assert any("as many as there are agents at a time" in line for line in explored.bounds)
+
+
+def test_of_two_that_do_the_same_for_these_agents_the_smaller_change_is_proposed_and_the_other_is_named() -> None:
+    server = ServerSpec(
+        **{"rules": "vllm-paged", "model": "any", "cost_model": "emulated-gpu", "decode_buckets": []},
+        **{"max_num_seqs": 3, "prefix_caching": False, "num_gpu_blocks": 4000},
+    )
+    workload, levers = WorkloadSpec(num_sessions=8, wait_cap_s=0.5), ("max_num_seqs", "prefix_caching")
+    question = asked(server, workload, levers)
+    explored = explore(question, BRIEF)
+    assert list(candidates_of(explored)) == ["best"]
+    assert explored.best is not None
+    assert explored.best.setup.max_num_seqs == 8
+    assert explored.alike_in_words == "12 requests at once, prefix caching on does the same here"
+    assert explored.alike is not None
+    plans = Plans(question, "test", 20, (8, 10))
+    own, more = plans.device_ns(explored.best.setup), plans.device_ns(explored.alike)
+    assert (own[0] == more[0]).all()
+    assert (own[1] != more[1]).any()
+    spec = parse_experiment({"name": "alike", "backend": "sim", "condition": [{"name": "base"}]}, where="test")
+    assert answer(spec, explored).sentence.endswith(f", predicted, not measured; {explored.alike_in_words}.")
 
 
 def test_memory_that_follows_the_limit_is_no_change_of_its_own() -> None:
