@@ -15,6 +15,7 @@ import typer
 
 from harness.api import experiment_with
 from harness.cli.addresses import BackendOption, MaybeExperimentArgument, RunsOption, SetOption, changes_of
+from harness.cli.doctor import DEFAULT_WAIT, WaitOption, await_server, seconds_to_wait
 from harness.cli.init import AgentsOption, Asked, to_be_tuned, write_experiment
 from harness.cli.terminal import escape_markup, say, terminal, time_left
 from harness.clock import NS_PER_S, MonotonicClock
@@ -44,6 +45,7 @@ def tune(
     ] = "",
     agents: AgentsOption = 0,
     api_key_env: Annotated[str, typer.Option(help="With --for: environment variable with the server's key.")] = "",
+    wait: WaitOption = DEFAULT_WAIT,
     budget: Annotated[str, typer.Option(help="Wall time for all of it, e.g. `20min`. Default: [tune] budget.")] = "",
     memory: Annotated[str, typer.Option(help="Memory of one device, e.g. `14GiB`. Default: [tune] memory.")] = "",
     may_change: Annotated[
@@ -78,7 +80,7 @@ def tune(
     from harness.tune.path import Tune, TuneStoppedError
 
     console = terminal()
-    wanted = Asked(backend or "", (url,) if url else (), recording, api_key_env, agents=agents)
+    wanted = Asked(backend or "", (url,) if url else (), recording, api_key_env, seconds_to_wait(wait), agents=agents)
     experiment, backend = _experiment(experiment, wanted)
     wishes = [f"tune.budget={json.dumps(budget)}"] * bool(budget) + [f"tune.memory={json.dumps(memory)}"] * bool(memory)
     wishes += [f"tune.may_change={json.dumps(may_change)}"] if may_change else []
@@ -112,6 +114,8 @@ def tune(
 
 def _experiment(experiment: Path | None, wanted: Asked) -> tuple[Path, str | None]:
     """The experiment that is named, or that is written now, and the backend that replaces the file's."""
+    from harness.model.spec import ServerSpec
+
     backend, urls, source = wanted.backend, wanted.urls, wanted.source
     if wanted.api_key_env and not urls:
         raise SpecError("goes with --for", where="--api-key-env", hint="Name the server with --for, or leave it out")
@@ -133,6 +137,8 @@ def _experiment(experiment: Path | None, wanted: Asked) -> tuple[Path, str | Non
     elif not path.read_text(encoding="utf-8").startswith(asked):
         hint = f"Go on with it: harness tune {path}; or name another file: harness tune NAME --for ..."
         raise SpecError("is there already, and asks something else", where=str(path), hint=hint)
+    elif urls:
+        await_server(ServerSpec(url=urls[0], api_key_env=wanted.api_key_env), wanted.wait_s)
     return path, None
 
 

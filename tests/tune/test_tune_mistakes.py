@@ -9,6 +9,7 @@ import pytest
 
 from harness.cli.tune import tune
 from harness.errors import HarnessError
+from tests.support.clocks import VirtualClock
 
 FILE = """\
 name = "small"
@@ -36,7 +37,8 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"experiment": None}, "harness tune: nothing to tune is named"),
     ({"experiment": Path("other.toml")}, "other.toml"),
     ({"experiment": None, "url": "localhost:8000"}, "url"),
-    ({"experiment": None, "url": NOWHERE}, f"{NOWHERE}: "),
+    ({"experiment": None, "url": NOWHERE, "wait": "0s"}, f"{NOWHERE}: "),
+    ({"experiment": None, "url": NOWHERE, "wait": "long"}, "--wait: 'long' is no time"),
     ({"experiment": None, "url": NOWHERE, "backend": "sim"}, "--for: goes with backend attached, not with sim"),
     ({"experiment": None, "recording": "none.jsonl"}, "none.jsonl: there is no such trace file"),
     ({"experiment": None, "backend": "sim"}, "tune-sim.toml: is there already"),
@@ -78,3 +80,17 @@ def test_a_mistake_is_named_with_its_option_or_key(folder: Path, given: dict[str
     assert raised.value.hint or "unknown key" in named or "tune." in named
     assert not list(folder.glob("runs/**/manifest.json"))
     assert len(list(folder.glob("*.toml"))) == 2
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+def test_a_server_that_is_starting_is_waited_for_before_and_after_its_file_is_written(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *, is_written: bool
+) -> None:
+    monkeypatch.setattr("harness.cli.doctor.MonotonicClock", VirtualClock)
+    if is_written:
+        asked = f'# harness tune: ["", "{NOWHERE}", "", ""]\n'
+        text = FILE.replace('"sim"', '"attached"') + f'[server]\nurl = "{NOWHERE}"\n'
+        (folder / "tune-127-0-0-1-9.toml").write_text(asked + text, encoding="utf-8")
+    with pytest.raises(HarnessError):
+        tune(url=NOWHERE, wait="90s")
+    assert f"{NOWHERE} is not ready" in capsys.readouterr().err.replace("\n", " ")
