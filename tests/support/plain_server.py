@@ -1,19 +1,23 @@
-"""A plain OpenAI-compatible server in a thread of the test's own process: what it knows beyond the basics is chosen."""
+"""A plain OpenAI-compatible server in threads of the test's own process: what it knows beyond the basics is chosen."""
 
 from __future__ import annotations
 
 import json
 import re
-import ssl
-import threading
 import zlib
-from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Literal
 
+from harness.clock import NS_PER_MS
+from tests.support.processes import clock
+from tests.support.raw_server import CHUNKED_HEAD, CLOSE, Asked, RawServer, Reply, chunked, whole
+from tests.support.tls import TlsFront
+
+STEP_NS = 2 * NS_PER_MS
+Events = Callable[[str, int, int], list[dict[str, Any]]]
 METRICS = '# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{engine="0"} 0.0\n'
 
 
@@ -27,8 +31,10 @@ class PlainServer:
     tokenized: its answer instead; num_tokenized: such requests.
     cached_tokens: of every prompt, as usage has them; 0: not stated.
     repeats: what it adds to a header and to the names in its answers.
-    model, version, metrics: as it states them, the last at metrics_path. on_answer: called with the server before each
-    completion."""
+    model, version, metrics: as it states them, the last at metrics_path; pages: what else a GET gets, by path.
+    on_answer: called with the server before each completion. events: of an answer, from its id, its prompt tokens and
+    the tokens to make. together: so many events leave in one piece, a step for each; 0: the whole answer at once.
+    is_old: it speaks HTTP/1.0. data: begins each event. certificate: it speaks TLS."""
 
     paths: tuple[str, ...] = ("/v1/completions",)
     gives_token_ids: bool = False
@@ -47,6 +53,13 @@ class PlainServer:
     num_tokenized: int = 0
     health: int = 404
     model: str = "plain"
+    other_models: tuple[str, ...] = ()
+    pages: dict[str, tuple[int, str]] = field(default_factory=dict[str, tuple[int, str]])
+    takes_ids: bool = True
+    events: Events | None = None
+    together: int = 0
+    is_old: bool = False
+    data: bytes = b"data: "
     version: str = ""
     metrics: str = METRICS
     metrics_path: str = "/metrics"
@@ -58,64 +71,61 @@ class PlainServer:
     url: str = ""
 
 
-def _handler_of(server: PlainServer) -> type[BaseHTTPRequestHandler]:
-    """What answers the requests of ``server``."""
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        # The body leaves at once, not when the client has acknowledged the head, 40 ms later.
-        disable_nagle_algorithm = True
-
-        def do_GET(self) -> None:
-            if self._is_refused():
-                return
-            self._send(*_page(server, self.path.removeprefix(server.prefix)))
-
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            if self._is_refused():
-                return
-            self._send(*_reply(server, self.path.removeprefix(server.prefix), body))
-
-        def _is_refused(self) -> bool:
-            if server.key and self.headers.get("Authorization") != f"Bearer {server.key}":
-                self._send(401, json.dumps({"error": {"message": "Incorrect API key provided"}}))
-                return True
-            return False
-
-        def _send(self, status: int, body: str) -> None:
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body.encode())))
-            if server.repeats:
-                self.send_header("X-Replica", server.repeats)
-            self.end_headers()
-            with suppress(ConnectionError):  # a client that left
-                self.wfile.write(body.encode())
-
-        def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
-            del code, size
-
-    return Handler
-
-
 @contextmanager
 def plain_server(server: PlainServer) -> Generator[PlainServer]:
     """``server``, listening on a loopback port."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), _handler_of(server)) as listening:
+    with ExitStack() as opened:
+        raw = opened.enter_context(RawServer(lambda asked: _reply(server, asked)))
+        server.url = f"{raw.url}{server.prefix}"
         if server.certificate is not None:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(server.certificate)
-            listening.socket = context.wrap_socket(listening.socket, server_side=True)
-        scheme = "http" if server.certificate is None else "https"
-        server.url = f"{scheme}://127.0.0.1:{listening.server_address[1]}{server.prefix}"
-        thread = threading.Thread(target=listening.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
-        try:
-            yield server
-        finally:
-            listening.shutdown()
-            thread.join()
+            front = opened.enter_context(TlsFront(raw, server.certificate))
+            server.url = f"https://{front.host}:{front.port}{server.prefix}"
+        yield server
+
+
+def _reply(server: PlainServer, asked: Asked) -> Reply:
+    if server.key and asked.header("Authorization") != f"Bearer {server.key}":
+        return _whole(server, 401, json.dumps({"error": {"message": "Incorrect API key provided"}}))
+    path = asked.path.removeprefix(server.prefix)
+    if asked.method == "GET":
+        return _whole(server, *_page(server, path))
+    if path == "/tokenize" and server.tokenizes:
+        return _whole(server, 200, _tokens(server, asked.fields))
+    if path not in server.paths:
+        return _whole(server, 404, '{"detail": "Not Found"}')
+    return _completion(server, asked.fields)
+
+
+def _completion(server: PlainServer, body: dict[str, Any]) -> Reply:
+    if not server.takes_ids and isinstance(body.get("prompt"), list):
+        return _whole(server, 422, '{"error": {"message": "prompt: expected a string"}}')
+    server.asked.append(body)
+    if server.on_answer is not None:
+        server.on_answer(server)
+    if server.fails and len(server.asked) > server.num_good:
+        return _whole(server, 400, json.dumps({"error": {"message": f"{server.fails} {len(server.asked)}"}}))
+    parts = [server.data + event.encode() + b"\n\n" for event in _events(server, body)]
+    if not server.together:
+        return _whole(server, 200, b"".join(parts))
+    if server.is_old:
+        return Reply(_in_steps(server, b"HTTP/1.0 200 OK\r\n\r\n", [*parts, b""]), CLOSE)
+    return Reply(_in_steps(server, CHUNKED_HEAD, chunked(parts)))
+
+
+def _whole(server: PlainServer, status: int, body: str | bytes) -> Reply:
+    repeated = [b"X-Replica: " + server.repeats.encode()] if server.repeats else []
+    return Reply([whole(body, *repeated, status=status)])
+
+
+def _in_steps(server: PlainServer, head: bytes, parts: Sequence[bytes]) -> Iterator[bytes]:
+    """The head, then ``together`` parts at once, each a step after the one before; the last is no event."""
+    yield head
+    *events, end = parts
+    for first in range(0, len(events), server.together):
+        held = events[first : first + server.together]
+        clock.sleep_until_ns(clock.now_ns() + STEP_NS * len(held))
+        yield b"".join(held)
+    yield end
 
 
 def _page(server: PlainServer, path: str) -> tuple[int, str]:
@@ -123,32 +133,24 @@ def _page(server: PlainServer, path: str) -> tuple[int, str]:
     if path == "/health":
         return server.health, ""
     limit = {"max_model_len": server.max_model_len} if server.max_model_len else {}
-    bodies = {"/v1/models": json.dumps({"object": "list", "data": [{"id": server.model, **limit}]})}
+    models = [{"id": model, **limit} for model in (server.model, *server.other_models)]
+    bodies = {"/v1/models": json.dumps({"object": "list", "data": models})}
     bodies |= {server.metrics_path: server.metrics} if server.has_metrics else {}
     bodies |= {"/version": json.dumps({"version": server.version})} if server.version else {}
-    return (200, bodies[path]) if path in bodies else (404, '{"detail": "Not Found"}')
+    return (200, bodies[path]) if path in bodies else server.pages.get(path, (404, '{"detail": "Not Found"}'))
 
 
-def _reply(server: PlainServer, path: str, body: dict[str, Any]) -> tuple[int, str]:
-    """Status and body of the answer to a request."""
-    if path == "/tokenize" and server.tokenizes:
-        server.num_tokenized += 1
-        if server.tokenized:
-            return 200, server.tokenized
-        if server.text_key != "prompt":
-            body = {"prompt": body.get(server.text_key, "")}
-        ids = _ids_of(server, body)
-        if server.ids_as_objects:
-            return 200, json.dumps([{"id": each, "text": "", "start": 0, "stop": 0} for each in ids])
-        return 200, json.dumps({"count": len(ids), "max_model_len": 8192, "tokens": ids})
-    if path not in server.paths:
-        return 404, '{"detail": "Not Found"}'
-    server.asked.append(body)
-    if server.on_answer is not None:
-        server.on_answer(server)
-    if server.fails and len(server.asked) > server.num_good:
-        return 400, json.dumps({"error": {"message": f"{server.fails} {len(server.asked)}"}})
-    return 200, "".join(f"data: {event}\n\n" for event in _events(server, body))
+def _tokens(server: PlainServer, body: dict[str, Any]) -> str:
+    """The answer to /tokenize."""
+    server.num_tokenized += 1
+    if server.tokenized:
+        return server.tokenized
+    if server.text_key != "prompt":
+        body = {"prompt": body.get(server.text_key, "")}
+    ids = _ids_of(server, body)
+    if server.ids_as_objects:
+        return json.dumps([{"id": each, "text": "", "start": 0, "stop": 0} for each in ids])
+    return json.dumps({"count": len(ids), "max_model_len": 8192, "tokens": ids})
 
 
 def _events(server: PlainServer, body: dict[str, Any]) -> list[str]:
@@ -158,6 +160,8 @@ def _events(server: PlainServer, body: dict[str, Any]) -> list[str]:
         f"{'chatcmpl' if is_chat else 'cmpl'}-{len(server.asked)}{server.repeats}",
         int(body.get("max_tokens") or body["max_completion_tokens"]),
     )
+    if server.events is not None:
+        return [*map(json.dumps, server.events(name, len(_ids_of(server, body)), count)), "[DONE]"]
     events: list[dict[str, Any]] = []
     if is_chat:
         events.append({"id": name, "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})

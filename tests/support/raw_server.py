@@ -7,35 +7,61 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from harness.model.plan.model import Plan
 from harness.model.plan.tokens import TokenStreams
 
-CONTENT_LENGTH = re.compile(rb"\r\ncontent-length:\s*(\d+)", re.IGNORECASE)
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 TIMEOUT_S = 120.0
+CHUNKED_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
-class Asked(NamedTuple):
-    """One request as it came. Token ids that answer it: ``ids``."""
+@dataclass(frozen=True)
+class Asked:
+    """One request as it came. head: with its request line. Token ids that answer it: ``ids``."""
 
-    path: str
-    session: int
-    request: int
-    fields: dict[str, Any]
-    head: bytes = b""
+    head: bytes
+    body: bytes = b""
+
+    @property
+    def method(self) -> str:
+        return self.head.split(b" ", 1)[0].decode()
+
+    @property
+    def path(self) -> str:
+        return self.head.split(b" ", 2)[1].decode()
 
     def header(self, name: str) -> str | None:
         """The only value of a header; None where it is absent."""
         lines = (line.partition(b":") for line in self.head.split(b"\r\n")[1:])
-        values = [value.strip().decode() for key, _, value in lines if key.strip().lower() == name.lower().encode()]
+        values = [value.strip().decode("latin-1") for key, _, value in lines if key.lower() == name.lower().encode()]
         assert len(values) < 2, values
         return values[0] if values else None
+
+    @cached_property
+    def fields(self) -> dict[str, Any]:
+        return json.loads(self.body) if self.body else {}
+
+    @property
+    def session(self) -> int:
+        return int(self._of_request_id(-2))
+
+    @property
+    def request(self) -> int:
+        return int(self._of_request_id(-1))
+
+    def _of_request_id(self, place: int) -> str:
+        return f"0-{self.fields.get('request_id', '0-0')}".split("-")[place]
 
     @property
     def ids(self) -> list[int]:
@@ -67,11 +93,11 @@ class RawServer:
     def __init__(self, answer: Callable[[Asked], Reply]) -> None:
         self._answer = answer
         self.asked: list[Asked] = []
-        self.host = "127.0.0.1"
+        self.host, self.port = "127.0.0.1", 0
         self._ended = threading.Event()
         self._open: set[socket.socket] = set()
 
-    def __enter__(self) -> RawServer:
+    def __enter__(self) -> Self:
         self._listener = socket.create_server((self.host, 0), backlog=256)
         self.port = int(self._listener.getsockname()[1])
         threading.Thread(target=self._accept, daemon=True).start()
@@ -85,6 +111,10 @@ class RawServer:
                 sock.shutdown(socket.SHUT_RDWR)
             sock.close()
 
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
     def _accept(self) -> None:
         while not self._ended.is_set():
             try:
@@ -97,41 +127,57 @@ class RawServer:
             threading.Thread(target=self._serve, args=(peer,), daemon=True).start()
 
     def _serve(self, peer: socket.socket) -> None:
-        with peer:
+        with contextlib.suppress(OSError), peer:
             try:
                 self._talk(peer)
-            except (OSError, ValueError):
-                return
+            except ValueError:
+                peer.sendall(whole("", status=400))
             finally:
                 self._open.discard(peer)
 
     def _talk(self, peer: socket.socket) -> None:
-        received = b""
-        while True:
-            while b"\r\n\r\n" not in received:
-                data = peer.recv(65_536)
-                if not data:
+        with peer.makefile("rb") as came:
+            while (asked := read_request(came)) is not None:
+                self.asked.append(asked)
+                pieces, after = self._answer(asked)
+                for piece in pieces:
+                    peer.sendall(piece)
+                if after == HANG:
+                    self._ended.wait(TIMEOUT_S)
+                if after == RESET:
+                    peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                if after != KEEP:
                     return
-                received += data
-            head, _, rest = received.partition(b"\r\n\r\n")
-            match = CONTENT_LENGTH.search(head)
-            length = int(match[1]) if match else 0
-            while len(rest) < length:
-                rest += peer.recv(65_536)
-            body, received = rest[:length], rest[length:]
-            fields = json.loads(body) if body else {}
-            _, session, request = ("0-" + str(fields.get("request_id", "0-0"))).rsplit("-", 2)
-            asked = Asked(head.split(b" ", 2)[1].decode(), int(session), int(request), fields, head)
-            self.asked.append(asked)
-            pieces, after = self._answer(asked)
-            for piece in pieces:
-                peer.sendall(piece)
-            if after == HANG:
-                self._ended.wait(TIMEOUT_S)
-            if after == RESET:
-                peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            if after != KEEP:
-                return
+
+
+def read_request(came: BinaryIO) -> Asked | None:
+    """The next request; None where it does not come whole. ValueError: it is no HTTP."""
+    lines = [came.readline()]
+    while lines[-1] != b"\r\n":
+        if not lines[-1]:
+            return None
+        if not lines[-1].endswith(b"\r\n"):
+            raise ValueError("no HTTP")
+        lines.append(came.readline())
+    asked = Asked(b"".join(lines[:-1]))
+    length = int(asked.header("Content-Length") or 0)
+    body = came.read(length) if asked.header("Transfer-Encoding") is None else b"".join(chunks_of(came))
+    return Asked(asked.head, body) if len(body) >= length else None
+
+
+def chunks_of(came: BinaryIO) -> Iterator[bytes]:
+    """The parts of a chunked body."""
+    while size := int(came.readline(), 16):
+        yield came.read(size)
+        came.readline()
+    came.readline()
+
+
+def whole(body: bytes | str, *headers: bytes, status: int = 200) -> bytes:
+    """An answer with its length."""
+    content = body if isinstance(body, bytes) else body.encode()
+    first = b"HTTP/1.1 %d %b" % (status, HTTPStatus(status).phrase.encode())
+    return b"\r\n".join([first, *headers, b"Content-Length: %d" % len(content), b"", content])
 
 
 def events(asked: Asked, *, ids: list[int] | None = None) -> list[bytes]:
@@ -146,9 +192,6 @@ def events(asked: Asked, *, ids: list[int] | None = None) -> list[bytes]:
     usage = {"prompt_tokens": asked.num_prompt_tokens, "completion_tokens": len(ids)}
     documents.append({**base, "choices": [], "usage": usage})
     return [*(b"data: %b\n\n" % json.dumps(document).encode() for document in documents), b"data: [DONE]\n\n"]
-
-
-CHUNKED_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 def chunked(parts: Iterable[bytes], *, extension: bytes = b"", trailer: bytes = b"") -> list[bytes]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import functools
 import hashlib
 import importlib.util
 import json
@@ -11,9 +10,7 @@ import os
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import ModuleType
 from zipfile import ZipFile
@@ -21,6 +18,7 @@ from zipfile import ZipFile
 import pytest
 
 from tests.support.checkout import ROOT
+from tests.support.raw_server import Asked, RawServer, Reply, whole
 
 BOOTSTRAP = ROOT / "tools" / "bootstrap.py"
 
@@ -97,18 +95,15 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder of the project ``pip`` on a package index of our own."""
     folder = tmp_path / "simple" / "pip"
     folder.mkdir(parents=True)
-    handler = functools.partial(QuietHandler, directory=str(tmp_path))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}/simple/")
-        monkeypatch.setenv("no_proxy", "127.0.0.1")
+
+    def answer(asked: Asked) -> Reply:
+        path = tmp_path / asked.path.removeprefix("/")
+        return Reply([whole((path / "index.html" if path.is_dir() else path).read_bytes())])
+
+    with RawServer(answer) as server:
+        monkeypatch.setenv("PIP_INDEX_URL", f"{server.url}/simple/")
+        monkeypatch.setenv("no_proxy", server.host)
         yield folder
-        server.shutdown()
-
-
-class QuietHandler(SimpleHTTPRequestHandler):
-    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
-        pass
 
 
 def test_a_wheel_is_taken_only_when_it_is_the_pinned_one(

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import base64
 import json
-import threading
 from collections import Counter
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
 from harness.errors import HarnessError, SpecError
 from harness.extras.otel.spans import _post, batches, collector_headers, post_spans, spans_of, traces_url
-from harness.measure.server.ask import Reply
 from harness.present.export import MeasuredRun, measured
 from harness.runner import run_experiment
 from tests.support.experiments import small_experiment
+from tests.support.raw_server import Asked, RawServer, Reply, whole
 
 
 def simulated(folder: Any, **workload: Any) -> MeasuredRun:
@@ -37,35 +35,19 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> MeasuredRun:
     return simulated(tmp_path_factory.mktemp("otel"), num_sessions=50, requests_per_session=20)
 
 
-class Collector(ThreadingHTTPServer):
+class Collector(RawServer):
     """Takes spans as a collector does: parsed by the classes of the protocol where they are installed."""
 
-    def __init__(self, answer: tuple[int, dict[str, Any]] = (200, {})) -> None:
-        super().__init__(("127.0.0.1", 0), TakeSpans)
-        self.answer = answer
+    def __init__(self) -> None:
+        super().__init__(self._take)
+        self.status, self.answer = 200, dict[str, Any]()
         self.spans: list[Any] = []
         self.parse: Any = spans_of_json
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
-
-class TakeSpans(BaseHTTPRequestHandler):
-    server: Collector
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["content-length"]))
-        status, answer = self.server.answer
-        if self.path == "/v1/traces" and self.headers["content-type"] == "application/json" and status == 200:
-            self.server.spans += self.server.parse(body)
-        content = json.dumps(answer).encode()
-        self.send_response(status)
-        self.send_header("content-length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_request(self, code: Any = "-", size: Any = "-") -> None: ...
+    def _take(self, asked: Asked) -> Reply:
+        if asked.path == "/v1/traces" and asked.header("content-type") == "application/json" and self.status == 200:
+            self.spans += self.parse(asked.body)
+        return Reply([whole(json.dumps(self.answer), status=self.status)])
 
 
 def spans_of_json(body: bytes) -> list[Any]:
@@ -99,11 +81,7 @@ def spans_by_protobuf(body: bytes) -> list[Any]:
 @pytest.fixture
 def collector() -> Iterator[Collector]:
     with Collector() as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
         yield server
-        server.shutdown()
-        thread.join()
 
 
 def attributes(span: dict[str, Any]) -> dict[str, Any]:
@@ -162,16 +140,16 @@ def _no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_no_waits")
 @pytest.mark.parametrize(
-    ("answer", "words"),
+    ("status", "answer", "words"),
     [
-        ((503, {}), "did not take the spans .*503"),
-        ((200, {"partialSuccess": {"rejectedSpans": "3", "errorMessage": "full"}}), "rejected 3 spans .full."),
+        (503, {}, "did not take the spans .*503"),
+        (200, {"partialSuccess": {"rejectedSpans": "3", "errorMessage": "full"}}, "rejected 3 spans .full."),
     ],
 )
 def test_spans_that_a_collector_refuses_are_an_error(
-    run: MeasuredRun, collector: Collector, answer: tuple[int, dict[str, Any]], words: str
+    run: MeasuredRun, collector: Collector, status: int, answer: dict[str, Any], words: str
 ) -> None:
-    collector.answer = answer
+    collector.status, collector.answer = status, answer
     with pytest.raises(HarnessError, match=words):
         post_spans(run, f"{collector.url}/v1/traces")
 
@@ -189,19 +167,12 @@ def test_headers_of_the_usual_variable_are_sent_and_a_wrong_one_shows_no_value(m
 
 
 @pytest.mark.usefixtures("_no_waits")
-def test_a_batch_that_was_refused_for_a_moment_is_sent_again(run: MeasuredRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = [503, 429, 200]
-    sent: list[bytes] = []
-
-    def collector(url: str, *, deadline_s: float, body: bytes, headers: dict[str, str]) -> Reply:
-        del url, deadline_s, headers
-        sent.append(body)
-        return Reply(answers[len(sent) - 1], b"{}")
-
-    monkeypatch.setattr("harness.extras.otel.spans.ask_url", collector)
-    _post("http://collector/v1/traces", {}, next(batches(run)))
-    assert len(sent) == 3
-    assert len(set(sent)) == 1
+def test_a_batch_that_was_refused_for_a_moment_is_sent_again(run: MeasuredRun) -> None:
+    statuses = iter([503, 429, 200])
+    with RawServer(lambda _asked: Reply([whole("{}", status=next(statuses))])) as server:
+        _post(f"{server.url}/v1/traces", {}, next(batches(run)))
+    assert len(server.asked) == 3
+    assert len({asked.body for asked in server.asked}) == 1
 
 
 @pytest.mark.usefixtures("_no_waits")

@@ -13,7 +13,7 @@ from harness.measure.server.ask import HTTP_OK, NO_ANSWER, ask, ask_metrics, ask
 from harness.measure.server.process import free_port
 from tests.support.forked_children import started_anew
 from tests.support.processes import WITHIN_S, commands_of_children
-from tests.support.raw_server import CLOSE, HANG, KEEP, RESET, Asked, RawServer, Reply
+from tests.support.raw_server import CLOSE, HANG, KEEP, RESET, Asked, RawServer, Reply, whole
 
 pytestmark = pytest.mark.live
 HEAD = b"HTTP/1.1 200 OK\r\n"
@@ -36,10 +36,6 @@ def flooding() -> Iterator[bytes]:
     yield HEAD
     while True:
         yield b"X-More: " + b"y" * 4_000 + b"\r\n"
-
-
-def whole(body: bytes, *headers: bytes) -> bytes:
-    return HEAD + b"".join(b"%b\r\n" % one for one in headers) + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
 
 
 @pytest.mark.parametrize(
@@ -149,16 +145,15 @@ def test_metrics_are_read_where_the_same_server_redirects_to_and_another_server_
         return Reply([whole(b"up 1") if place is None else head + place + b"\r\n\r\n"])
 
     with RawServer(answer) as server:
-        url = f"http://{server.host}:{server.port}"
-        reply, place = ask_metrics(f"{url}/metrics", deadline_s=WITHIN_S)
-        away, _ = ask_metrics(f"{url}/away", deadline_s=WITHIN_S, headers={"Authorization": "Bearer k"})
-    assert (reply.status, reply.body, place) == (HTTP_OK, b"up 1", f"{url}/metrics/")
+        reply, place = ask_metrics(f"{server.url}/metrics", deadline_s=WITHIN_S)
+        away, _ = ask_metrics(f"{server.url}/away", deadline_s=WITHIN_S, headers={"Authorization": "Bearer k"})
+    assert (reply.status, reply.body, place) == (HTTP_OK, b"up 1", f"{server.url}/metrics/")
     assert (away.status, away.error) == (307, "status 307, a redirect to http://127.0.0.1:1/metrics")
 
 
 def test_a_key_that_is_no_header_is_in_no_error() -> None:
     with RawServer(lambda _asked: Reply([whole(b"")])) as server:
-        url = f"http://{server.host}:{server.port}/health"
+        url = f"{server.url}/health"
         answer = ask_url(url, deadline_s=WITHIN_S, headers={"Authorization": "Bearer sk\nsecret"})
         assert (
             ask_url(url, deadline_s=WITHIN_S, headers={"Authorization": "Bearer sk-ends-in-a-space "}).status == HTTP_OK
@@ -172,7 +167,7 @@ def test_another_process_asks_as_this_one_does_and_its_death_is_a_word_too() -> 
     with (
         started_anew(),
         RawServer(lambda _asked: Reply([next(bodies)])) as server,
-        asking_process(f"http://{server.host}:{server.port}/metrics", {"X-Key": "1"}) as get,
+        asking_process(f"{server.url}/metrics", {"X-Key": "1"}) as get,
     ):
         assert [get(WITHIN_S), get(WITHIN_S)] == [(HTTP_OK, b"one", ""), (HTTP_OK, b"two", "")]
         (process,) = (child for child, command in commands_of_children() if "answer_requests" in command)

@@ -19,7 +19,7 @@ from harness.runner.experiment import ExperimentOutcome, will_fail_again
 from tests.support.command_line import harness
 from tests.support.experiments import UNHURRIED, UNHURRIED_TOML
 from tests.support.plain_server import PlainServer, plain_server
-from tests.support.tls import certificate, key_and_certificate
+from tests.support.tls import certificate
 
 pytestmark = pytest.mark.live
 KEY = "NAME_OF_A_KEY"
@@ -183,8 +183,7 @@ name = "only"
 
 
 def over_https() -> PlainServer:
-    key = key_and_certificate(certificate())
-    return PlainServer(gives_token_ids=True, has_metrics=True, health=200, version="0.30.0", certificate=key)
+    return PlainServer(gives_token_ids=True, has_metrics=True, health=200, version="0.30.0", certificate=certificate())
 
 
 @pytest.mark.parametrize(("later", "is_said"), [(16, False), (0, True)])

@@ -22,10 +22,10 @@ from harness.measure.server.probe import Needs, probe
 from harness.measure.server.process import free_port
 from harness.model.spec import ExperimentSpec, ServerSpec
 from harness.runner import run_experiment
-from tests.support import shaped_server as shapes
 from tests.support.emulator_process import Emulator, end, start_ready
 from tests.support.experiments import A_MINUTE_MS, UNHURRIED
-from tests.support.shaped_server import Shape, shaped_server
+from tests.support.other_servers import CHAT, LLAMA, OTHERS, llama_text
+from tests.support.plain_server import plain_server
 
 pytestmark = [pytest.mark.live, pytest.mark.same_everywhere]
 KEY = "NAME_OF_A_KEY"
@@ -33,20 +33,6 @@ TOKENS = 16
 # A third of the time in which the emulator makes an answer. A proxy that collects it holds its first token for nearly
 # all of that; a client that a busy machine wakes late must not look like one.
 HELD_MS = 40.0
-LITELLM: dict[str, Any] = {
-    "models": ({"id": "emu", "object": "model"}, {"id": "other", "object": "model"}),
-    "pages": shapes.LITELLM_PAGES,
-    "key": "sk-1",
-}
-SHAPES = {
-    "litellm": Shape(shapes.litellm_text, **LITELLM),
-    "litellm chat": Shape(shapes.litellm_chat, chat=True, **LITELLM),
-    "llama.cpp": Shape(shapes.llama_text, pages=shapes.LLAMA_PAGES, words_key="content"),
-    "llama.cpp chat": Shape(shapes.llama_chat, chat=True, pages=shapes.LLAMA_PAGES, words_key="content"),
-    "TGI": Shape(shapes.tgi_text, pages=shapes.TGI_PAGES, words_key="inputs", data=b"data:"),
-    "TGI chat": Shape(shapes.tgi_chat, chat=True, pages=shapes.TGI_PAGES, words_key="inputs", data=b"data:"),
-    "HTTP/1.0": Shape(shapes.llama_text, pages=shapes.LLAMA_PAGES, words_key="content", version="1.0"),
-}
 
 
 def experiment(url: str, **keys: Any) -> ExperimentSpec:
@@ -81,21 +67,19 @@ def codes(run: SealedRun, severity: str) -> set[str]:
     return {finding.code for finding in run.manifest.findings if finding.severity == severity}
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", OTHERS)
 def test_answers_of_other_servers_give_valid_figures(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shape = SHAPES[name]
     monkeypatch.setenv(KEY, "sk-1")
-    form = "chat" if shape.chat else "text"
-    with shaped_server(shape) as server:
+    with plain_server(OTHERS[name]()) as server:
         run = one_run(
             tmp_path,
             experiment(
                 server.url,
-                workload={"prompt_form": form},
-                limits={"needs_metrics": "/metrics" in shape.pages and shape.pages["/metrics"][0] == 200},
-                server={"api_key_env": KEY if shape.key else ""},
+                workload={"prompt_form": "chat" if server.paths == CHAT else "text"},
+                limits={"needs_metrics": server.has_metrics},
+                server={"api_key_env": KEY if server.key else ""},
             ),
         )
     assert codes(run, "invalid") == set()
@@ -116,8 +100,8 @@ def test_a_refusal_names_the_form_that_the_server_takes(
     tmp_path: Path, name: str, remedy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(KEY, "sk-1")
-    key = {"api_key_env": KEY if SHAPES[name].key else ""}
-    with shaped_server(SHAPES[name]) as server:
+    with plain_server(OTHERS[name]()) as server:
+        key = {"api_key_env": KEY if server.key else ""}
         spec = experiment(server.url, limits={"needs_metrics": False}, server=key)
         with pytest.raises(HarnessError) as refused:
             run_experiment(spec, runs_root=tmp_path)
@@ -132,7 +116,7 @@ def test_conditions_may_ask_different_models_of_one_gateway(tmp_path: Path, monk
         conditions = [{"name": "first"}, {"name": "second", "server": {"model": second}}]
         return experiment(url, server={"api_key_env": KEY}, condition=conditions, **keys)
 
-    with shaped_server(SHAPES["litellm"]) as server:
+    with plain_server(OTHERS["litellm"]()) as server:
         run_experiment(of_models(server.url, "other"), runs_root=tmp_path).require_valid()
         assert {body["model"] for body in server.asked} == {"emu", "other"}
         with pytest.raises(HarnessError, match="lists no model 'absent', but emu, other") as refused:
@@ -147,15 +131,15 @@ def held(run: SealedRun) -> str:
 
 @pytest.mark.parametrize("together", [6, 1000])
 def test_a_proxy_that_collects_tokens_makes_the_run_invalid(tmp_path: Path, together: int) -> None:
-    shape = Shape(shapes.llama_text, words_key="content", together=together)
-    with shaped_server(shape) as server:
+    collecting = LLAMA(events=llama_text, together=together)
+    with plain_server(collecting) as server:
         report = probe(endpoint_of(ServerSpec(url=server.url)), Needs(prompt_form="text", metrics=False))
         limits = {"needs_metrics": False, "first_token_held_ms": 5.0}
         run = one_run(tmp_path, experiment(server.url, workload={"prompt_form": "text"}, limits=limits))
     assert any("came together: a proxy may collect them" in note for note in report.notes)
     assert codes(run, "invalid") == {"first-token-held"}
     assert held(run).startswith("in 4 of 4 answers the first token came together with later ones: a proxy")
-    with shaped_server(shape) as server:
+    with plain_server(collecting) as server:
         limits = {"needs_metrics": False, "first_token_held_ms": A_MINUTE_MS}
         again = one_run(tmp_path / "kept", experiment(server.url, workload={"prompt_form": "text"}, limits=limits))
     assert codes(again, "invalid") == set()

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import islice
 from typing import Any, Literal
 
 from harness.clock import NS_PER_S, MonotonicClock
+from tests.support.raw_server import CHUNKED_HEAD, CLOSE, KEEP, Asked, RawServer, Reply, chunked, whole
 
 CLOCK = MonotonicClock()
 CHARACTERS_PER_TOKEN = 4
@@ -256,118 +256,66 @@ def _reason(answer: Answer) -> str:
     return "tool_calls" if answer.calls else "stop"
 
 
-class _Handler(BaseHTTPRequestHandler):
-    """One connection."""
+def _reply(scripted: ScriptedServer, asked: Asked) -> Reply:
+    """The next answer of the script that the request belongs to; to a GET the list of models."""
+    if asked.method == "GET":
+        return _document({"object": "list", "data": [{"id": "scripted", "object": "model"}], "models": []})
+    received_ns, body = CLOCK.now_ns(), asked.fields
+    scripted.tools += [name for tool in body.get("tools") or () if (name := _tool(tool)) not in scripted.tools]
+    found = scripted.next_answer(body)
+    if found is None:
+        return _document({"error": {"message": "no script has an answer to this", "type": "invalid_request"}}, 400)
+    script, place, answer, failure, tokens = found
+    until_ns = received_ns + round(answer.takes_s * NS_PER_S)
+    if failure == "refused":
+        busy = {"error": {"message": "overloaded, as the script says", "type": "server_error"}}
+        pieces = _at(until_ns, _document(busy, 503).pieces)
+    elif asked.path.endswith("/responses"):
+        pieces = _stream(list(responses_events(f"{script}-{place}", answer, tokens)), until_ns, named=True)
+    elif body.get("stream"):
+        pieces = _stream(list(chat_events(f"{script}-{place}", answer, tokens)), until_ns, named=False)
+    else:
+        whole_answer = _document(chat_document(f"{script}-{place}", answer, tokens)).pieces
+        pieces = _at(until_ns, [] if failure else whole_answer)
 
-    protocol_version = "HTTP/1.1"
-    server: _Listener
+    def seen() -> Iterator[bytes]:
+        # A stream that is cut ends after its head and its first event.
+        yield from islice(pieces, 2) if failure == "cut" else pieces
+        if failure == "cut":
+            CLOCK.sleep_until_ns(until_ns)
+        scripted.attempts.append(
+            Attempt(script, place, answer.after, received_ns, CLOCK.now_ns(), *tokens, failed=failure)
+        )
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Print nothing."""
+    return Reply(seen(), CLOSE if failure == "cut" else KEEP)
 
-    def do_GET(self) -> None:
-        """The list of models."""
-        self._document(200, {"object": "list", "data": [{"id": "scripted", "object": "model"}], "models": []})
 
-    def do_POST(self) -> None:
-        """The next answer of the script that the request belongs to."""
-        content = self._content()
-        received_ns = CLOCK.now_ns()
-        scripted, body = self.server.scripted, json.loads(content)
-        scripted.tools += [name for tool in body.get("tools") or () if (name := _tool(tool)) not in scripted.tools]
-        found = scripted.next_answer(body)
-        if found is None:
-            self._document(400, {"error": {"message": "no script has an answer to this", "type": "invalid_request"}})
-            return
-        script, place, answer, failure, tokens = found
-        name = f"{script}-{place}"
-        wait_until_ns = received_ns + round(answer.takes_s * NS_PER_S)
-        if failure == "refused":
-            CLOCK.sleep_until_ns(wait_until_ns)
-            self._document(503, {"error": {"message": "overloaded, as the script says", "type": "server_error"}})
-        elif self.path.endswith("/responses"):
-            self._stream(list(responses_events(name, answer, tokens)), wait_until_ns, named=True, cut=bool(failure))
-        elif body.get("stream"):
-            self._stream(list(chat_events(name, answer, tokens)), wait_until_ns, named=False, cut=bool(failure))
-        elif failure:
-            CLOCK.sleep_until_ns(wait_until_ns)
-            self._cut()
-        else:
-            CLOCK.sleep_until_ns(wait_until_ns)
-            self._document(200, chat_document(name, answer, tokens))
-        seen = Attempt(script, place, answer.after, received_ns, CLOCK.now_ns(), *tokens, failed=failure)
-        scripted.attempts.append(seen)
+def _document(value: Event, status: int = 200) -> Reply:
+    return Reply([whole(json.dumps(value), b"Content-Type: application/json", status=status)])
 
-    def _content(self) -> bytes:
-        if "chunked" not in self.headers.get("Transfer-Encoding", ""):
-            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        parts: list[bytes] = []
-        while size := int(self.rfile.readline().split(b";")[0], 16):
-            parts.append(self.rfile.read(size))
-            self.rfile.readline()
-        self.rfile.readline()
-        return b"".join(parts)
 
-    def _document(self, status: int, value: Event) -> None:
-        content = json.dumps(value).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
+def _at(until_ns: int, pieces: Iterable[bytes]) -> Iterator[bytes]:
+    CLOCK.sleep_until_ns(until_ns)
+    yield from pieces
 
-    def _stream(self, events: list[Event], until_ns: int, *, named: bool, cut: bool) -> None:
-        """The first event at once, the others at ``until_ns``; a stream that is cut ends after the first."""
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
-        for place, event in enumerate(events):
-            if place == 1:
-                CLOCK.sleep_until_ns(until_ns)
-                if cut:
-                    self._cut()
-                    return
-            self._chunk((f"event: {event['type']}\n" if named else "") + f"data: {json.dumps(event)}\n\n")
-        if not named:
-            self._chunk("data: [DONE]\n\n")
-        self.wfile.write(b"0\r\n\r\n")
 
-    def _cut(self) -> None:
-        self.close_connection = True
-        self.connection.shutdown(socket.SHUT_RDWR)
-
-    def _chunk(self, text: str) -> None:
-        content = text.encode()
-        self.wfile.write(b"%x\r\n%b\r\n" % (len(content), content))
-        self.wfile.flush()
+def _stream(events: list[Event], until_ns: int, *, named: bool) -> Iterator[bytes]:
+    """The head and the first event at once, the others at ``until_ns``."""
+    texts = [(f"event: {event['type']}\n" if named else "") + f"data: {json.dumps(event)}\n\n" for event in events]
+    first, *others = chunked(text.encode() for text in [*texts, *([] if named else ["data: [DONE]\n\n"])])
+    yield CHUNKED_HEAD
+    yield first
+    yield from _at(until_ns, others)
 
 
 def _tool(tool: dict[str, Any]) -> str:
     return tool.get("name") or tool.get("function", {}).get("name") or tool.get("type", "")
 
 
-class _Listener(ThreadingHTTPServer):
-    """The listening socket."""
-
-    daemon_threads = True
-
-    def __init__(self, scripted: ScriptedServer) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.scripted = scripted
-
-
 @contextmanager
 def serving(scripts: dict[str, Script]) -> Generator[ScriptedServer]:
     """A server of these scripts on a free port of loopback."""
     scripted = ScriptedServer(scripts)
-    listener = _Listener(scripted)
-    scripted.port = listener.server_address[1]
-    thread = threading.Thread(target=listener.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with RawServer(lambda asked: _reply(scripted, asked)) as server:
+        scripted.port = server.port
         yield scripted
-    finally:
-        listener.shutdown()
-        listener.server_close()
-        thread.join()

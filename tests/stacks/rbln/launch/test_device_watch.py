@@ -6,9 +6,7 @@ The golden text is made from the public facts alone: gauge family, members and l
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -29,6 +27,7 @@ from harness.stacks.rbln.launch.device_watch import (
 )
 from tests.support.clocks import VirtualClock
 from tests.support.experiments import UNHURRIED
+from tests.support.raw_server import RawServer, Reply, whole
 
 LABELS = (
     'name="RBLN-CA25",uuid="u{0}",sid="A1",deviceID="1250",hostname="h",driver_version="3.2.2",firmware_version="1"'
@@ -53,27 +52,16 @@ GOLDEN = "\n".join(
 )
 
 
-class Exporter:
-    """A little exporter on a loopback port; ``status`` and ``body`` may be changed while it runs."""
+class Exporter(RawServer):
+    """A little exporter; ``status`` and ``body`` may be changed while it runs."""
 
     def __init__(self) -> None:
-        self.body, self.status, self.paths = GOLDEN, 200, list[str]()
-        exporter = self
+        super().__init__(lambda _asked: Reply([whole(self.body, status=self.status)]))
+        self.body, self.status = GOLDEN, 200
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                exporter.paths.append(self.path)
-                content = exporter.body.encode()
-                self.send_response(exporter.status)
-                self.send_header("Content-Length", str(len(content)))
-                self.end_headers()
-                self.wfile.write(content)
-
-            def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
-                del code, size
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/metrics"
+    @property
+    def metrics_url(self) -> str:
+        return f"{self.url}/metrics"
 
 
 def get_of(url: str) -> Get:
@@ -82,13 +70,8 @@ def get_of(url: str) -> Get:
 
 @pytest.fixture
 def exporter() -> Iterator[Exporter]:
-    one = Exporter()
-    thread = threading.Thread(target=one.server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield one
-    one.server.shutdown()
-    thread.join()
-    one.server.server_close()
+    with Exporter() as one:
+        yield one
 
 
 def test_dies_of_one_card_are_told_apart_by_uuid_though_they_share_their_device_id() -> None:
@@ -132,7 +115,7 @@ def test_samples_without_a_name_or_uuid_are_counted_and_said(exporter: Exporter,
     exporter.body = 'RBLN_DEVICE_STATUS:TEMPERATURE{deviceID="1250"} 41\n' * 2
     with DeviceWatch(
         tmp_path / "device_metrics.jsonl",
-        from_exporter(exporter.url, get_of(exporter.url)),
+        from_exporter(exporter.metrics_url, get_of(exporter.metrics_url)),
         VirtualClock(),
         interval_s=1e6,
     ):
@@ -146,7 +129,7 @@ def test_an_unusual_unit_is_taken_by_magnitude_and_said(exporter: Exporter, tmp_
     exporter.body = _family("rbln_npu_", {"temperature": 41_500, "power": 60_000_000})
     with DeviceWatch(
         tmp_path / "device_metrics.jsonl",
-        from_exporter(exporter.url, get_of(exporter.url)),
+        from_exporter(exporter.metrics_url, get_of(exporter.metrics_url)),
         VirtualClock(),
         interval_s=1e6,
     ):
@@ -178,7 +161,7 @@ def test_what_is_no_sample_is_passed_over(text: str) -> None:
 def test_lines_about_devices_are_kept_as_they_came_even_when_no_ending_fits(exporter: Exporter, tmp_path: Path) -> None:
     with DeviceWatch(
         tmp_path / "device_metrics.jsonl",
-        from_exporter(exporter.url, get_of(exporter.url)),
+        from_exporter(exporter.metrics_url, get_of(exporter.metrics_url)),
         VirtualClock(),
         interval_s=1e6,
     ):
@@ -191,7 +174,7 @@ def test_lines_about_devices_are_kept_as_they_came_even_when_no_ending_fits(expo
     seen = devices_seen(tmp_path)["device_metrics.jsonl"]
     assert (seen["temperature_c"], seen["card_power_w"], seen["devices"]) == ([41.0, 43.5], [57.3, 57.3], 2)
     assert device_findings({"device_metrics.jsonl": seen}) == []
-    assert exporter.paths == ["/metrics", "/metrics"]
+    assert [asked.path for asked in exporter.asked] == ["/metrics", "/metrics"]
 
 
 def test_an_exporter_that_is_not_there_or_ill_is_an_error_that_names_the_key(exporter: Exporter) -> None:
@@ -202,7 +185,7 @@ def test_an_exporter_that_is_not_there_or_ill_is_an_error_that_names_the_key(exp
         read_exporter(url, get_of(url))
     exporter.status = 500
     with pytest.raises(ServerError, match="answers with status 500"):
-        read_exporter(exporter.url, get_of(exporter.url))
+        read_exporter(exporter.metrics_url, get_of(exporter.metrics_url))
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:9090", "ftp://h/metrics", "http://user:pw@h/metrics"])
@@ -230,7 +213,7 @@ def _spec(url: str) -> ExperimentSpec:
 def test_a_run_keeps_what_the_exporter_said_and_its_manifest_says_it_in_short(
     exporter: Exporter, tmp_path: Path
 ) -> None:
-    (run,) = run_experiment(_spec(exporter.url), runs_root=tmp_path).runs
+    (run,) = run_experiment(_spec(exporter.metrics_url), runs_root=tmp_path).runs
     assert run.is_valid, run.invalid_reasons
     lines = [json.loads(line) for line in run.file("device_metrics.jsonl").read_text().splitlines()]
     assert [lines[0]["reason"], lines[-1]["reason"]] == ["before", "after"]
