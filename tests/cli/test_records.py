@@ -81,6 +81,13 @@ def test_a_cell_that_a_form_cannot_hold_is_one_line(runs: Path, form: str, cell:
     assert refused.stderr.count("\n") == 1
 
 
+def test_a_query_prints_its_rows_and_nothing_beside_them(runs: Path) -> None:
+    # A process of its own: what DuckDB's bindings say, they say as it ends.
+    command = [sys.executable, "-m", "harness", "query", "select 1 as one", "--runs", str(runs), "--format", "csv"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert (shown.stdout.split(), shown.stderr) == (['"one"', "1"], "")
+
+
 def test_a_query_has_a_time_limit(runs: Path) -> None:
     endless = "select sum(a.range * b.range) from range(10000000) a, range(10000000) b"
     stopped = harness("query", endless, "--runs", str(runs), "--timeout", "0.5")
