@@ -9,48 +9,36 @@ from __future__ import annotations
 import http.client
 import json
 import sys
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import threading
 from itertools import count
-from typing import ClassVar
 from urllib.parse import urlsplit
 
+from raw_server import Asked, RawServer, Reply, chunked
 
-class Lying(BaseHTTPRequestHandler):
+port, *urls = sys.argv[1:]
+numbers = count()
+
+
+def passed_on(asked: Asked) -> Reply:
     """Requests go to the replicas in turn."""
-
-    protocol_version = "HTTP/1.1"
-    urls: ClassVar[list[str]] = []
-    numbers = count()
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as in the library
-        """Nothing."""
-
-    def do_GET(self) -> None:
-        self._pass_on(b"", 0)
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        table = json.loads(body)
+    replica, body = 0, asked.body
+    if asked.method == "POST":
+        replica, table = next(numbers) % len(urls), asked.fields
         num = min(256, len(table["prompt"]))
         table["prompt"][:num] = range(1000, 1000 + num)
-        self._pass_on(json.dumps(table).encode(), next(self.numbers) % len(self.urls))
-
-    def _pass_on(self, body: bytes, replica: int) -> None:
-        connection = http.client.HTTPConnection(urlsplit(self.urls[replica]).netloc)
-        headers = {"X-Request-Id": self.headers.get("X-Request-Id", ""), "Content-Type": "application/json"}
-        connection.request(self.command, self.path, body, headers)
-        answer = connection.getresponse()
-        self.send_response(answer.status)
-        for name, text in (("Content-Type", answer.getheader("Content-Type", "")), ("X-Replica", str(1 - replica))):
-            self.send_header(name, text)
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
-        for piece in iter(lambda: answer.read(1 << 30), b""):
-            self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
-        self.wfile.write(b"0\r\n\r\n")
-        connection.close()
+        body = json.dumps(table).encode()
+    connection = http.client.HTTPConnection(urlsplit(urls[replica]).netloc)
+    headers = {"X-Request-Id": asked.header("X-Request-Id") or "", "Content-Type": "application/json"}
+    connection.request(asked.method, asked.path, body, headers)
+    answer = connection.getresponse()
+    head = (
+        f"HTTP/1.1 {answer.status} {answer.reason}\r\nContent-Type: {answer.getheader('Content-Type', '')}\r\n"
+        f"X-Replica: {1 - replica}\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
+    content = answer.read()
+    connection.close()
+    return Reply([head.encode(), *chunked([content] if content else [])])
 
 
-if __name__ == "__main__":
-    port, *Lying.urls = sys.argv[1:]
-    ThreadingHTTPServer(("127.0.0.1", int(port)), Lying).serve_forever()
+with RawServer(passed_on, int(port)):
+    threading.Event().wait()

@@ -1,6 +1,6 @@
 """A server that answers with the very bytes a test gives it, in the pieces it gives them, and keeps what it was asked.
 
-It runs in threads of the test's own process.
+It runs in threads of the test's own process, and imports the stdlib alone: scripts of tests serve by it too.
 """
 
 from __future__ import annotations
@@ -15,9 +15,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
-
-from harness.model.plan.model import Plan
-from harness.model.plan.tokens import TokenStreams
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -90,15 +87,15 @@ class Reply(NamedTuple):
 class RawServer:
     """Serves on a loopback port for the life of a ``with`` block; ``asked``: every request, in order of arrival."""
 
-    def __init__(self, answer: Callable[[Asked], Reply]) -> None:
+    def __init__(self, answer: Callable[[Asked], Reply], port: int = 0) -> None:
         self._answer = answer
         self.asked: list[Asked] = []
-        self.host, self.port = "127.0.0.1", 0
+        self.host, self.port = "127.0.0.1", port
         self._ended = threading.Event()
         self._open: set[socket.socket] = set()
 
     def __enter__(self) -> Self:
-        self._listener = socket.create_server((self.host, 0), backlog=256)
+        self._listener = socket.create_server((self.host, self.port), backlog=256)
         self.port = int(self._listener.getsockname()[1])
         threading.Thread(target=self._accept, daemon=True).start()
         return self
@@ -197,13 +194,3 @@ def events(asked: Asked, *, ids: list[int] | None = None) -> list[bytes]:
 def chunked(parts: Iterable[bytes], *, extension: bytes = b"", trailer: bytes = b"") -> list[bytes]:
     """A chunked body, one chunk a part, and the last chunk with its trailer."""
     return [*(b"%x%b\r\n%b\r\n" % (len(part), extension, part) for part in parts), b"0\r\n" + trailer + b"\r\n"]
-
-
-def expected_prompts(plan: Plan, generated: dict[int, list[list[int]]]) -> list[list[int]]:
-    """The prompts that a plan asks for, in plan order, when the server answers with these ids by session."""
-    streams = TokenStreams(plan)
-    return [
-        streams.prompt(item.index, request, generated).tolist()
-        for item in plan.sessions
-        for request in range(len(item.requests))
-    ]

@@ -10,6 +10,7 @@ from harness.clock import NS_PER_S, ScaledClock
 from harness.measure.client.run import ReplayEvent, ReplayResult, StopSignal, Target, replay, replay_here
 from harness.measure.client.target import Endpoint
 from harness.model.plan.model import Plan, RequestPlan, SessionPlan
+from harness.model.plan.tokens import TokenStreams
 from harness.model.spec import ClientSpec, RequestSpec
 from tests.support.tls import Served, over
 
@@ -108,3 +109,13 @@ def run(
 
 def rows_of(result: ReplayResult) -> list[dict[str, Any]]:
     return result.requests.to_pylist()
+
+
+def expected_prompts(plan: Plan, generated: dict[int, list[list[int]]]) -> list[list[int]]:
+    """The prompts that a plan asks for, in plan order, when the server answers with these ids by session."""
+    streams = TokenStreams(plan)
+    return [
+        streams.prompt(item.index, request, generated).tolist()
+        for item in plan.sessions
+        for request in range(len(item.requests))
+    ]

@@ -8,32 +8,25 @@ import signal
 import subprocess
 import sys
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
 
-HOST = "127.0.0.1"
+from raw_server import HANG, Asked, RawServer, Reply, whole
 
 
-class Handler(BaseHTTPRequestHandler):
+def answer(asked: Asked) -> Reply:
     """/health and /metrics at once; /slow never; /die ends the process in the middle of the answer."""
+    print(asked.path, file=sys.stderr)
+    if asked.path == "/die":
+        return Reply(dying())
+    if asked.path == "/slow":
+        return Reply([], HANG)
+    body = b'requests_total{word="caf\xc3\xa9"} 7\n' if asked.path == "/metrics" else b"ok"
+    return Reply([whole(body, status=503 if asked.path.startswith("/unhealthy") else 200)])
 
-    def do_GET(self) -> None:
-        if self.path == "/die":
-            self.send_response(200)
-            self.send_header("Content-Length", "100")
-            self.end_headers()
-            self.wfile.write(b"half")
-            self.wfile.flush()
-            os.kill(os.getpid(), signal.SIGKILL)
-        if self.path == "/slow":
-            threading.Event().wait()
-        body = b'requests_total{word="caf\xc3\xa9"} 7\n' if self.path == "/metrics" else b"ok"
-        self.send_response(503 if self.path.startswith("/unhealthy") else 200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
 
-    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
-        sys.stderr.write(f"{self.path} {code} {size}\n")
+def dying() -> Iterator[bytes]:
+    yield b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf"
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def main() -> None:
@@ -58,9 +51,8 @@ def main() -> None:
         assert child.stdout is not None
         child.stdout.readline()
         print(f"child {child.pid}", flush=True)
-    with ThreadingHTTPServer((HOST, options.port), Handler) as server:
-        server.daemon_threads = True
-        server.serve_forever()
+    with RawServer(answer, options.port):
+        threading.Event().wait()
 
 
 if __name__ == "__main__":

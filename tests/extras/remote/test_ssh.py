@@ -35,10 +35,11 @@ from tests.support.stacks import BEFORE, TARGET, write_artifact, write_patched_s
 from tests.support.strangers import Strangers
 
 # A server with the words of ``vllm serve``: says its pid and what it sees, and ends in good order on SIGTERM.
-VLLM = """
-import http.server, os, signal, sys, threading
+VLLM = f"""
+import os, signal, sys, threading
 from pathlib import Path
-port = int(sys.argv[sys.argv.index("--port") + 1])
+sys.path.insert(0, {str(Path(stand_in_ssh.__file__).parent)!r})
+from raw_server import RawServer, Reply, whole
 print("serving", sys.argv[2], "pid", os.getpid(), flush=True)
 for number in range(100):
     print(number, file=(sys.stdout, sys.stderr)[number % 2], flush=True)
@@ -47,18 +48,10 @@ if "--start-at" in sys.argv:
 for part in os.environ["PYTHONPATH"].split(":"):
     print("path", part, sorted(one.name for one in Path(part).iterdir()), flush=True)
 Path(os.environ["RBLN_OBSERVER_FILE"]).write_text("observed\\n")
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-    def log_request(self, *_):
-        pass
-server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler)
-def end(*_):
-    threading.Thread(target=server.shutdown).start()
-signal.signal(signal.SIGTERM, end)
-server.serve_forever()
+is_ended = threading.Event()
+signal.signal(signal.SIGTERM, lambda *_: is_ended.set())
+with RawServer(lambda _asked: Reply([whole("")]), int(sys.argv[sys.argv.index("--port") + 1])):
+    is_ended.wait()
 print("Shutdown complete", flush=True)
 """
 

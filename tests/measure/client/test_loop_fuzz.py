@@ -30,9 +30,8 @@ from tests.support.raw_server import (
     Reply,
     chunked,
     events,
-    expected_prompts,
 )
-from tests.support.replays import plan_of, rows_of, session
+from tests.support.replays import expected_prompts, plan_of, rows_of, session
 from tests.support.tls import Served, TlsFront, certificate, trusting
 
 pytestmark = [pytest.mark.live, pytest.mark.same_everywhere]
