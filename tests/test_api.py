@@ -51,7 +51,7 @@ def test_a_name_that_is_none_is_refused_with_those_that_are(root: Path) -> None:
 @pytest.mark.parametrize("package", ["pandas", "polars"])
 def test_the_line_of_the_docs_makes_a_data_frame(package: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module: Any = pytest.importorskip(package)
-    page = (ROOT / "docs" / "reference" / "python-use.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
     (row,) = re.findall(rf"^\| {package} \|.*$", page, flags=re.MULTILINE)
     monkeypatch.chdir(root)
     summary = harness.summarise(harness.open_runs("runs/notebook/demo"))

@@ -12,6 +12,7 @@ from typing import Any
 import typer.main
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 from typer.cli import get_docs_for_click
 
 import harness
@@ -26,7 +27,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages = {
         "reference/commands.md": commands_page(),
         "reference/keys.md": keys_page(),
-        "reference/python.md": python_page(),
         "notebook.md": notebook_page(Path(config.docs_dir) / NOTEBOOK),
     }
     for place, content in pages.items():
@@ -34,9 +34,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Links to the notebook lead to its page in the site, and to the file elsewhere."""
-    return markdown.replace(f"]({NOTEBOOK})", "](notebook.md)")
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Links to the notebook lead to its page of the site; the page on Python ends with every public name."""
+    more = python_names() if page.file.src_uri == "reference/python.md" else ""
+    return markdown.replace(f"{NOTEBOOK})", "notebook.md)") + more
 
 
 def notebook_page(path: Path) -> str:
@@ -78,7 +79,6 @@ def keys_page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def python_page() -> str:
+def python_names() -> str:
     """The names that ``import harness`` offers."""
-    names = [f"::: {home}.{name}" for name, home in sorted(harness._HOME.items())]
-    return "\n\n".join(["# Python", *names]) + "\n"
+    return "".join(f"\n\n::: {home}.{name}" for name, home in sorted(harness._HOME.items())) + "\n"

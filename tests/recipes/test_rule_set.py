@@ -1,4 +1,4 @@
-"""A rule set is its five files: a toy one, written into a copy of the checkout, is served, simulated and checked.
+"""A rule set is its four files: a toy one, written into a copy of the checkout, is served, simulated and checked.
 
 Nothing but the files that CONTRIBUTING.md names is changed in the copy; a recipe that needs another place fails here.
 """
@@ -33,7 +33,6 @@ EDITS = {
             "        hits: list[int] = []\n        if self.rules.forgets:\n            return hits\n",
         ),
     ),
-    "docs/reference/stack.md": (("- `vendor-0.11.1`:", "- `tried`: a toy that reuses nothing.\n- `vendor-0.11.1`:"),),
 }
 EXPERIMENT = """
 name = "toy"
@@ -56,7 +55,7 @@ name = "vendor"
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> CopiedCheckout:
-    """The checkout with the toy's five edits."""
+    """The checkout with the toy's four edits."""
     checkout = CopiedCheckout(tmp_path_factory.mktemp("checkout"), ("tests", "pyproject.toml", "README.md", "docs"))
     for name, pairs in EDITS.items():
         for old, new in pairs:

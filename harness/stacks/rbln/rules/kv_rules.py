@@ -181,7 +181,7 @@ def release_of(version: str) -> tuple[int, ...]:
 
 
 def rules_in_words() -> str:
-    """A Markdown line per rule set, as docs/reference/stack.md prints them."""
+    """A Markdown line per rule set, as ``harness explain server`` prints them."""
     lines = [
         f"- `{AUTO}` (default): of vLLM itself `{PAGED}`; else the rules of the release that serves, or without one "
         f"`{NEWEST_STABLE}`."

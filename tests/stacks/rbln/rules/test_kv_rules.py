@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from pydantic import ValidationError
 
@@ -18,15 +16,7 @@ from harness.stacks.rbln.rules.kv_rules import (
     rule_set,
     rules_for_version,
     rules_for_vllm,
-    rules_in_words,
 )
-
-PAGE = Path(__file__).parents[4] / "docs" / "reference" / "stack.md"
-
-
-def test_the_page_of_the_stack_prints_the_table() -> None:
-    """However its lines are wrapped."""
-    assert " ".join(rules_in_words().split()) in " ".join(PAGE.read_text(encoding="utf-8").split())
 
 
 def test_every_release_whose_twin_is_locked_has_rules() -> None:
