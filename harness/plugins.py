@@ -142,7 +142,8 @@ def plugged(parts: str) -> dict[str, str]:
 def service(name: str, where: str) -> Any:
     """The service of that name that a plug-in offers; SpecError with ``where`` where none does.
 
-    "stand-in stack": a ``StandInStack``; "server over ssh": an ``OtherHost`` (both of ``stack.rbln.launch``);
+    "stand-in stack": a function that gives the packages of a stack that stands in for one with a compiler, as a
+    folder; "server over ssh": an ``OtherHost`` (``stacks.rbln.launch``);
     "fleet over hosts": a function as ``runner.fleet.driver.perform_side_by_side``; "replicas": a ``Replicas``
     (``runner.backends.base``); "routing of runs": from valid sealed runs to a list of ``Routing``
     (``present.report.routing``); "simulation cases": a function from a file to printed results; "verdict of a

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -17,9 +17,6 @@ from harness.children import own_command
 from harness.cli.addresses import BackendOption, changes_of
 from harness.cli.terminal import print_folded, say, terminal
 from harness.errors import ExitCode, ServerError, SpecError
-
-if TYPE_CHECKING:
-    from harness.stacks.rbln.launch.compile import Exporter, StandInStack
 
 EnvironmentOption = Annotated[
     Path | None,
@@ -148,6 +145,8 @@ def compile_model(
 
     Example: `harness server compile plans/artifacts/qwen3-4b.toml -o /data/artifacts`
     """
+    from harness.model.spec import ServerSpec
+    from harness.runner.backends import backend_named
     from harness.stacks.rbln.launch.compile import (
         compile_artifact,
         list_artifacts,
@@ -168,7 +167,8 @@ def compile_model(
             print_folded(f"{folder}: {record['size_bytes'] / 2**20:.1f} MiB, {record['seconds']} s, {versions}")
         return
     wanted = load_compile_spec(spec)
-    made = compile_artifact(wanted, output, _exporter(environment, twin), on_progress=typer.echo)
+    exporter = backend_named("twin" if twin else "rbln").exporter(ServerSpec(environment=str(environment or "")))
+    made = compile_artifact(wanted, output, exporter, on_progress=typer.echo)
     if check:
         registered_artifact(made.folder, check_hashes=True)
     how = "reused" if made.was_reused else f"compiled in {made.record['seconds']} s"
@@ -202,22 +202,9 @@ def devices(
 
 
 def _site_packages(environment: Path | None, twin: bool) -> Path:
-    from harness.stacks.rbln.launch.serving import find_rbln_stack
-
-    return _twin().site_packages() if twin else find_rbln_stack(str(environment or "")).site_packages
-
-
-def _exporter(environment: Path | None, twin: bool) -> Exporter:
-    from harness.stacks.rbln.launch.compile import EXPORT, Exporter
+    from harness.plugins import service
     from harness.stacks.rbln.launch.serving import find_rbln_stack
 
     if twin:
-        return _twin().exporter()
-    stack = find_rbln_stack(str(environment or ""))
-    return Exporter(stack.vllm.with_name("python"), EXPORT, stack.versions, {})
-
-
-def _twin() -> StandInStack:
-    from harness.plugins import service
-
-    return service("stand-in stack", where="--twin")
+        return service("stand-in stack", where="--twin")()
+    return find_rbln_stack(str(environment or "")).site_packages

@@ -23,5 +23,5 @@ PLUGIN = Plugin(
         ),
     ),
     backends={"twin": f"{_AT}.backend:BACKEND"},
-    services={"stand-in stack": f"{_AT}.backend:STACK"},
+    services={"stand-in stack": f"{_AT}.backend:site_packages"},
 )

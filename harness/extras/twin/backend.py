@@ -35,7 +35,7 @@ from harness.runner.backends.base import (
 )
 from harness.runner.run import LaunchOptions
 from harness.stacks.rbln.launch.artifacts import check_artifact, read_artifact
-from harness.stacks.rbln.launch.compile import CompileSpec, StandInStack
+from harness.stacks.rbln.launch.compile import CompileSpec, Exporter
 from harness.stacks.rbln.launch.devices import read_devices, require_idle
 from harness.stacks.rbln.launch.releases import usable_with
 from harness.stacks.rbln.launch.serving import (
@@ -77,6 +77,9 @@ class TwinBackend(ServerBackend):
     def check_host(self, server: ServerSpec) -> None:
         require_port(LOOPBACK, server.port)
         check_installed(server, find_twin(self.folder or server.environment).site_packages)
+
+    def exporter(self, server: ServerSpec) -> Exporter:
+        return twin_exporter(find_twin(self.folder or server.environment))
 
     @property
     def first_command(self) -> str:
@@ -181,5 +184,9 @@ def step_costs(model: CostModel, buckets: Sequence[int]) -> dict[str, Any]:
     }
 
 
+def site_packages() -> Path:
+    """The packages of the twin's stack, as the service "stand-in stack" gives them."""
+    return find_twin().site_packages
+
+
 BACKEND = TwinBackend()
-STACK = StandInStack(lambda: find_twin().site_packages, lambda: twin_exporter(find_twin()))

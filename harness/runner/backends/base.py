@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from harness.errors import SpecError
 from harness.measure.records.manifest import Observation
@@ -26,6 +26,9 @@ from harness.plugins import BackendKind, service
 from harness.runner.run import Launch, LaunchOptions, RunContext, perform_run
 from harness.stacks.rbln.launch.artifacts import check_artifact, read_artifact
 from harness.stacks.rbln.launch.releases import rules_installed
+
+if TYPE_CHECKING:
+    from harness.stacks.rbln.launch.compile import Exporter
 
 Line = tuple[str, str]
 """A line of the file, and the comment beside it."""
@@ -113,6 +116,11 @@ class Backend(ABC):
 
         Raises as ``perform`` would: ServerError for a busy port or an absent stack, SpecError for a stale artifact.
         """
+
+    def exporter(self, server: ServerSpec) -> Exporter:
+        """What compiles models for a server; SpecError for a kind without, ServerError where it is not here."""
+        del server
+        raise SpecError("compiles no models", where=f"backend {self.kind.name}", hint="Use backend rbln")
 
     @property
     def first_command(self) -> str:

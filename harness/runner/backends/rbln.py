@@ -31,7 +31,7 @@ from harness.runner.backends.base import (
 )
 from harness.runner.run import LaunchOptions
 from harness.stacks.rbln.launch.artifacts import CONFIG_FILE, check_artifact, read_artifact
-from harness.stacks.rbln.launch.compile import require_fresh
+from harness.stacks.rbln.launch.compile import EXPORT, Exporter, require_fresh
 from harness.stacks.rbln.launch.devices import find_command, require_idle
 from harness.stacks.rbln.launch.releases import usable_with
 from harness.stacks.rbln.launch.serving import (
@@ -79,6 +79,13 @@ class RblnBackend(ServerBackend):
         check_installed(server, stack.site_packages)
         require_fresh(Path(server.artifact), stack.versions)
         filled_env(server.env, os.environ)
+
+    def exporter(self, server: ServerSpec) -> Exporter:
+        if server.ssh:
+            what = "is on another host, where nothing is compiled from here"
+            raise SpecError(what, where="server.ssh", hint="Compile there: harness server compile")
+        stack = find_rbln_stack(server.environment)
+        return Exporter(stack.vllm.with_name("python"), EXPORT, stack.versions, {})
 
     @property
     def first_experiment(self) -> FirstExperiment:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import hashlib
 import json
@@ -19,12 +20,12 @@ import subprocess
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from pydantic import Field, model_validator
 
 from harness.clock import NS_PER_S, MonotonicClock, utc_now
-from harness.errors import ServerError, SpecError
+from harness.errors import HarnessError, ServerError, SpecError
 from harness.measure.records.disk import file_entry
 from harness.measure.server.supervisor import PR_SET_PDEATHSIG
 from harness.model.spec import Spec, load_toml
@@ -37,7 +38,7 @@ COMPILING_PACKAGES = ("optimum-rbln", "rebel-compiler", "torch", "transformers")
 GIB = 1 << 30
 DEFAULT_FREE_GIB = 40.0
 """Weights from the hub, their copies while graphs compile, and the artifact (a 4B model in bf16)."""
-LAST_LINES = 5
+LAST_LINES, LAST_BYTES = 5, 1 << 16
 
 
 class CompileSpec(Spec):
@@ -126,13 +127,6 @@ class Exporter:
         return hashlib.sha256(canonical + self.script.read_bytes()).hexdigest()[:16]
 
 
-class StandInStack(NamedTuple):
-    """A stack that stands in for one with a compiler: its packages, and what writes artifacts for it."""
-
-    site_packages: Callable[[], Path]
-    exporter: Callable[[], Exporter]
-
-
 @dataclass(frozen=True, slots=True)
 class Artifact:
     """A registered artifact. record: what RECORD_FILE says. was_reused: it was there already."""
@@ -153,19 +147,25 @@ def compile_artifact(
 ) -> Artifact:
     """The artifact of ``spec`` below ``root``: the registered artifact if it exists, else compiled now.
 
-    Of two compiles of the same specification the second waits and reuses the result of the first. Raises SpecError
-    when the stack refuses the specification, ServerError for too little disk space or a damaged registry.
+    Of two compiles of the same specification the second waits and reuses the result of the first. What the compiler
+    says is in a file beside the folder. Raises SpecError when the stack refuses the specification, ServerError for too
+    little disk space, a compiler that was killed, or a damaged registry.
     """
     for warning in spec.warnings:
         on_progress(f"warning: {warning}")
-    name = re.sub(r"[^a-z0-9.-]+", "-", Path(spec.model).name.lower()).strip("-") or "model"
-    folder = root.absolute() / f"{name}-{exporter.key(spec)}"
+    folder = artifact_folder(spec, root, exporter)
     with ServerError.on_os_error("cannot be written", where=folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _lock(folder.with_name(f".{folder.name}.lock"), on_progress) as lock:
             if folder.exists():
                 return registered_artifact(folder)
             return _compile(spec, folder, exporter, on_progress, lock)
+
+
+def artifact_folder(spec: CompileSpec, root: Path, exporter: Exporter) -> Path:
+    """Where the artifact of ``spec`` is, or would be, below ``root``; where it is, it is whole."""
+    name = re.sub(r"[^a-z0-9.-]+", "-", Path(spec.model).name.lower()).strip("-") or "model"
+    return root.absolute() / f"{name}-{exporter.key(spec)}"
 
 
 def registered_artifact(folder: Path, *, check_hashes: bool = False) -> Artifact:
@@ -221,7 +221,7 @@ def require_fresh(folder: Path, versions: Mapping[str, str]) -> dict[str, Any] |
 
 def list_artifacts(root: Path) -> list[tuple[Path, dict[str, Any]]]:
     """Every registered artifact below ``root`` with its record, by name."""
-    folders = [(path.parent, read_record(path.parent)) for path in sorted(root.glob(f"*/{RECORD_FILE}"))]
+    folders = [(path.parent, read_record(path.parent)) for path in sorted(root.glob(f"[!.]*/{RECORD_FILE}"))]
     return [(folder, record) for folder, record in folders if record is not None]
 
 
@@ -233,21 +233,21 @@ def _compile(
         raise ServerError(
             f"{free_gib:.1f} GiB free, {exporter.free_gib:g} GiB needed to compile",
             where=str(folder.parent),
-            hint="Free some space, or choose another folder with --output",
+            hint="Free some space, or choose another folder",
         )
     partial = folder.with_name(f".{folder.name}.partial")
     # With the lock held, an existing folder was left by a compile that was killed.
     shutil.rmtree(partial, ignore_errors=True)
+    log = folder.with_name(f"{folder.name}.log")
     clock = MonotonicClock()
     began_ns = clock.now_ns()
-    on_progress(
-        f"compiling {spec.model} for {spec.num_devices} x {spec.npu}, buckets {sorted(spec.decoder_batch_sizes)}"
-    )
+    sizes = sorted(spec.decoder_batch_sizes)
+    on_progress(f"compiling {spec.model} for {spec.num_devices} x {spec.npu}, buckets {sizes}; log: {log}")
     try:
-        _export(spec, partial, exporter, lock)
+        _export(spec, partial, exporter, lock, log)
         seconds = (clock.now_ns() - began_ns) / NS_PER_S
         config = read_artifact(partial)
-        _require_as_specified(spec, config, partial)
+        _require_as_specified(spec, config, log)
         files = {
             path.relative_to(partial).as_posix(): file_entry(path).model_dump()
             for path in sorted(partial.rglob("*"))
@@ -268,31 +268,46 @@ def _compile(
     return Artifact(folder, config, record, was_reused=False)
 
 
-def _export(spec: CompileSpec, folder: Path, exporter: Exporter, lock: int) -> None:
+def _export(spec: CompileSpec, folder: Path, exporter: Exporter, lock: int, log: Path) -> None:
     """Run the exporter. It ends with this process, and its children hold the lock until they end."""
     words: Sequence[str] = (str(exporter.python), str(exporter.script), json.dumps(spec.exported()), str(folder))
     libc = ctypes.CDLL(None)
-    done = subprocess.run(
-        words,
-        env={**os.environ, **exporter.env},
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-        pass_fds=(lock,),
-        # A compile takes long; it must not go on unnoticed when the harness was killed.
-        preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0),
-    )
-    if done.returncode:
-        message = [line.strip() for line in done.stderr.splitlines() if line.strip()][-LAST_LINES:] or ["no message"]
-        raise SpecError(
-            f"the stack refuses to compile it: {message[-1]}",
-            where="compile",
-            hint="Change the named value" if "Error" in message[-1] else " / ".join(message[:-1]) or None,
+    with log.open("wb") as output:
+        done = subprocess.run(
+            words,
+            # Unbuffered, so that the last line of the log is the last that was said.
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **exporter.env},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            check=False,
+            pass_fds=(lock,),
+            # A compile takes long; it must not go on unnoticed when the harness was killed.
+            preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0),
         )
+    if done.returncode:
+        raise _failed(done.returncode, log)
 
 
-def _require_as_specified(spec: CompileSpec, config: ArtifactConfig, folder: Path) -> None:
+def _failed(returncode: int, log: Path) -> HarnessError:
+    """Why a compile failed, by the last words of the compiler."""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - LAST_BYTES))
+        text = file.read().decode(errors="replace")
+    message = [line.strip() for line in text.splitlines() if line.strip()][-LAST_LINES:] or ["no message"]
+    if returncode < 0:
+        what = f"the compiler was ended by signal {-returncode} ({signal.strsignal(-returncode)}): {message[-1]}"
+        return ServerError(what, where=str(log), hint="Compile again, with more memory where that was short")
+    if any(os.strerror(errno.ENOSPC) in line for line in message):
+        return ServerError(f"the disk is full: {message[-1]}", where=str(log), hint="Free some space and compile again")
+    return SpecError(
+        f"the stack refuses to compile it: {message[-1]}",
+        where=str(log),
+        hint="Change the named value" if "Error" in message[-1] else " / ".join(message[:-1]) or None,
+    )
+
+
+def _require_as_specified(spec: CompileSpec, config: ArtifactConfig, log: Path) -> None:
     """Refuse an artifact whose parameters the compiler has changed."""
     requested = spec.exported()
     compiled = {
@@ -309,7 +324,7 @@ def _require_as_specified(spec: CompileSpec, config: ArtifactConfig, folder: Pat
     ]
     if different:
         raise SpecError(
-            f"the compiler changed it: {'; '.join(different)}", where=folder.name, hint="Request the compiled values"
+            f"the compiler changed it: {'; '.join(different)}", where=str(log), hint="Request the compiled values"
         )
 
 
