@@ -99,7 +99,7 @@ def tune(
             made.forecast()
         try:
             found = made.run(only_explore=only == "explore").answer
-        except TuneStoppedError:
+        except (TuneStoppedError, KeyboardInterrupt):
             say(console, "interrupted; what is sealed is kept, and the same command goes on")
             raise typer.Exit(int(ExitCode.INTERRUPTED)) from None
     console.print()
@@ -191,7 +191,7 @@ def _places(candidates: Sequence[str]) -> dict[str, str]:
     for text in candidates:
         name, separator, place = text.partition("=")
         is_place = place.startswith(("http://", "https://")) or Path(place).is_dir()
-        if not separator or name not in ("smallest", "best") or not is_place:
+        if not separator or name not in ("smallest", "best", "proposed") or not is_place:
             hint = "Write smallest=http://HOST:PORT or best=http://HOST:PORT; of a compiled model its folder"
             raise SpecError(f"{text!r} is no NAME=URL of a candidate", where="--candidate", hint=hint)
         if name in places:

@@ -39,7 +39,7 @@ class Answer:
     """What a tune ends with. option: the configuration that is chosen; None: today's.
 
     measured: what each candidate showed. capacities: of goal = "sessions", today's first. why: why there is no more
-    than a prediction, "" where there is.
+    than a prediction, "" where there is. artifact: folder of the chosen configuration's model, where it was measured.
     """
 
     state: State
@@ -48,6 +48,7 @@ class Answer:
     measured: tuple[Confirmed, ...] = ()
     why: str = ""
     capacities: tuple[Capacity, ...] = ()
+    artifact: str = ""
 
     @property
     def exit_code(self) -> ExitCode:
@@ -183,10 +184,15 @@ def tuned_text(spec: ExperimentSpec, found: Answer, base: Baseline) -> str:
         **({} if server.kv_slots is None else {"kv_slots": server.kv_slots}),
         **({} if server.num_gpu_blocks is None else {"num_gpu_blocks": server.num_gpu_blocks}),
     }
-    if found.option is not None:
-        keys |= base.keys(found.option.setup)
+    keys |= changes(found, base)
     lines = [f"# {found.state}: {found.sentence}", *(f"# {line}" for line in to_copy(spec, found, base))]
     return "\n".join(lines) + "\n" + tomli_w.dumps({"server": keys})
+
+
+def changes(found: Answer, base: Baseline) -> dict[str, Any]:
+    """The keys of [server] that the chosen configuration changes."""
+    keys = {} if found.option is None else base.keys(found.option.setup)
+    return {**keys, "artifact": found.artifact} if found.artifact else keys
 
 
 def to_copy(spec: ExperimentSpec, found: Answer, base: Baseline) -> Iterator[str]:
@@ -208,7 +214,7 @@ def commands(spec: ExperimentSpec, setup: Setup, base: Baseline, backend: str = 
         more = shlex.join(server.extra_args)
         yield f"{shlex.join(words)} --max-num-seqs {setup.max_num_seqs}{captured}{blocks}{caching} {more}".rstrip()
         return
-    if kind.has_device:
+    if kind.has_device or server.artifact:
         compiled = {"batch_size": setup.max_num_seqs, "decoder_batch_sizes": list(setup.decode_buckets)}
         yield f"compile with {json.dumps(compiled)}: harness server compile FILE (docs/guides/npu.md)"
         if setup.kv_slots not in (None, setup.max_num_seqs):

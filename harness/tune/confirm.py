@@ -36,7 +36,7 @@ from harness.tune.explore import Explored
 from harness.tune.folder import CONFIRM, EXPLORED, TuneFolder
 from harness.tune.plans import MARGIN, SEED_RANGE
 from harness.tune.predict import Option
-from harness.tune.setups import Baseline
+from harness.tune.setups import Baseline, Setup
 
 BASE, BEST, SMALLEST = "today", "best", "smallest"
 MOST_BLOCKS = 24
@@ -100,6 +100,11 @@ def place_key(spec: ExperimentSpec) -> str:
     return "artifact" if server_of(spec).artifact else ""
 
 
+def placed_keys(spec: ExperimentSpec, base: Baseline, setup: Setup, place: str | None) -> dict[str, Any]:
+    """The keys of [server] that a condition with this configuration sets. place: value of ``place_key``, if any."""
+    return {**base.keys(setup), **({place_key(spec): place} if place else {})}
+
+
 class Measurement(NamedTuple):
     """What is measured.
 
@@ -115,11 +120,12 @@ class Measurement(NamedTuple):
 
 def confirm_text(spec: ExperimentSpec, wanted: Measurement) -> str:
     """The experiment file of the measurement."""
-    base, key, budget = wanted.base, place_key(spec), wanted.budget
+    base, budget = wanted.base, wanted.budget
     conditions = [_base(spec, BASE)]
     for name, option in wanted.candidates.items():
-        keys = {**base.keys(option.setup), **({key: wanted.places[name]} if key and name in wanted.places else {})}
-        conditions.append({**_base(spec, name), "server": keys})
+        conditions.append(
+            {**_base(spec, name), "server": placed_keys(spec, base, option.setup, wanted.places.get(name))}
+        )
     table = plain_table(spec)
     table |= {
         "name": f"{spec.name[:56]}-confirm",

@@ -86,6 +86,14 @@ class TuneFolder:
             self._write(CAPACITIES, {"found": _CAPACITIES.dump_python(found, mode="json")})
         return [Capacity(*each) for each in self._value(CAPACITIES, _CAPACITIES)]
 
+    def places(self, key: str) -> dict[str, str]:
+        """Values of this key of [server] by candidate, in the measurement that was fixed; empty before that."""
+        if self.frozen() is None:
+            return {}
+        fixed = [self.kept_experiment(name, "") for name in (CONFIRM, "agents-1.toml") if (self.path / name).is_file()]
+        named = [(one.name.partition("-")[0], one.server.get(key)) for spec in fixed for one in spec.condition]
+        return {name: str(place) for name, place in named if place}
+
     def frozen(self) -> dict[str, Any] | None:
         """What was fixed before the candidates ran; None before that. RecordsError where a part of it was changed."""
         if not (self.path / FROZEN).is_file():

@@ -14,7 +14,7 @@ from harness.html import plain_page
 from harness.model.spec import ExperimentSpec, TuneSpec
 from harness.present.report.svg import INK, MUTED, PAGE_WIDTH_IN, Sheet, condition_color
 from harness.table import interval_text, with_error
-from harness.tune.answer import Answer, modelled, to_copy
+from harness.tune.answer import Answer, changes, modelled, to_copy
 from harness.tune.capacity import Capacity, Share
 from harness.tune.confirm import BASE, BEST, SMALLEST, Confirmed, base_of, candidates_of
 from harness.tune.diagnose import Diagnosis
@@ -226,7 +226,7 @@ def _axis(base: Baseline, by: str) -> str:
 
 
 def _server_table(base: Baseline, answer: Answer) -> str:
-    keys = {} if answer.option is None else base.keys(answer.option.setup)
+    keys = changes(answer, base)
     router = keys.pop("router", {})
     keys |= {f"router.{key}": value for key, value in router.items()}
     return "\n".join(["[server]", *(f"{key} = {json.dumps(value)}" for key, value in keys.items())]) if keys else ""

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 from harness.analysis.sessions import DEFAULT_COSTS
 from harness.clock import NS_PER_S, Clock, MonotonicClock, utc_now
-from harness.errors import HarnessError, SpecError
+from harness.errors import HarnessError, ServerError, SpecError, unknown_name
 from harness.kinds import kind_named
 from harness.measure.records.run import SealedRun
 from harness.measure.records.store import RunStore
@@ -29,7 +29,8 @@ from harness.runner.experiment import checked, refuse_what_is_missing, will_fail
 from harness.runner.progress import predicted_replay_s
 from harness.table import with_error
 from harness.tune.answer import Answer, answer, commands, sessions_answer, tuned_text, without_search
-from harness.tune.capacity import Capacity
+from harness.tune.capacity import PROPOSED, Capacity
+from harness.tune.compiling import FOLDER, Compiler, about
 from harness.tune.confirm import (
     BASE,
     LEAST_BLOCKS,
@@ -42,16 +43,16 @@ from harness.tune.confirm import (
     confirmed,
     freeze,
     place_key,
+    placed_keys,
     power,
     with_one_condition,
 )
 from harness.tune.diagnose import Diagnosis, diagnose
 from harness.tune.explore import FULL, QUICK, Effort, Explored, explore
-from harness.tune.folder import CAPACITIES, CONFIRM, EXPLORED, PAGE, TUNED, TuneFolder
+from harness.tune.folder import CAPACITIES, CONFIRM, EXPLORED, PAGE, TUNED, TuneFolder, folder_name
 from harness.tune.hint import question_of_run
 from harness.tune.page import Found, tune_page
 from harness.tune.plans import Question, agents_of, at_a_time, nearby_agents
-from harness.tune.predict import Option
 from harness.tune.price import (
     Price,
     assumed_costs,
@@ -168,24 +169,27 @@ class Tune:
         guess, price_s = self._guessed, self._price_s
         run_s = guess._run_s(guess.first)
         self.say(f"budget {wishes.budget}; at most:")
-        self.say(f"  diagnose: {DIAGNOSE_RUNS} runs of what runs today{_about(DIAGNOSE_RUNS * run_s)}")
-        self.say(f"  price: {self._how_priced(run)}{_about(price_s) if price_s else ''}")
+        self.say(f"  diagnose: {DIAGNOSE_RUNS} runs of what runs today{about(DIAGNOSE_RUNS * run_s)}")
+        self.say(f"  price: {self._how_priced(run)}{about(price_s) if price_s else ''}")
         self.say(f"  explore: simulated, about {SEARCH_S:.0f} s")
+        quick = None
+        if wishes.goal == "cost":
+            with suppress(HarnessError):
+                quick = explore(guess.question, QUICK)
+        compile_s = self._forecast_compiles(quick)
         if wishes.goal == "sessions":
             self.say("  confirm: the predicted most agents at a time and one step beyond, then further out")
             return None
-        before_s = price_s + DIAGNOSE_RUNS * run_s + SEARCH_S
+        before_s = price_s + DIAGNOSE_RUNS * run_s + SEARCH_S + compile_s
         blocks = blocks_within(LAST_START * wishes.budget_s - before_s, 3 * run_s, before_s)
         self.say(
             f"  confirm: {blocks} plans, each with today's server and at most two candidates"
-            f"{_about(3 * blocks * run_s)}; it ends when the answer is known"
+            f"{about(3 * blocks * run_s)}; it ends when the answer is known"
         )
-        with suppress(HarnessError):
-            quick = explore(guess.question, QUICK)
+        if quick:
             costs = "" if guess is self else f", as if it cost what {guess.spec.server.cost_model!r} says"
             self.say(f"  a first look{costs}: {_first_look(quick, blocks)}")
-            return quick
-        return None
+        return quick
 
     @property
     def _guessed(self) -> Tune:
@@ -195,9 +199,9 @@ class Tune:
             return self
         return replace(self, spec=with_costs(self.spec, costs))
 
-    def _blocks(self, folder: TuneFolder, num_conditions: int) -> int:
-        """Plans of a measurement that what is left of the budget has room for."""
-        left_s = max(0.0, (self.until_ns - self.clock.now_ns()) / NS_PER_S)
+    def _blocks(self, folder: TuneFolder, num_conditions: int, before_s: float = 0.0) -> int:
+        """Plans of a measurement that what is left of the budget has room for, after so many seconds."""
+        left_s = max(0.0, (self.until_ns - self.clock.now_ns()) / NS_PER_S - before_s)
         return blocks_within(left_s, num_conditions * self._measured_run_s(folder), self.wishes.budget_s - left_s)
 
     def _measured_run_s(self, folder: TuneFolder) -> float:
@@ -349,6 +353,10 @@ class Tune:
         fails, or the budget ends."""
         share, most = self.wishes.percentile / 100, most_agents(self.question.workload)
         base = base_of(self.spec, folder.explored())
+        proposed = {each.name: each.setup for each in capacities if each.name != BASE}
+        places, why = self._placed(folder, proposed, base)
+        if len(places) < len(proposed) and place_key(self.spec):
+            raise ServerError(why)
         numbers = [max(1, each.predicted) for each in capacities]
         today_s = self._run_s(self.first)
         runs_s = max(today_s * max(numbers) / (agents_of(self.question.workload) or 1), self._measured_run_s(folder))
@@ -357,10 +365,14 @@ class Tune:
         room = blocks_within((self.wishes.budget_s - before_s) / 2, 2 * len(capacities) * runs_s, before_s, MOST_PLANS)
         plans = min(room, plans_needed(min(numbers), share))
         for number in range(1, ROUNDS + 1):
-            wanted = {each.name: (each.setup, points) for each in capacities if (points := next_points(each, most))}
+            wanted = {
+                each.name: (placed_keys(self.spec, base, each.setup, places.get(each.name)), points)
+                for each in capacities
+                if (points := next_points(each, most))
+            }
             if not wanted or (number > 1 and self.is_over):
                 break
-            spec = folder.kept_experiment(f"agents-{number}.toml", round_text(self.spec, base, wanted, plans, number))
+            spec = folder.kept_experiment(f"agents-{number}.toml", round_text(self.spec, wanted, plans, number))
             if folder.frozen() is None:
                 now = {"frozen_at_utc": utc_now().isoformat(timespec="seconds")}
                 folder.freeze(now, ["agents-1.toml", EXPLORED, CAPACITIES])
@@ -405,29 +417,31 @@ class Tune:
         candidates, base = candidates_of(explored), base_of(self.spec, explored)
         if not candidates:
             return answer(self.spec, explored)
-        if place_key(self.spec):
-            if not self.candidates:
-                return answer(self.spec, explored, why=self._wanted(candidates, base))
-            candidates = {name: option for name, option in candidates.items() if name in self.candidates}
+        places, why = self._placed(folder, {name: option.setup for name, option in candidates.items()}, base)
+        without = [name for name in candidates if place_key(self.spec) and name not in places]
+        candidates = {name: option for name, option in candidates.items() if name not in without}
+        if not candidates:
+            return answer(self.spec, explored, why=why)
+        why = f"not measured, as it has no {place_key(self.spec)}: {', '.join(without)}" if without else ""
         blocks = LEAST_BLOCKS if folder.frozen() else self._blocks(folder, 1 + len(candidates))
-        wanted = Measurement(candidates, blocks, base, self.candidates, self.channel)
+        wanted = Measurement(candidates, blocks, base, places, self.channel)
         self._hold(wanted)
         spec = freeze(folder, self.spec, wanted)
         folder.begin("confirm")
         beside = f"{len(candidates)} candidate{'s' * (len(candidates) != 1)}"
         self.say(f"confirm: today's server and {beside} on at most {spec.replicates} new plans")
-        _, why = self._unless_it_fails(None, lambda: self._performed(spec, folder, until_decided=True))
+        _, failed = self._unless_it_fails(None, lambda: self._performed(spec, folder, until_decided=True))
         runs = list(RunStore(folder.path).sealed(spec.name))
-        if not why and self.is_over:
-            why = f"the budget of {self.wishes.budget} ended before the rule had decided"
-            self.say(f"  {why}")
+        if not failed and self.is_over:
+            failed = f"the budget of {self.wishes.budget} ended before the rule had decided"
+            self.say(f"  {failed}")
         if num_invalid := sum(not run.is_valid for run in runs):
             self.say(f"  {num_invalid} of {len(runs)} runs are INVALID and do not count: {_commonest(runs)}")
         shown = confirmed(spec, runs) if runs else ()
         for each in shown:
             self.say(f"  {each.name}: {each.words} on {each.num_blocks} plans{f'; {each.beside}' * bool(each.beside)}")
         better = bool(runs) and best_is_better(spec, runs)
-        return answer(self.spec, explored, shown, best_is_better=better, why=why, backend=self.seen_as)
+        return answer(self.spec, explored, shown, best_is_better=better, why=failed or why, backend=self.seen_as)
 
     def _unless_it_fails(self, before: T, make: Callable[[], T]) -> tuple[T, str]:
         """What is made, or what was before and why it failed; a mistake in what is asked is raised."""
@@ -439,32 +453,85 @@ class Tune:
             self.say(f"  {error}")
             return before, str(error)
 
-    def _commands(self, candidates: Mapping[str, Option], base: Baseline) -> list[str]:
+    def _commands(self, setups: Mapping[str, Setup], base: Baseline) -> list[str]:
         """What starts the server of each candidate."""
         return [
             f"{name}: {line}"
-            for name, option in candidates.items()
-            for line in commands(self.spec, option.setup, base, self.seen_as)
+            for name, setup in setups.items()
+            for line in commands(self.spec, setup, base, self.seen_as)
         ]
 
-    def _wanted(self, candidates: Mapping[str, Option], base: Baseline) -> str:
-        """What somebody has to start or compile before the candidates can be measured, its commands said."""
-        for line in self._commands(candidates, base):
+    def _placed(self, folder: TuneFolder, setups: Mapping[str, Setup], base: Baseline) -> tuple[dict[str, str], str]:
+        """The address or the compiled model of each candidate that has one, and why others have none.
+
+        Those that were given or measured before stay; what can be compiled here is compiled.
+        """
+        if unknown := sorted(self.candidates.keys() - setups):
+            raise unknown_name("candidate", unknown[0], setups)
+        places = {**folder.places(place_key(self.spec)), **self.candidates}
+        missing = {name: setup for name, setup in setups.items() if name not in places}
+        if not missing or folder.frozen() or not place_key(self.spec):
+            return places, ""
+        if compiler := self._compiler(base):
+            return self._compiled(folder, compiler, missing, places)
+        if places:
+            return places, ""
+        for line in self._commands(missing, base):
             self.say(f"  {line}")
         is_url = place_key(self.spec) == "url"
         what = "start these servers beside today's" if is_url else "compile these models"
-        options = " ".join(f"--candidate {name}={'URL' if is_url else 'FOLDER'}" for name in candidates)
-        return f"{what}, then give the same command with {options}"
+        options = " ".join(f"--candidate {name}={'URL' if is_url else 'FOLDER'}" for name in missing)
+        return {}, f"{what}, then give the same command with {options}"
+
+    def _compiler(self, base: Baseline) -> Compiler | None:
+        """What compiles the models of candidates; None where none is compiled here, which is said."""
+        if place_key(self.spec) != "artifact":
+            return None
+        try:
+            return Compiler.of(self.spec.backend, base, self.runs / folder_name(self.spec.name) / FOLDER)
+        except HarnessError as error:
+            self.say(f"  nothing is compiled here: {error}")
+            return None
+
+    def _forecast_compiles(self, quick: Explored | None) -> float:
+        """Say what will be compiled, as a first look has it; the seconds that it takes, as far as they are known."""
+        base = base_of(self.spec, None)
+        if (compiler := self._compiler(base)) is None:
+            return 0.0
+        if quick is None:
+            self.say(f"  compile: a candidate's model{compiler.time_of(base.setup)}")
+            return compiler.seconds(base.setup)
+        setups = {name: option.setup for name, option in candidates_of(quick).items() if name not in self.candidates}
+        return compiler.needed(setups, lambda line: self.say(f"  compile: {line}"))
+
+    def _compiled(
+        self, folder: TuneFolder, compiler: Compiler, setups: Mapping[str, Setup], places: Mapping[str, str]
+    ) -> tuple[dict[str, str], str]:
+        """The places with those of the models that are compiled now, and why some are not; none where it may be mended,
+        so that nothing is fixed before the same command tried again."""
+        folder.begin("compile")
+        self.say("compile: the models of the candidates")
+        seconds = compiler.needed(setups, lambda line: self.say(f"  {line}"))
+        if seconds:
+            self._blocks(folder, 1 + len(setups) + len(places), seconds)
+        none: tuple[dict[str, str], str] = ({}, "")
+        (made, reason), failed = self._unless_it_fails(
+            none, lambda: compiler.made(setups, lambda line: self.say(f"  {line}"))
+        )
+        return ({}, failed) if failed else ({**places, **made}, reason)
 
     def _hold(self, wanted: Measurement) -> None:
-        """SpecError where a candidate that somebody started is not as it was asked for, before anything is frozen."""
-        if kind_named(self.spec.backend).is_restarted:
+        """SpecError where a candidate that has a place is not as it was asked for, before anything is frozen."""
+        if not wanted.places:
             return
         text = confirm_text(self.spec, wanted)
         try:
-            refuse_what_is_missing(checked(resolve(parse_experiment(tomllib.loads(text), where=CONFIRM))).runs)
+            runs = checked(resolve(parse_experiment(tomllib.loads(text), where=CONFIRM))).runs
+            if place_key(self.spec) == "url":
+                refuse_what_is_missing(runs)
         except SpecError as error:
-            hint = f"Asked for: {'; '.join(self._commands(wanted.candidates, wanted.base))}"
+            setups = {name: option.setup for name, option in wanted.candidates.items()}
+            hint = f"Asked for: {'; '.join(self._commands(setups, wanted.base))}"
             raise SpecError(error.what, where="--candidate", hint=hint) from error
 
     def _performed(self, spec: ExperimentSpec, folder: TuneFolder, **options: Any) -> ExperimentOutcome:
@@ -489,12 +556,15 @@ class Tune:
 
     def _ended(self, folder: TuneFolder, found: Found) -> Found:
         """Write the answer's files; with the losses of the chosen configuration, where it was measured."""
-        folder.write_text(TUNED, tuned_text(self.spec, found.answer, base_of(self.spec, found.explored)))
         runs = list(RunStore(folder.path).sealed(f"{self.spec.name[:56]}-confirm"))
         candidates = {} if found.explored is None else candidates_of(found.explored)
         chosen = next((name for name, option in candidates.items() if option == found.answer.option), "")
         if any(run.is_valid and run.condition == chosen for run in runs):
             found = found._replace(before=diagnose(runs, BASE), after=diagnose(runs, chosen))
+        places = {} if found.answer.option is None else folder.places("artifact")
+        made = replace(found.answer, artifact=places.get(chosen) or places.get(PROPOSED, ""))
+        found = found._replace(answer=made)
+        folder.write_text(TUNED, tuned_text(self.spec, made, base_of(self.spec, found.explored)))
         folder.write_text(PAGE, tune_page(found))
         folder.begin(f"done: {found.answer.state}")
         return found
@@ -531,12 +601,6 @@ def wall_seconds(runs: Sequence[SealedRun]) -> list[float]:
         if not kind_named(run.manifest.backend).is_virtual and "server_stopped_ns" in run.manifest.timings
     ]
     return [sum(spans_s) / len(spans_s) + SEAL_S] if spans_s else []
-
-
-def _about(seconds: float) -> str:
-    if not seconds:
-        return ", in virtual time"
-    return f", about {seconds:.0f} s" if seconds < 120 else f", about {seconds / 60:.0f} min"
 
 
 def explored_lines(found: Explored) -> list[str]:

@@ -223,18 +223,18 @@ def next_points(capacity: Capacity, most: int) -> list[int]:
 
 
 def round_text(
-    spec: ExperimentSpec, base: Baseline, wanted: Mapping[str, tuple[Setup, Sequence[int]]], plans: int, number: int
+    spec: ExperimentSpec, wanted: Mapping[str, tuple[Mapping[str, Any], Sequence[int]]], plans: int, number: int
 ) -> str:
-    """The experiment file of one measurement. wanted: by name a configuration and its numbers of agents."""
+    """The experiment file of one measurement. wanted: by name the changed keys of [server] and numbers of agents."""
     own = spec.workload_of(base_condition(spec))
     conditions: list[dict[str, Any]] = [
         {
             "name": f"{name}-{agents}",
             "treatment": base_condition(spec).treatment,
-            "server": base.keys(setup),
+            "server": keys,
             "workload": {agents_key(own): agents},
         }
-        for name, (setup, points) in wanted.items()
+        for name, (keys, points) in wanted.items()
         for agents in points
     ]
     table = plain_table(spec)
