@@ -3,7 +3,7 @@
 ``python tools/mutants.py SEED [EACH [AREA ...]]`` draws EACH mistakes of each area, or of those that are named, and
 writes a line of JSON for each to ``runs/mutants-SEED.jsonl``; a run that was ended goes on there. A mistake that no
 test notices is a hole, or changes nothing that is promised. Tests that start servers (``live``, ``twin``) take no part.
-The checkout is only read.
+Only test files that enter the changed function run, the cheapest first. The checkout is only read.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ import random
 import re
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from itertools import pairwise
@@ -32,7 +34,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 AREAS = ("model/engine", "analysis/compare", "measure/records", "measure/client", "model/traces")
 EACH = 60
-MAX_CPU_S = 150
+MAX_CPU_S, MAX_WALL_S = 150, 400
 """Of one mutant's tests. What takes longer does not end by itself, and counts as noticed."""
 PACKAGES = ("aiohttp", "duckdb", "matplotlib.figure", "numpy", "pyarrow.dataset", "pydantic", "scipy.stats", "xdist")
 """What tests import, loaded once."""
@@ -46,6 +48,33 @@ SWAPS: Mapping[str, Sequence[str]] = {
 }
 """What an operator becomes."""
 _OPERATOR = re.compile(r"\b(not\s+in|in|is\s+not|is|and|or)\b|\*\*|<<|>>|//|[<>=!]=|[-+*/%<>]")
+
+
+WATCH = """
+import os, sys, threading
+
+if "MUTANTS_ENTERED" in os.environ:
+    known, log = {}, os.open(os.environ["MUTANTS_ENTERED"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def note(frame, event, _):
+        code = frame.f_code
+        if id(code) not in known:
+            known[id(code)] = code
+            os.write(log, f"{code.co_filename}\\t{code.co_name}\\n".encode())
+
+    sys.setprofile(note)
+    threading.setprofile(note)
+"""
+"""A ``sitecustomize`` module: every process of a test, started or forked, writes down which functions it enters."""
+
+
+@dataclass(frozen=True)
+class FileOfTests:
+    """A file of tests, the (module, function) that they enter, and what they cost."""
+
+    path: str
+    entered: frozenset[tuple[str, str]]
+    cpu_s: float
 
 
 @dataclass(frozen=True, order=True)
@@ -164,39 +193,69 @@ def draw(area: str, seed: int, each: int) -> list[Mutant]:
     return drawn[:each]
 
 
-def tests_of(path: str) -> tuple[list[str], list[str]]:
-    """Files with the tests of a module (``tests/a/test_b*.py`` of ``harness/a/b.py``), and the others of its room."""
-    module = Path(path)
-    room = ROOT / "tests" / module.parent.relative_to("harness")
-    own = {*room.glob(f"test_{module.stem}.py"), *room.glob(f"test_{module.stem}_*.py")}
-    others = set(room.glob("test_*.py")) - own
-    names = [sorted(str(test.relative_to(ROOT)) for test in tests) for tests in (own, others)]
-    return names[0], names[1]
+def function_at(path: str, offset: int) -> str:
+    """The innermost function around a place, ``<module>`` where there is none: it runs whenever the module is used."""
+    text = (ROOT / path).read_bytes()
+    places, around = _Places(text), {0: "<module>"}
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and places.begin(node) < offset < places.end(node):
+            around[places.begin(node)] = node.name
+    return around[max(around)]
 
 
-def passes(copy: Path, tests: Sequence[str]) -> bool:
-    """Whether tests pass in a copy. They run in a fork of this process, which has imported what they need."""
+def watched(copy: Path, area: str) -> list[FileOfTests]:
+    """The test files of a room, each run once without any mistake; the cheapest come first."""
+    (copy / "sitecustomize.py").write_text(WATCH)
+    files, log = list[FileOfTests](), copy / "entered"
+    for path in sorted((ROOT / "tests" / area).glob("test_*.py")):
+        name = str(path.relative_to(ROOT))
+        log.write_text("")
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        if not passes(copy, [name], log):
+            raise SystemExit(f"mutants: {name} fails without any mistake: run it first")
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        lines = (line.split("\t") for line in set(log.read_text().splitlines()))
+        here = f"{copy}/"
+        entered = frozenset((place.removeprefix(here), function) for place, function in lines if place.startswith(here))
+        files.append(FileOfTests(name, entered, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime))
+    return sorted(files, key=lambda file: file.cpu_s)
+
+
+def passes(copy: Path, tests: Sequence[str], log: Path | None = None) -> bool:
+    """Whether tests pass in a copy. They run in a fork of this process, which has imported what they need.
+
+    log: where each process writes which functions it enters.
+    """
     if child := os.fork():
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) in {0, 5}
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        with suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
+        return status in {0, 5}
     os.setsid()
     os.chdir(copy)
     resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_S, MAX_CPU_S))
+    signal.alarm(MAX_WALL_S)
     nowhere = os.open(os.devnull, os.O_RDWR)
     for number in range(3):
         os.dup2(nowhere, number)
     sys.path[:] = [str(copy), *(place for place in sys.path if place not in {"", str(ROOT), str(ROOT / "tools")})]
     os.environ["PYTHONPATH"] = str(copy)
     os.environ["NUMBA_DISABLE_JIT"] = str(int(tests[0].startswith("tests/model/engine/")))
+    if log is not None:
+        os.environ["MUTANTS_ENTERED"] = str(log)
+        exec(WATCH, {})
     os._exit(pytest.main([*OPTIONS, *tests]))
 
 
-def is_noticed(mutant: Mutant, copy: Path, stamp: int) -> bool:
+def is_noticed(mutant: Mutant, tests: Sequence[FileOfTests], copy: Path, stamp: int) -> bool:
     """Whether a test fails. stamp: another one for each mutant, so that no bytecode of an earlier one is taken."""
+    place = mutant.path, function_at(mutant.path, mutant.offset)
+    near = [file.path for file in tests if place in file.entered]
     path, before = copy / mutant.path, (copy / mutant.path).read_bytes()
     try:
         path.write_bytes(mutant.apply(before))
         os.utime(path, (stamp, stamp))
-        return not all(passes(copy, tests) for tests in tests_of(mutant.path) if tests)
+        return bool(near) and not passes(copy, near)
     finally:
         path.write_bytes(before)
         os.utime(path, (stamp + 1, stamp + 1))
@@ -210,13 +269,12 @@ def results(mutants: Sequence[Mutant], into: Path) -> Iterator[tuple[Mutant, boo
         subprocess.run(["git", "clone", "-q", "--shared", ROOT, copy], check=True)
         shutil.copytree(ROOT / "harness", copy / "harness", dirs_exist_ok=True)
         shutil.copytree(ROOT / "tests", copy / "tests", dirs_exist_ok=True)
-        for path in {Path(mutant.path).parent: mutant.path for mutant in mutants}.values():
-            if not all(passes(copy, tests) for tests in tests_of(path) if tests):
-                raise SystemExit(f"mutants: tests of {path} fail without any: run them first")
+        tests = {area: watched(copy, area) for area in {mutant.area for mutant in mutants}}
         for number, mutant in enumerate(mutants):
             name = json.dumps(asdict(mutant))
             if name not in known:
-                known[name] = f"{name}\t{'noticed' if is_noticed(mutant, copy, 2 * number) else 'SURVIVES'}"
+                is_seen = is_noticed(mutant, tests[mutant.area], copy, 2 * number)
+                known[name] = f"{name}\t{'noticed' if is_seen else 'SURVIVES'}"
                 with into.open("a") as file:
                     print(known[name], file=file)
             yield mutant, known[name].endswith("noticed")

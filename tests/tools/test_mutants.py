@@ -31,7 +31,8 @@ def test_a_mistake_is_one_place() -> None:
     assert mutant.apply(b"a = 1 < 2"[2:]) == b"= 1 <= 2"
 
 
-def test_the_tests_of_a_module_come_first() -> None:
-    own, others = tool.tests_of("harness/measure/records/run.py")
-    assert own == ["tests/measure/records/test_run.py", "tests/measure/records/test_run_tampered.py"]
-    assert "tests/measure/records/test_store.py" in others
+def test_the_function_around_a_mistake_is_known() -> None:
+    path = "tools/mutants.py"
+    text = (ROOT / path).read_bytes()
+    assert tool.function_at(path, text.index(b"EACH = 60")) == "<module>"
+    assert tool.function_at(path, text.index(b"return drawn[:each]")) == "draw"
