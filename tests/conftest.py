@@ -118,7 +118,7 @@ SAME_EVERYWHERE = (
     *("benchmarks", "docker", "docs", "recipes", "tune"),
 )
 """Rooms whose tests are about figures, plans, recordings, the code of a stack, or documents. CONTRIBUTING.md has the
-rule: what another Python can change of them, ``test_house`` (imports) and ``tests/cli/test_cli_examples.py`` (every
+rule: what another Python can change of them, ``test_house`` (imports) and ``tests/cli/test_tree.py`` (every
 command by its example) notice."""
 
 

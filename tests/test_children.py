@@ -39,6 +39,15 @@ def test_a_child_in_a_folder_of_strangers_loads_this_harness(variables: dict[str
     assert strangers.loaded == ""
 
 
+def test_the_program_as_pip_writes_it_loads_nothing_of_the_folder(strangers: Strangers, tmp_path: Path) -> None:
+    program = tmp_path / "bin" / "harness"
+    program.parent.mkdir()
+    program.write_text("import sys\nfrom harness.__main__ import main\nsys.exit(main())\n")
+    done = run((sys.executable, str(program), "simulate", "demo", "--draws", "1"), PYTHONPATH=str(ROOT))
+    assert "bucket6-waits / base-waits" in done.stdout, done.stderr
+    assert strangers.loaded == ""
+
+
 def test_what_the_user_put_on_the_path_stays_there(strangers: Strangers, tmp_path: Path) -> None:
     beside = tmp_path / "beside"
     beside.mkdir()

@@ -5,20 +5,27 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
 
 from harness.table import (
     Table,
     TableForm,
+    folded,
     interval_ends,
     interval_text,
     latex_text,
     table_of,
+    to_rich,
     with_error,
     with_four_digits,
     written,
 )
+from tests.support.command_line import lines_beyond
 
 TABLE = Table(
     "Table IV",
@@ -130,3 +137,41 @@ def test_ends_in_a_table_never_read_as_one_number(form: TableForm) -> None:
     assert "2,831.12" in shown
     assert "0.9600" in shown
     assert with_four_digits(table, ("mean_low", "mean_high")).rows[0][3:] == ("2,831.12", "2,831.14")
+
+
+NARROWEST_WORDS = 12
+WORDS = st.text("abcd,.(){}\u2013", min_size=1, max_size=24)
+LINES = st.lists(WORDS, min_size=1, max_size=30).map(" ".join)
+
+
+@given(LINES, st.integers(20, 100), st.integers(0, 40))
+def test_a_folded_line_has_the_same_words_and_no_longer_lines(line: str, width: int, hang: int) -> None:
+    lines = folded(line, width, hang)
+    assert " ".join(lines).split() == line.split()
+    assert lines_beyond("\n".join(lines), width) == []
+
+
+@given(LINES, st.lists(WORDS, min_size=1, max_size=20), st.integers(40, 100))
+def test_a_folded_command_is_one_command_to_a_shell(before: str, options: list[str], width: int) -> None:
+    command = f"harness run {' '.join(options)}"
+    lines = "\n".join(folded(f"{before}: {command}", width))
+    joined = re.sub(r" \\\n +", " ", lines)
+    assert joined.endswith(command)
+    assert lines_beyond(lines, width) == []
+
+
+NUMBERS = st.integers(0, 10**6).map(str) | st.just("0.9567\u201310.2405")
+CELLS = st.lists(st.lists(WORDS, min_size=1, max_size=12).map(" ".join) | NUMBERS, min_size=4, max_size=4)
+
+
+@given(st.lists(CELLS, min_size=1, max_size=4), st.integers(64, 200))
+def test_a_table_cuts_no_word_and_folds_none_into_a_narrow_column(cells: list[list[str]], width: int) -> None:
+    table = Table("", "", ("name", "one", "two", "three"), tuple(map(tuple, cells)))
+    console = Console(width=width, color_system=None)
+    with console.capture() as captured:
+        console.print(to_rich(table, width))
+    shown = captured.get()
+    assert max(map(len, shown.splitlines())) <= width
+    assert set(" ".join(cell for row in cells for cell in row).split()) <= set(shown.split())
+    short = [cell for row in cells for cell in row if len(cell) <= NARROWEST_WORDS]
+    assert [cell for cell in short if cell not in shown] == []

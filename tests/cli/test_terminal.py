@@ -1,13 +1,32 @@
-"""What a server says is shown and not obeyed: markup in it is text, escapes in it are spelled out."""
+"""What a server says is shown and not obeyed: markup in it is text, escapes in it are spelled out.
+
+On a terminal of 80 columns no line is longer; in a pipe none is folded.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import io
+import os
+import pty
+import re
+import shlex
+import struct
+import sys
+import termios
+from multiprocessing.reduction import DupFd
+from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
+from harness.cli import main
 from harness.cli.terminal import escape_markup, printable_lines
+from harness.runner import run_experiment
+from tests.support.command_line import WIDTH, harness, lines_beyond
+from tests.support.experiments import small_experiment
+from tests.support.forked import start_forked
 
 
 def on_terminal(text: str) -> str:
@@ -40,3 +59,56 @@ def test_control_characters_are_spelled_out(words: str, shown: str) -> None:
 
 def test_lines_of_a_message_stay_lines() -> None:
     assert printable_lines("one\ntwo\x1b[0m") == "one\ntwo\\x1b[0m"
+
+
+STYLES = re.compile(r"\x1b\[[\d;?]*[a-zA-Z]")
+
+
+def on_a_terminal(words: list[str], folder: Path) -> str:
+    """What a command writes to a real terminal of 80 columns, without its colours."""
+    outer, inner = pty.openpty()
+    fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 24, WIDTH, 0, 0))
+    variables = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    of_process = {"cwd": folder, "variables": variables | {"TERM": "xterm"}, "out": Path(os.devnull)}
+    started = start_forked(_call, words, DupFd(inner), **of_process, err=Path(os.devnull))
+    os.close(inner)
+    seen = bytearray()
+    try:
+        while part := os.read(outer, 65_536):
+            seen += part
+    except OSError:
+        pass  # Linux says so that the other side is closed
+    os.close(outer)
+    started.join()
+    lines = STYLES.sub("", seen.decode()).replace("\r\n", "\n").split("\n")
+    # What a progress bar drew and took away again is no line.
+    return "\n".join(line.rpartition("\r")[2] for line in lines)
+
+
+def _call(words: list[str], terminal: Any) -> None:
+    sys.argv, number = ["harness", *words], terminal.detach()
+    for stream in (0, 1, 2):
+        os.dup2(number, stream)
+    os.close(number)
+    sys.stdout, sys.stderr = (os.fdopen(stream, "w") for stream in (1, 2))
+    main()
+
+
+@pytest.mark.same_everywhere
+@pytest.mark.parametrize("command", ["simulate demo --draws 3", "watch --runs runs --once", "run nothing.toml"])
+def test_a_real_terminal_of_80_columns_shows_whole_lines(command: str, tmp_path: Path) -> None:
+    if "runs" in command:
+        run_experiment(small_experiment(backend="sim"), runs_root=tmp_path / "runs")
+    shown = on_a_terminal(shlex.split(command), tmp_path)
+    assert shown.strip()
+    assert lines_beyond(shown) == []
+
+
+@pytest.mark.same_everywhere
+def test_a_pipe_gets_each_line_whole(tmp_path: Path) -> None:
+    assert "COLUMNS" not in os.environ
+    done = harness("simulate", "demo", "--draws", "3", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    [ratio] = [line for line in done.stdout.splitlines() if line.startswith("bucket6-waits / base-waits: ")]
+    assert ratio.endswith("higher than given")
+    assert len(ratio) > WIDTH

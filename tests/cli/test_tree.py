@@ -1,9 +1,15 @@
-"""The tree of commands: what help shows at 80 columns, typos, and what the bare words answer."""
+"""The tree of commands: what help shows at 80 columns, its examples, typos, and what the bare words answer.
+
+Examples run as they stand in the help, in a folder with runs of the demo; no line of what they say is longer either.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +22,9 @@ import typer.main
 from typer.testing import CliRunner
 
 from harness.cli.tree import GROUPS, HEADINGS, app
-from tests.support.command_line import harness
+from tests.docs.test_commands import PAGES_WITH_COMMANDS, commands_run
+from tests.support.command_line import WIDTH, harness, lines_beyond
+from tests.support.sound_traces import claude_rows
 
 
 def walk(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -25,11 +33,19 @@ def walk(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]
         yield from walk(inner, (*words, name))
 
 
-EVERY = [words for words in walk(typer.main.get_command(app)) if words != ("server", "emulator")]
+ROOT_COMMAND = typer.main.get_command(app)
+EVERY = [words for words in walk(ROOT_COMMAND) if words != ("server", "emulator")]
+
+
+def command_at(words: tuple[str, ...]) -> Any:
+    command: Any = ROOT_COMMAND
+    for name in words:
+        command = command.commands[name]
+    return command
 
 
 @cache
-def help_of(*words: str, flag: str = "--help", columns: int = 80) -> str:
+def help_of(*words: str, flag: str = "--help", columns: int = WIDTH) -> str:
     shown = CliRunner().invoke(app, [*words, flag], prog_name="harness", env={"COLUMNS": str(columns)})
     assert shown.exit_code == 0, shown.output
     return shown.output
@@ -38,12 +54,100 @@ def help_of(*words: str, flag: str = "--help", columns: int = 80) -> str:
 @pytest.mark.parametrize("words", EVERY, ids=" ".join)
 def test_help_of_a_command_fits_80_columns_and_has_an_example(words: tuple[str, ...]) -> None:
     shown = help_of(*words)
-    assert max(map(len, shown.splitlines())) <= 80
+    assert max(map(len, shown.splitlines())) <= WIDTH
     assert "Example: harness " in " ".join(shown.split())
-    assert help_of(*words, flag="-h") == shown
     frame = re.compile("[\u2500-\u257f]+")
     cut = set(frame.sub(" ", shown).split()) - set(frame.sub(" ", help_of(*words, columns=400)).split())
     assert cut == set()
+
+
+def test_h_is_help_everywhere() -> None:
+    for words in (("run",), ("plan", "waits"), ("stack", "steps")):
+        assert help_of(*words, flag="-h") == help_of(*words)
+    own = [words for words in EVERY if any("-h" in option.opts for option in command_at(words).params)]
+    assert own == [], "the rest have it from the root"
+
+
+NOT_RUN = {
+    "fleet worker": "runs until it is ended",
+    "gate": "needs a baseline; its exit code is the answer",
+    "paper rules": "takes minutes",
+    "paper signs": "takes minutes",
+    "predict noise": "needs runs of a real server",
+    "predict replay": "needs sessions that a server recorded",
+    "server": "needs an NPU, its stack or the twin; an emulator runs until it is ended",
+    "stack": "needs a release of the stack",
+}
+"""Why an example runs nowhere, by the words it begins with."""
+RUN_BY_A_PAGE = (
+    *("doctor --url", "fleet status", "fleet replicas", "open", "predict ratios", "prereg check", "prereg publish"),
+    "search paper",
+)
+"""What else needs what only a page of the guides has; ``tests/docs/test_commands.py`` runs it there, as wide."""
+SMALL = ("--backend", "sim", "--replicates", "3")
+TESTED_WITH = {"run ": ("--replicates", "1"), "sweep": ("--replicates", "1")}
+"""What keeps an example short, by the words it begins with."""
+ALSO = (
+    *("explain experiment", "explain server", "explain tables", "explain distributions"),
+    *("table demo --runs runs/today --predicted", "table demo --runs runs/today --reuse-by-wait"),
+    *("power demo --runs runs/today", "compare runs/today/demo/base-waits --baseline runs/today/demo/bucket6-waits"),
+    "gate runs/today/demo/base-waits --against runs/may/demo/base-waits",
+)
+"""Other forms whose lines are long."""
+
+
+def examples(command: Any) -> Iterator[str]:
+    yield from re.findall(r"Example:\s+`harness ([^`]+)`", command.help or "")
+    for inner in getattr(command, "commands", {}).values():
+        yield from examples(inner)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    place = tmp_path
+    assert harness("run", "demo", *SMALL, "--runs", "runs/today", cwd=place).returncode == 0
+    for day in ("monday", "tuesday", "may", "june", "july"):
+        shutil.copytree(place / "runs" / "today", place / "runs" / day)
+    assert harness("plan", "build", "demo", "-o", "plans", cwd=place).returncode == 0
+    shutil.copy(next((place / "plans").glob("*.jsonl")), place / "plan.jsonl")
+    recording = place / ".claude" / "projects"
+    recording.mkdir(parents=True)
+    (recording / "session.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in claude_rows("s")))
+    assert harness("init", cwd=place).returncode == 0
+    (place / ".gitignore").write_text("/*\n!/mine.toml\n!/plans\n/plans/*\n!/plans/frozen\n")
+    for command in ("init -q", "add mine.toml", "commit -qm first"):
+        identity = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+        subprocess.run(["git", *identity, *command.split()], cwd=place, check=True)
+    return place
+
+
+@pytest.mark.timeout(900)
+def test_the_example_of_each_command_runs(folder: Path) -> None:
+    variables = {
+        "HOME": str(folder),
+        **{f"GIT_{who}_{what}": "a" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")},
+    }
+    failed: dict[str, str] = {}
+    for example in sorted({*examples(ROOT_COMMAND), *ALSO}):
+        if example.startswith((*NOT_RUN, *RUN_BY_A_PAGE)) and example not in ALSO:
+            continue
+        words = [word.replace("~", str(folder)) for word in shlex.split(example)]
+        words += next((more for start, more in TESTED_WITH.items() if example.startswith(start)), ())
+        done = harness(*words, cwd=folder, environment={**os.environ, **variables, "COLUMNS": str(WIDTH)})
+        # 5: the runs of the folder decide nothing, and that is what the command says.
+        allowed = (0, 5) if example.startswith(("decide", "gate")) else (0,)
+        if done.returncode not in allowed or not done.stdout.strip():
+            failed[example] = done.stderr
+        if not example.startswith("query") and "--format" not in words:
+            assert lines_beyond(done.stdout) == [], example
+    assert failed == {}
+
+
+def test_an_example_that_is_not_run_is_there_and_a_page_runs_it_or_there_is_a_reason() -> None:
+    every = list(examples(ROOT_COMMAND))
+    assert [start for start in (*NOT_RUN, *RUN_BY_A_PAGE) if not any(one.startswith(start) for one in every)] == []
+    on_pages = [command.removeprefix("harness ") for name in PAGES_WITH_COMMANDS for _, command in commands_run(name)]
+    assert [start for start in RUN_BY_A_PAGE if not any(one.startswith(start) for one in on_pages)] == []
 
 
 def test_help_shows_at_most_twenty_commands_and_the_groups_in_a_line_each() -> None:

@@ -1,6 +1,6 @@
 """Every command of the start and of the guides runs as its page has it, or the page says why a test cannot.
 
-The folder is full of files named as modules, of which none may be loaded.
+At 80 columns, no line of what it says is longer. ``tests/cli/test_tree.py`` runs the examples of the help.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,10 +17,8 @@ from harness.measure.client.target import Endpoint
 from harness.measure.server.ask import ask
 from harness.measure.server.process import free_port
 from tests.docs.pages import GUIDES, START, Block, blocks_of, page_text
-from tests.support.checkout import ROOT
-from tests.support.command_line import harness
+from tests.support.command_line import WIDTH, harness, lines_beyond, start_harness
 from tests.support.processes import comes_true
-from tests.support.strangers import Strangers
 
 ANSWERS = {
     "guides/planning": {
@@ -88,22 +85,11 @@ def test_every_reason_is_used() -> None:
 
 @pytest.fixture
 def shell(tmp_path: Path) -> dict[str, str]:
-    """An environment of a home of its own, in which ``harness`` and ``python`` are those of the tests."""
-    programs, home = tmp_path / "bin", tmp_path / "home"
-    (home / ".ssh").mkdir(parents=True)
-    (home / ".config" / "git").mkdir(parents=True)
-    # What ``Strangers`` leaves is no change of a page's repository.
-    (home / ".config" / "git" / "ignore").write_text("*.py\n.loaded\n/harness/\n")
-    programs.mkdir()
-    # As pip writes it.
-    script = f"#!{sys.executable}\nimport sys\nfrom harness.__main__ import main\nsys.exit(main())\n"
-    for name, text in {"harness": script, "python": f'#!/bin/sh\nexec "{sys.executable}" "$@"\n'}.items():
-        (programs / name).write_text(text)
-        (programs / name).chmod(0o755)
-    key = home / ".ssh" / "id_ed25519"
+    """An environment with a home of its own, in which there is a key to sign with."""
+    key = tmp_path / "home" / ".ssh" / "id_ed25519"
+    key.parent.mkdir(parents=True)
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
-    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
-    return {**os.environ, "PATH": path, "HOME": str(home), "PYTHONPATH": str(ROOT), "COLUMNS": "80"}
+    return {**os.environ, "HOME": str(tmp_path / "home"), "COLUMNS": str(WIDTH)}
 
 
 @pytest.mark.live
@@ -114,7 +100,7 @@ def test_every_command_of_a_page_runs(
 ) -> None:
     folder = tmp_path / "empty"
     folder.mkdir()
-    strangers, port = Strangers(folder), free_port()
+    port = free_port()
     for block in blocks_of(page_text(name)):
         if "file" in block.marks:
             (folder / block.marks["file"]).write_text(on_port(port, block.text))
@@ -131,8 +117,9 @@ def test_every_command_of_a_page_runs(
         # At the size of a test, a decision may be open.
         is_rule = words.startswith(("harness decide ", "harness prereg publish ", "harness prereg check "))
         assert done.returncode in ((0, 5) if is_rule else (0,)), f"{words}\n{done.stdout[-500:]}\n{done.stderr}"
+        if not words.startswith("harness query "):
+            assert lines_beyond(done.stdout) == [], words
         printed[command] = " ".join(done.stdout.split())
-    assert strangers.loaded == ""
     for command, answer in ANSWERS.get(name, {}).items():
         assert re.search(answer, printed[command]), f"{command}\n{printed[command]}"
 
@@ -143,19 +130,22 @@ def on_port(port: int, text: str) -> str:
 
 
 def called(words: str, folder: Path, shell: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """A line of a page; a plain ``harness`` command needs neither a shell nor a new interpreter."""
-    if words.startswith("harness ") and "~" not in words:
-        return harness(*shlex.split(words)[1:], cwd=folder, environment=shell)
+    """A line of a page; a ``harness`` command needs neither a shell nor a new interpreter."""
+    if words.startswith("harness "):
+        return harness(*words_of(words, shell), cwd=folder, environment=shell)
     return subprocess.run(
         ["bash", "-c", words], cwd=folder, env=shell, capture_output=True, text=True, check=False, timeout=600
     )
 
 
+def words_of(command: str, shell: dict[str, str]) -> list[str]:
+    """What a shell gives the program."""
+    return [re.sub("^~", shell["HOME"], word) for word in shlex.split(command)[1:]]
+
+
 def start_server(words: str, folder: Path, shell: dict[str, str], request: pytest.FixtureRequest) -> None:
     """Start what the page starts in the background, and wait until it answers; it ends with the test."""
-    started = subprocess.Popen(
-        ["bash", "-c", f"exec {words}"], cwd=folder, env=shell, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    started = start_harness(*words_of(words, shell), cwd=folder, environment=shell)
     request.addfinalizer(started.wait)
     request.addfinalizer(started.kill)
     port = re.search(r"--port (\d+)", words)

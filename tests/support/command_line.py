@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.support import bare_reports
-from tests.support.forked import fork_from_here, start_forked
+from tests.support.forked import ForkedProcess, fork_from_here, start_forked
 from tests.support.forked_children import fork_children
 
 GIVEN_UP_AFTER_S = 600
@@ -49,6 +49,14 @@ def harness(
         return subprocess.CompletedProcess(
             ["harness", *words], process.exitcode, out.read_text(encoding="utf-8"), err.read_text(encoding="utf-8")
         )
+
+
+def start_harness(*words: str, cwd: Path, environment: Mapping[str, str]) -> ForkedProcess:
+    """``harness WORDS`` as it begins, for what runs until it is ended; its outputs lead nowhere."""
+    nowhere = Path(os.devnull)
+    return ForkedProcess(
+        start_forked(_call, words, {}, None, False, cwd=cwd, variables=environment, out=nowhere, err=nowhere)
+    )
 
 
 def lines_beyond(text: str, width: int = WIDTH) -> list[str]:

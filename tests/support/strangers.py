@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -13,14 +14,20 @@ raise SystemExit("a file of the working folder was loaded")
 """
 
 
+@cache
+def names() -> frozenset[str]:
+    """Of the standard library and of what is installed: reading that takes longer than to write the files."""
+    every = {*sys.stdlib_module_names, *packages_distributions(), "sitecustomize", "usercustomize"}
+    return frozenset(filter(str.isidentifier, every - {"harness"}))
+
+
 class Strangers:
     """Files and packages in a folder, named as the harness, the standard library and what is installed."""
 
     def __init__(self, folder: Path) -> None:
         self._mark = folder / ".loaded"
         code = CODE.format(mark=str(self._mark))
-        names = {*sys.stdlib_module_names, *packages_distributions(), "sitecustomize", "usercustomize"}
-        for name in filter(str.isidentifier, names - {"harness"}):
+        for name in names():
             (folder / f"{name}.py").write_text(code)
         (folder / "harness").mkdir()
         (folder / "harness" / "__init__.py").write_text(code)
