@@ -131,7 +131,7 @@ fuzz: dev  ## changed texts at every parser, for FUZZ_S seconds or FUZZ_INPUTS; 
 	@$(BIN)/python -m tests.fuzz $(FUZZ_S) $(FUZZ_CORPUS) $(FUZZ_INPUTS)
 	@$(BIN)/python -m tests.support.mutated_traces 100000
 	@$(BIN)/python -m tests.support.mutated_accounts 100000
-	@MISTAKES=$(MISTAKES) $(BIN)/python -m pytest -q -n 0 tests/cli/test_cli_mistakes.py tests/cli/test_cli_mistakes_of_files.py
+	@MISTAKES=$(MISTAKES) $(BIN)/python -m pytest -q -n 0 tests/fuzz/test_mistakes.py
 
 # An agent stamps its log before its request leaves: where that is allowed, it does not wait for other processes between.
 AT_ONCE = $(shell chrt -r 5 true 2>/dev/null && echo chrt -r 5)
@@ -151,7 +151,7 @@ DISKS ?= 20
 PRIVATE_MOUNTS = $(shell unshare -m true 2>/dev/null && echo unshare -m)
 
 faults: dev  ## minutes: KILLS random kills and DISKS full disks, limits, killed processes, the misbehaving server over http and https, freezes, tampering, cheats
-	@$(BIN)/python -m pytest -n $(WORKERS) -q $(PYTEST_ARGS) tests/cli/test_cli_limits.py tests/cli/test_cli_interruption.py \
+	@$(BIN)/python -m pytest -n $(WORKERS) -q $(PYTEST_ARGS) tests/cli/test_cli_bad_input.py tests/cli/test_cli_interruption.py \
 	  tests/measure/records tests/judge/prereg tests/measure/client/test_run_misbehaviours.py tests/runner/test_run_freezes.py tests/measure/client/test_run_processes.py \
 	  tests/measure/server tests/fuzz
 	@$(BIN)/python -m tests.faults misbehaviours 1

@@ -1,8 +1,12 @@
-"""Bad input gets one line: what is wrong, where, what to do; an exit code by kind; nothing half-written."""
+"""Bad input gets one line: what is wrong, where, what to do; an exit code by kind; nothing half-written.
+
+So does a limit of the shell (memory, files, file size). ``tests/fuzz`` draws mistakes; here are those that need words.
+"""
 
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from harness.errors import SpecError
+from harness.measure.records.store import RunStore
 from harness.runner import run_experiment
-from tests.support.command_line import harness
+from tests.support.command_line import harness_here as harness
 from tests.support.experiments import small_experiment
 
 EXPERIMENT = """
@@ -73,34 +78,34 @@ def test_a_wrong_experiment_file_is_one_line_that_names_the_key(
 
 
 @pytest.mark.parametrize(
-    ("words_given", "words"),
+    ("words", "said"),
     [
         (("run", "demo", "--replicates", "abc"), "'--replicates': 'abc' must be a whole number"),
         (("table", "demo", "--format", "xml"), "'--format': 'xml' is not one of 'text', 'csv'"),
-    ],
-)
-def test_a_wrong_value_of_an_option_is_told_like_one_of_a_file(words_given: tuple[str, ...], words: str):
-    done = harness(*words_given)
-    assert done.returncode == 2
-    assert words in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
         (("table", "base.tml"), "base.tml: there is no such file or folder"),
-        (("run", "base.tml"), "base.tml: there is no such experiment file"),
+        (("run", "no/such/file.toml"), "harness: no/such/file.toml: "),
+        (("run", "two\nlines.toml"), "harness: two\\nlines.toml: cannot be read"),
+        (("run", "broken.toml"), "broken.toml: is not valid TOML: Invalid value (at line 2, "),
         (("report", "some/where"), "some/where: there is no such file or folder"),
+        (("report", "demo", "--runs", "."), "no sealed runs"),
         (("plan", "show", "demo"), "demo: is no plan file. Write those of an experiment: harness plan build demo"),
         (("run", "demo", "--set", "workload.num_sessions=two"), "--set workload.num_sessions: must be a whole number"),
+        (
+            ("run", "demo", "--set", "workload.num_sessions=0"),
+            "--set workload.num_sessions: must be greater than or equal to",
+        ),
         (("runs", "--runs", "notes.txt"), "is a file, not a folder of runs"),
+        (("init", "broken.toml"), "broken.toml: is there already"),
     ],
 )
 def test_what_was_mistyped_is_what_the_error_names(tmp_path: Path, words: tuple[str, ...], said: str):
     (tmp_path / "notes.txt").write_text("")
+    (tmp_path / "broken.toml").write_text("name = 'x'\nbase_seed == 3\n")
     done = harness(*words, cwd=tmp_path)
     assert done.returncode == 2
     assert said in done.stderr
+    assert done.stderr.startswith("Usage: ") or done.stderr.count("\n") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["broken.toml", "notes.txt"]
 
 
 def test_the_line_of_a_key_that_the_file_has_wrong_is_still_named(tmp_path: Path):
@@ -124,35 +129,6 @@ def test_a_catalogue_that_is_there_already_is_refused_before_anything_is_perform
     resumed = harness(*performed, "--resume")
     assert resumed.returncode == 0, resumed.stderr
     assert {page.name: page.read_bytes() for page in tmp_path.glob("sim/*.md")} == pages
-
-
-def test_zero_sessions_are_refused(tmp_path: Path):
-    path = write(tmp_path)
-    result = harness("run", str(path), "--set", "workload.num_sessions=0", "--runs", str(tmp_path / "runs"))
-    assert result.returncode == 2
-    assert "num_sessions" in result.stderr
-
-
-def test_malformed_toml_names_the_line(tmp_path: Path):
-    path = tmp_path / "broken.toml"
-    path.write_text("name = 'x'\nbase_seed == 3\n")
-    result = harness("run", str(path))
-    assert result.returncode == 2
-    assert "line 2" in result.stderr
-    assert str(path) in result.stderr
-
-
-def test_a_missing_file_is_named():
-    result = harness("run", "no/such/file.toml")
-    assert result.returncode == 2
-    assert "no/such/file.toml" in result.stderr
-    assert result.stderr.count("\n") == 1
-
-
-def test_a_line_break_in_a_name_leaves_an_error_on_its_line() -> None:
-    done = harness("run", "two\nlines.toml")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert done.stderr.startswith("harness: two\\nlines.toml: cannot be read")
 
 
 def test_a_foreign_trace_file_is_refused_and_writes_nothing(tmp_path: Path):
@@ -179,12 +155,6 @@ def test_bad_sql_is_one_line(tmp_path: Path):
     result = harness("query", "select nothing from nowhere", "--runs", str(tmp_path))
     assert result.returncode == 2
     assert "nowhere" in result.stderr
-
-
-def test_a_report_of_nothing_says_what_is_there(tmp_path: Path):
-    result = harness("report", "demo", "--runs", str(tmp_path))
-    assert result.returncode == 2
-    assert "no sealed runs" in result.stderr
 
 
 @pytest.mark.live
@@ -242,13 +212,6 @@ def test_a_terminal_of_ascii_alone_gets_every_word(tmp_path: Path):
     assert result.returncode == 0, result.stderr
     assert "TTFT" in result.stdout
     assert "?" not in result.stdout
-
-
-def test_init_writes_an_experiment_that_runs_as_it_is_and_overwrites_none(tmp_path: Path):
-    assert "harness simulate six.toml" in harness("init", "six", cwd=tmp_path).stdout
-    assert "twelve-slots/2" in harness("run", "six.toml", "--dry-run", cwd=tmp_path).stdout
-    again = harness("init", "six.toml", cwd=tmp_path)
-    assert (again.returncode, "six.toml: is there already" in again.stderr) == (2, True)
 
 
 def test_a_dry_run_refuses_what_the_run_would_and_leaves_no_folder(tmp_path: Path):
@@ -381,3 +344,56 @@ def test_an_interruption_while_the_program_loads_is_one_line(tmp_path: Path) -> 
 def test_an_experiment_by_its_name_is_refused_in_python_with_the_way_out(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="load_experiment"):
         run_experiment("demo", runs_root=tmp_path)  # type: ignore[arg-type]
+
+
+MEMORY, FILES, FILE_SIZE = resource.RLIMIT_AS, resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE
+
+
+@pytest.mark.parametrize(("limit", "value"), [(MEMORY, 300 << 20), (FILES, 5), (FILE_SIZE, 4096)])
+def test_a_limit_of_the_shell_is_one_line(tmp_path: Path, limit: int, value: int) -> None:
+    write(tmp_path, top='backend = "sim"')
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", "run", "bad.toml"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        preexec_fn=lambda: resource.setrlimit(limit, (value, value)),
+    )
+    store = RunStore(tmp_path / "runs")
+    if done.returncode == 0:
+        assert len(store.sealed()) == store.verify() == 1
+        return
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+    # What ended after the run was sealed left it whole.
+    assert store.verify() == len(store.sealed())
+
+
+# Starts a command in an interpreter that may take no more than so much memory beyond what it has.
+TIGHT = """
+import resource, sys
+import harness.cli
+in_use = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmSize:")) << 10
+resource.setrlimit(resource.RLIMIT_AS, (in_use + int(sys.argv[1]),) * 2)
+sys.argv = ["harness", "run", "bad.toml"]
+harness.cli.main()
+"""
+
+
+@pytest.mark.parametrize("kib", [0, 1600, 6400, 51_200, 150_000])
+def test_a_refusal_needs_no_memory_to_be_reported(tmp_path: Path, kib: int) -> None:
+    write(tmp_path, top='backend = "sim"')
+    done = subprocess.run(
+        [sys.executable, "-c", TIGHT, str(kib << 10)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("harness: this machine or its limits")
+    assert done.stderr.count("\n") == 1, done.stderr

@@ -204,6 +204,19 @@ def test_the_command_line_works_without_docstrings() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_the_command_line_loads_no_heavy_package_before_a_command_does() -> None:
+    """Where memory is limited, loading one may fail: only a command's errors become one line."""
+    heavy = ("pyarrow", "numpy", "pydantic", "duckdb", "scipy", "matplotlib")
+    listed = (
+        "import sys, typer.main; from harness.cli.tree import app; list(typer.main.get_command(app).commands.values())"
+    )
+    # A table needs no figure: matplotlib alone takes as long as the command.
+    tables = "import harness.present.report; print('matplotlib' in sys.modules)"
+    code = f"{listed}; print([name for name in {heavy} if name in sys.modules]); {tables}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["[]", "False"]
+
+
 @pytest.mark.parametrize(
     ("words", "proposed"),
     [

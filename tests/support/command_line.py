@@ -6,19 +6,23 @@ took most of the time of such tests; those about starting and dying start a real
 
 from __future__ import annotations
 
+import io
 import os
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from types import FrameType
 
 from tests.support import bare_reports
 from tests.support.forked import ForkedProcess, fork_from_here, start_forked
 from tests.support.forked_children import fork_children
 
-GIVEN_UP_AFTER_S = 600
+GIVEN_UP_AFTER_S, GIVEN_UP_HERE_AFTER_S = 600, 30
 WIDTH = 80
 """Columns of a terminal, where a test gives it any."""
 
@@ -57,6 +61,42 @@ def start_harness(*words: str, cwd: Path, environment: Mapping[str, str]) -> For
     return ForkedProcess(
         start_forked(_call, words, {}, None, False, cwd=cwd, variables=environment, out=nowhere, err=nowhere)
     )
+
+
+class TooLong(BaseException):
+    """Raised by the alarm in a command that goes on; nothing catches it."""
+
+
+def harness_here(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """As ``harness``, in this very process, which costs least: for what is refused; TooLong after 30 s of CPU."""
+
+    def give_up(_number: int, _frame: FrameType | None) -> None:
+        raise TooLong
+
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="surrogateescape") for _ in range(2))
+    here, argv, before = Path.cwd(), sys.argv, signal.signal(signal.SIGPROF, give_up)
+    os.chdir(cwd or here)
+    sys.argv = ["harness", *words]
+    signal.setitimer(signal.ITIMER_PROF, GIVEN_UP_HERE_AFTER_S)
+    code = 0
+    try:
+        from harness.cli import main
+
+        with redirect_stdout(out), redirect_stderr(err):
+            main()
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else 0
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+        sys.argv = argv
+        os.chdir(here)
+    return subprocess.CompletedProcess(["harness", *words], code, *map(_written, (out, err)))
+
+
+def _written(stream: io.TextIOWrapper) -> str:
+    stream.flush()
+    return stream.buffer.getvalue().decode("utf-8", "surrogateescape")  # type: ignore[attr-defined]
 
 
 def lines_beyond(text: str, width: int = WIDTH) -> list[str]:

@@ -1,56 +1,69 @@
-"""Mistakes on purpose, drawn by hypothesis: each ends with a documented exit code and words that name what is wrong.
+"""Mistakes on purpose, drawn by hypothesis: each is refused with words that name it.
 
-Values of the options of every command group, names of options, and keys of the files that people write.
+On command lines: values of the options of every group, and names of options; the exit code is a documented one. In
+files that people write: keys and their values, refused in one line. ``make fuzz`` tries more.
 """
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import shlex
 import shutil
-import signal
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.cli import main
-from harness.errors import ExitCode
+from harness.errors import ExitCode, SpecError
+from harness.extras.search.space import parse_space
+from harness.model.engine.cost import load_cost_model
+from harness.model.plan.waits import load_waits
+from harness.model.spec import load_experiment, load_toml
 from tests.model.traces.test_importing_privately import planted
-from tests.support.command_line import harness
+from tests.support.checkout import ROOT
+from tests.support.command_line import harness_here
 
 pytestmark = pytest.mark.same_everywhere
 
-# `make fuzz` tries more.
 NUM_MISTAKES = int(os.environ.get("MISTAKES", "20"))
 tried = settings(
     max_examples=NUM_MISTAKES, suppress_health_check=list(HealthCheck), derandomize="MISTAKES" not in os.environ
 )
-GIVEN_UP_AFTER_S = 30
 CODES = {int(code) for code in ExitCode}
 NOT_SHOWN = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 STYLES = re.compile(r"\x1b\[[\d;]*m")
 
-EXPERIMENT = """
+EXPERIMENT = """\
 name = "small"
+title = "Small"
 backend = "sim"
 base_seed = 7
 replicates = 3
+order = "rotation"
 [workload]
 num_sessions = 2
+requests_per_session = 2
 wait_cap_s = 2.0
 prompt_tokens = {distribution = "uniform", low = 200, high = 400}
-generate_tokens = {distribution = "uniform", low = 8, high = 24}
+waits = "tracelab-v0.0.2"
 [server]
 max_num_seqs = 8
+kv_slots = 8
+cost_model = "paper"
+prefix_caching = true
+[limits]
+retries = 1
+stall_ms = 500.0
+[slo]
+ttft_ms = 500.0
+[stop]
+margin = 0.02
+budget = 24
 [[condition]]
 name = "base"
 [[condition]]
@@ -150,7 +163,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with an experiment, its sealed runs, recordings, and files that are none of these."""
     folder = tmp_path_factory.mktemp("mistakes")
     (folder / "small.toml").write_text(EXPERIMENT)
-    assert harness("run", "small.toml", "--runs", "runs", cwd=folder).returncode == 0
+    assert harness_here("run", "small.toml", "--runs", "runs", cwd=folder).returncode == 0
     (folder / "recorded").mkdir()
     planted(folder / "recorded")
     (folder / "notes.txt").write_text("a note\n")
@@ -162,48 +175,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-class TooLong(BaseException):
-    """Raised by the alarm in a command that goes on; nothing catches it."""
-
-
 @contextmanager
 def only_what_was_there(folder: Path) -> Iterator[None]:
-    """Enter a folder; what is new in it afterwards is removed."""
-    here, before = Path.cwd(), set(folder.iterdir())
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(here)
-        for path in set(folder.iterdir()) - before:
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-
-
-def called(words: list[str]) -> tuple[int, str, str]:
-    """Exit code and both outputs of a command, in this process."""
-
-    def give_up(_number: int, _frame: FrameType | None) -> None:
-        raise TooLong
-
-    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="surrogateescape") for _ in range(2))
-    argv, before = sys.argv, signal.signal(signal.SIGPROF, give_up)
-    sys.argv = ["harness", *words]
-    signal.setitimer(signal.ITIMER_PROF, GIVEN_UP_AFTER_S)
-    code = 0
-    try:
-        with redirect_stdout(out), redirect_stderr(err):
-            main()
-    except SystemExit as ended:
-        code = ended.code if isinstance(ended.code, int) else 0
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)
-        sys.argv = argv
-    texts: list[str] = []
-    for stream in (out, err):
-        stream.flush()
-        texts.append(stream.buffer.getvalue().decode("utf-8", "surrogateescape"))  # type: ignore[attr-defined]
-    return code, texts[0], texts[1]
+    """What is new in a folder afterwards is removed."""
+    before = set(folder.iterdir())
+    yield
+    for path in set(folder.iterdir()) - before:
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def places_of_values(words: list[str]) -> list[tuple[int, str]]:
@@ -257,11 +235,91 @@ def test_a_mistake_in_a_command_line_is_named(group: str, place: Path) -> None:
     def holds(drawn: tuple[list[str], str, str]) -> None:
         words, option, wrong = drawn
         with only_what_was_there(place):
-            code, out, err = called(words)
+            done = harness_here(*words, cwd=place)
+        code, out, err = done.returncode, done.stdout, done.stderr
         assert code in CODES, (words, code)
         assert "Traceback" not in err, (words, err)
         assert NOT_SHOWN.search(STYLES.sub("", out + err)) is None, (words, out + err)
         if code in (ExitCode.HARNESS_FAULT, ExitCode.BAD_SPEC):
             assert names_it(err + out, option, wrong), (words, err)
+
+    holds()
+
+
+def space(path: Path) -> object:
+    return parse_space(load_toml(path), where=str(path))
+
+
+def shipped(kind: str, name: str) -> str:
+    return (ROOT / "plans" / kind / f"{name}.toml").read_text(encoding="utf-8")
+
+
+FILES: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "experiment": (EXPERIMENT, load_experiment),
+    "search space": (shipped("spaces", "paper"), space),
+    "cost model": (shipped("costs", "paper"), load_cost_model),
+    "waits": (shipped("waits", "none"), lambda path: load_waits(str(path))),
+}
+# TOML of values that no key of these files takes, by what they stand in for.
+WRONG = {
+    "number": ('"two"', "true", "[]", "{a = 1}", "-1e30", "nan", "2026-01-01"),
+    "text": ("7", "true", "{a = 1}", "nan", "[[1]]"),
+    "flag": ('"yes"', "{a = 1}", "[1]", "nan"),
+    "list": ("7", '"x"', "{a = 1}", "nan", "[[[]]]", '["x"]'),
+    "table": ("7", '"x"', "nan", "[1]"),
+}
+LINE = re.compile(r"^(?P<key>[\w.-]+) = (?P<value>[^#\n]+)", re.MULTILINE)
+
+
+def kind_of(value: str) -> str:
+    value = value.strip()
+    if value in ("true", "false"):
+        return "flag"
+    return {"[": "list", "{": "table", '"': "text", "'": "text"}.get(value[0], "number")
+
+
+@st.composite
+def mistaken(draw: Any, text: str) -> tuple[str, str]:
+    """A file with one mistake, and the key that has it."""
+    lines = [found for found in LINE.finditer(text) if found["value"].count("[") == found["value"].count("]")]
+    line = draw(st.sampled_from(lines))
+    key, start, end = line["key"], line.start(), line.end()
+    what = draw(st.sampled_from(["value", "value", "value", "misspelt", "twice", "unknown"]))
+    if what == "misspelt":
+        place = draw(st.integers(0, len(key) - 1))
+        # A number with one digit more is a number.
+        wrong = key[:place] + draw(st.sampled_from("xq" if key.isdigit() else "xq7")) + key[place:]
+        return text[:start] + wrong + text[start + len(key) :], wrong
+    if what == "twice":
+        return f"{text[:end]}\n{line[0]}{text[end:]}", key
+    if what == "unknown":
+        name = draw(st.from_regex(r"zz[a-z_]{3,12}", fullmatch=True))
+        return f"{text[:start]}{name} = 1\n{text[start:]}", name
+    wrong = draw(st.sampled_from(WRONG[kind_of(line["value"])]))
+    return f"{text[:start]}{key} = {wrong}{text[end:]}", key
+
+
+def names_its_key(said: str, key: str) -> bool:
+    """Whether the words have the key, a table that it begins with, or the line; without a tag, what is missing."""
+    return any(part in said for part in key.split(".")) or bool(re.search(r"line \d+|needs a distribution", said))
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_mistake_in_a_file_is_named_by_its_key(kind: str, tmp_path: Path) -> None:
+    text, read = FILES[kind]
+    path = tmp_path / "mine.toml"
+
+    @tried
+    @given(mistaken(text))
+    def holds(drawn: tuple[str, str]) -> None:
+        content, key = drawn
+        path.write_text(content, encoding="utf-8")
+        with pytest.raises(SpecError) as refused:
+            read(path)
+        said = str(refused.value)
+        assert "\n" not in said
+        assert str(path) in said, said
+        assert names_its_key(said, key), said
+        assert refused.value.hint or ": " in refused.value.what, said
 
     holds()
