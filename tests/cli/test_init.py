@@ -27,7 +27,7 @@ from harness.stacks.rbln.rules.kv_rules import AUTO, RULE_SETS, is_paged
 from tests.extras.formats.test_mooncake import sharing
 from tests.support.agent_logs import assistant, result, text, tool, user
 from tests.support.plain_server import PlainServer, plain_server
-from tests.support.processes import serving
+from tests.support.processes import NO_PORT, serving
 from tests.support.stacks import write_artifact, write_environment, write_patched_stack
 
 pytestmark = pytest.mark.same_everywhere
@@ -248,7 +248,7 @@ def test_neither_one_server_twice_nor_a_third_is_compared(urls: tuple[str, ...])
 
 
 def test_where_no_server_answers_nothing_is_written(folder: Path) -> None:
-    nobody = f"http://127.0.0.1:{free_port()}"
+    nobody = f"http://127.0.0.1:{NO_PORT}"
     done = CliRunner().invoke(app, ["init", "mine", "--for", nobody, "--wait", "0s"])
     assert "no server answers there" in str(done.exception)
     done = CliRunner().invoke(app, ["init", "mine", "--for", nobody, "--wait", "long"])

@@ -16,6 +16,8 @@ from harness.measure.server.process import ServerLog, ServerProcess
 
 TINY_SERVER = Path(__file__).with_name("tiny_server.py")
 HOST = "127.0.0.1"
+NO_PORT = 1
+"""Nobody listens there. A port that was free may be another suite's by the time that it is asked."""
 WITHIN_S = 120.0
 """What will happen has happened by then, however busy the machine is. A test never waits so long but to fail."""
 clock = MonotonicClock()

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from harness.measure.server.process import free_port
-from tests.support.processes import comes_true
+from tests.support.processes import NO_PORT, comes_true
 
 SERVER = "/usr/sbin/sshd"
 RUN_FOLDER = Path("/run/sshd")  # where sshd started by root wants to lock its children in
@@ -41,7 +41,7 @@ def running_sshd(folder: Path, variables: Mapping[str, str]) -> Generator[Path]:
         + "".join(f"SetEnv {name}={value}\n" for name, value in variables.items())
     )
     (folder / "config").write_text(
-        f"Host npu1\n  Port {port}\nHost nowhere\n  Port {free_port()}\nHost *\n  HostName 127.0.0.1\n  User {user}\n"
+        f"Host npu1\n  Port {port}\nHost nowhere\n  Port {NO_PORT}\nHost *\n  HostName 127.0.0.1\n  User {user}\n"
         f"  IdentityFile {folder}/user_key\n  IdentitiesOnly yes\n  UserKnownHostsFile {folder}/known_hosts\n"
         "  StrictHostKeyChecking yes\n"
     )

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from harness.clock import NS_PER_MS, realtime_minus_monotonic_ns
@@ -128,7 +129,7 @@ def test_it_serves_through_the_forwarded_port_and_ends_in_good_order(
     tmp_path: Path, served: tuple[LaunchPlan, ServerProcess]
 ) -> None:
     plan, process = served
-    assert httpx.get(f"http://{plan.host}:{plan.port}/health", trust_env=False).status_code == 200
+    assert httpx.get(f"http://{plan.host}:{plan.port}/health", trust_env=False, timeout=WITHIN_S).status_code == 200
     overlay, observer = [line for line in process.log_tail(200) if line.startswith("path")]
     assert "'vllm_rbln'" in overlay
     assert "'rbln_observer'" in observer
@@ -152,7 +153,7 @@ def test_its_log_holds_its_own_lines_alone_whole_and_in_order(tmp_path: Path, ot
 
     def is_refused() -> bool:
         with pytest.raises(httpx.TransportError):
-            httpx.get(f"http://{plan.host}:{plan.port}/health", trust_env=False)
+            httpx.get(f"http://{plan.host}:{plan.port}/health", trust_env=False, timeout=WITHIN_S)
         # While the server does not listen yet, ssh cannot forward the probes of its health, and says so.
         return "open failed" in said.read_text() or not (tmp_path / "sshd").is_dir()
 
@@ -202,11 +203,20 @@ def test_a_local_end_that_is_killed_takes_the_server_and_its_folder_there_with_i
 def test_a_path_that_dies_without_a_word_takes_the_server_and_its_folder_with_it(
     tmp_path: Path, other_host: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("harness.extras.remote.ssh.SILENCE_S", 4.0)
+    monkeypatch.setattr("harness.extras.remote.ssh.SILENCE_S", 3.0)
     with _started(tmp_path, _launch(tmp_path, other_host)) as process:
         pid = _pid_there(process)
         # For longer than the silence that is allowed, the other side hears of us.
-        assert not comes_true(lambda: not is_alive(pid), 5)
+        assert not comes_true(lambda: not is_alive(pid), 4)
+        # A machine that stands still is no silence, though its far end wakes first.
+        there = psutil.Process(pid).parent()
+        assert there is not None
+        os.killpg(process.pid, signal.SIGSTOP)
+        there.suspend()
+        assert not comes_true(lambda: not is_alive(pid), 4)
+        there.resume()
+        os.killpg(process.pid, signal.SIGCONT)
+        assert not comes_true(lambda: not is_alive(pid), 1)
         os.killpg(process.pid, signal.SIGSTOP)
         try:
             assert comes_true(lambda: not is_alive(pid) and not _laid_out(tmp_path))

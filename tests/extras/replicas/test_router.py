@@ -25,7 +25,7 @@ from harness.model.plan.blocks import token_block_keys
 from harness.runner import run_experiment
 from tests.runner.backends.test_attached import attached
 from tests.support.emulator_process import Emulator, end, start_ready
-from tests.support.processes import WITHIN_S, comes_true
+from tests.support.processes import NO_PORT, WITHIN_S, comes_true
 
 live = pytest.mark.live
 
@@ -109,7 +109,7 @@ def test_a_session_stays_where_its_first_request_went_and_the_answer_says_where(
 
 @live
 def test_a_replica_that_does_not_answer_is_an_error_of_the_request(tmp_path: Path) -> None:
-    nobody = f"http://127.0.0.1:{free_port()}"
+    nobody = f"http://127.0.0.1:{NO_PORT}"
     with routing(tmp_path, [nobody, nobody], "round-robin") as url:
         answer = httpx.post(f"{url}/v1/completions", json={"prompt": [1], "max_tokens": 1}, timeout=WITHIN_S)
     assert answer.status_code == 502

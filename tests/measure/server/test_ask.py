@@ -10,9 +10,8 @@ import pytest
 
 from harness.measure.client.target import Endpoint
 from harness.measure.server.ask import HTTP_OK, NO_ANSWER, ask, ask_metrics, ask_url, asking_process
-from harness.measure.server.process import free_port
 from tests.support.forked_children import started_anew
-from tests.support.processes import WITHIN_S, commands_of_children
+from tests.support.processes import NO_PORT, WITHIN_S, commands_of_children
 from tests.support.raw_server import CLOSE, HANG, KEEP, RESET, Asked, RawServer, Reply, whole
 
 pytestmark = pytest.mark.live
@@ -96,7 +95,7 @@ def test_json_of_any_depth_and_size_of_number_is_no_exception() -> None:
 
 
 def test_no_server_and_no_such_host_are_words_too() -> None:
-    assert ask(Endpoint("127.0.0.1", free_port()), "/", deadline_s=WITHIN_S).error.startswith("ConnectionRefusedError")
+    assert ask(Endpoint("127.0.0.1", NO_PORT), "/", deadline_s=WITHIN_S).error.startswith("ConnectionRefusedError")
     assert ask(Endpoint("no host", 80), "/", deadline_s=WITHIN_S).error
 
 
@@ -172,5 +171,5 @@ def test_another_process_asks_as_this_one_does_and_its_death_is_a_word_too() -> 
         assert [get(WITHIN_S), get(WITHIN_S)] == [(HTTP_OK, b"one", ""), (HTTP_OK, b"two", "")]
         (process,) = (child for child, command in commands_of_children() if "answer_requests" in command)
         process.kill()
-        assert get(1.0) == (NO_ANSWER, b"", "ChildProcessError: the process that asks has ended")
+        assert get(WITHIN_S) == (NO_ANSWER, b"", "ChildProcessError: the process that asks has ended")
     assert [asked.path for asked in server.asked] == ["/metrics"] * 2

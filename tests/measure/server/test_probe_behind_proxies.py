@@ -26,6 +26,7 @@ from tests.support.emulator_process import Emulator, end, start_ready
 from tests.support.experiments import A_MINUTE_MS, UNHURRIED
 from tests.support.other_servers import CHAT, LLAMA, OTHERS, llama_text
 from tests.support.plain_server import plain_server
+from tests.support.processes import NO_PORT
 
 pytestmark = [pytest.mark.live, pytest.mark.same_everywhere]
 KEY = "NAME_OF_A_KEY"
@@ -251,7 +252,7 @@ def test_a_proxy_without_its_server_is_refused_as_one(emulator: Emulator, tmp_pa
         folder = tmp_path / start.__name__
         folder.mkdir()
         with (
-            start(folder, f"http://127.0.0.1:{free_port()}") as url,
+            start(folder, f"http://127.0.0.1:{NO_PORT}") as url,
             pytest.raises(HarnessError, match=f"status {status} .*A proxy answers, and reaches no server behind it"),
         ):
             run_experiment(experiment(url), runs_root=folder / "runs")

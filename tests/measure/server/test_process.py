@@ -227,5 +227,5 @@ def test_a_port_with_closed_connections_can_be_used_again_at_once(tmp_path: Path
     for _ in range(2):
         server = start_tiny_server(tmp_path, port)
         server.wait_healthy(HOST, port, deadline_s=WITHIN_S)
-        assert httpx.get(f"http://{HOST}:{port}/", trust_env=False).text == "ok"
+        assert httpx.get(f"http://{HOST}:{port}/", trust_env=False, timeout=WITHIN_S).text == "ok"
         assert server.stop().is_port_free

@@ -151,7 +151,7 @@ def test_a_server_that_dies_inside_an_answer_is_reported(tmp_path: Path) -> None
     server = start_tiny_server(tmp_path, port)
     server.wait_healthy(HOST, port, deadline_s=WITHIN_S)
     with pytest.raises(httpx.HTTPError):
-        httpx.get(f"http://{HOST}:{port}/die", trust_env=False)
+        httpx.get(f"http://{HOST}:{port}/die", trust_env=False, timeout=WITHIN_S)
     report = server.stop()
     assert report.ending == "signal SIGKILL"
     assert report.killed == ()

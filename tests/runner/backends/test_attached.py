@@ -180,7 +180,9 @@ def test_a_server_that_says_it_is_unhealthy_is_refused_before_the_first_run(tmp_
 
 
 def test_the_check_before_the_first_run_waits_as_long_as_a_request_may_take(tmp_path: Path) -> None:
-    server = PlainServer(has_metrics=True, on_answer=lambda _server: threading.Event().wait(2))
+    is_refused = threading.Event()
+    server = PlainServer(has_metrics=True, on_answer=lambda _server: is_refused.wait())
     keys: dict[str, Any] = {"workload": {"prompt_form": "text"}, "limits": {"request_timeout_s": 0.5}}
     with plain_server(server) as there, pytest.raises(ServerError, match="a request of 32 tokens failed"):
         run_experiment(attached(there.url, **keys), runs_root=tmp_path)
+    is_refused.set()

@@ -18,7 +18,7 @@ from harness.model.spec import ServerSpec
 from harness.runner.backends.emulator import EmulatorBackend
 from harness.runner.run import LaunchOptions
 from tests.support.forked_children import started_anew
-from tests.support.processes import serving
+from tests.support.processes import WITHIN_S, serving
 
 SERVER = ServerSpec(max_num_seqs=8, decode_buckets=(1, 2, 4, 6, 8))
 
@@ -63,7 +63,7 @@ def test_a_busy_port_stops_before_anything_is_written(tmp_path: Path) -> None:
 def test_the_emulator_starts_answers_logs_and_goes(tmp_path: Path) -> None:
     plan = EmulatorBackend().launch(SERVER, LaunchOptions(0, tmp_path, time_scale=4.0, log_format="precise"))
     with started_anew(), serving(plan, tmp_path, ScaledClock(4.0)) as server:
-        models = httpx.get(f"http://{plan.host}:{plan.port}/v1/models", trust_env=False).json()
+        models = httpx.get(f"http://{plan.host}:{plan.port}/v1/models", trust_env=False, timeout=WITHIN_S).json()
         assert models["data"][0]["id"] == plan.model
         report = server.stop()
     assert report.killed == ()

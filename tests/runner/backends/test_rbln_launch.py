@@ -24,7 +24,7 @@ from harness.runner.run import LaunchOptions
 from harness.stacks.rbln.launch.patches import patched_text
 from harness.stacks.rbln.launch.serving import OBSERVER_FOLDER, step_report_variables, visible_devices
 from tests.support.experiments import UNHURRIED
-from tests.support.processes import HOST, serving
+from tests.support.processes import HOST, NO_PORT, serving
 from tests.support.stacks import DIFF, TARGET, write_artifact, write_environment, write_patched_stack
 
 
@@ -217,7 +217,7 @@ def test_an_attached_server_is_measured_left_running_and_said_to_be_attached(
 
 
 def test_an_attached_server_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    url = f"http://{HOST}:{free_port()}"
+    url = f"http://{HOST}:{NO_PORT}"
     with pytest.raises(ServerError, match=r"no server answers there \(.*\)\. Start it, or change server\.url"):
         AttachedBackend().launch(ServerSpec(url=url), LaunchOptions(0, tmp_path))
 
@@ -231,7 +231,7 @@ def test_an_address_that_is_none_is_refused(tmp_path: Path, url: str) -> None:
 
 
 def test_an_attached_server_that_stays_ill_is_given_up(tmp_path: Path) -> None:
-    plan = LaunchPlan("attached", (), HOST, free_port(), "m", is_ours=False)
+    plan = LaunchPlan("attached", (), HOST, NO_PORT, "m", is_ours=False)
     with (
         start_server(plan, log_path=tmp_path / "l", stamps_path=tmp_path / "s", clock=ScaledClock(1.0)) as server,
         pytest.raises(ServerError, match=r"does not answer GET /v1/models with 200 within 0\.3 s"),

@@ -54,9 +54,9 @@ def exporter_address(url: str) -> str:
     return url if urlsplit(url).path else f"{url}{METRICS}"
 
 
-def read_exporter(url: str, get: Get, timeout_s: float = TIMEOUT_S) -> str:
+def read_exporter(url: str, get: Get) -> str:
     """The exporter's answer as text; ServerError, which names ``url``, without an answer of status 200."""
-    reply = get(timeout_s)
+    reply = get(TIMEOUT_S)
     if reply.error:
         raise ServerError(
             f"gives no answer ({reply.error.split(':')[0]})", where=url, hint="Check server.device_metrics_url"

@@ -13,7 +13,6 @@ import pytest
 
 from harness.errors import ServerError
 from harness.measure.server.ask import Get, ask_url
-from harness.measure.server.process import free_port
 from harness.model.spec import ExperimentSpec
 from harness.runner import run_experiment
 from harness.stacks.rbln.launch.device_watch import (
@@ -27,6 +26,7 @@ from harness.stacks.rbln.launch.device_watch import (
 )
 from tests.support.clocks import VirtualClock
 from tests.support.experiments import UNHURRIED
+from tests.support.processes import NO_PORT
 from tests.support.raw_server import RawServer, Reply, whole
 
 LABELS = (
@@ -178,7 +178,7 @@ def test_lines_about_devices_are_kept_as_they_came_even_when_no_ending_fits(expo
 
 
 def test_an_exporter_that_is_not_there_or_ill_is_an_error_that_names_the_key(exporter: Exporter) -> None:
-    url = f"http://127.0.0.1:{free_port()}/metrics"
+    url = f"http://127.0.0.1:{NO_PORT}/metrics"
     with pytest.raises(
         ServerError, match=r"gives no answer \(ConnectionRefusedError\).*Check server.device_metrics_url"
     ):
@@ -223,7 +223,7 @@ def test_a_run_keeps_what_the_exporter_said_and_its_manifest_says_it_in_short(
 
 @pytest.mark.live
 def test_a_silent_exporter_spoils_no_run_and_is_said(tmp_path: Path) -> None:
-    (run,) = run_experiment(_spec(f"http://127.0.0.1:{free_port()}/metrics"), runs_root=tmp_path).runs
+    (run,) = run_experiment(_spec(f"http://127.0.0.1:{NO_PORT}/metrics"), runs_root=tmp_path).runs
     assert run.is_valid, run.invalid_reasons
     (finding,) = [one for one in run.manifest.findings if one.code == "devices-silent"]
     assert "gives no answer (ConnectionRefusedError)" in finding.evidence

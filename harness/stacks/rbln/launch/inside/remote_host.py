@@ -31,6 +31,8 @@ PACKAGES = ("vllm", "vllm-rbln", "optimum-rbln", "rebel-compiler", "torch", "tra
 EDGE_BYTES = 1 << 20
 CUT_OFF = b"cut off"
 LAST_WORD_S = 1.0
+SILENT_PARTS = 4
+"""Silence is heard in parts: of the time in which this machine itself stood still, only one counts."""
 
 
 def probe(job: dict[str, Any]) -> dict[str, Any]:
@@ -148,9 +150,12 @@ def _is_hung_up() -> bool:
 def _stop_at_end_of_input(child: subprocess.Popen[bytes], job: dict[str, Any], received: list[bytes]) -> None:
     poller = select.poll()
     poller.register(0, select.POLLIN)
-    words = b""
-    while poller.poll(job["silence_s"] * 1000):
-        part = os.read(0, 4096)
+    words, silent = b"", 0
+    while silent < SILENT_PARTS:
+        if not poller.poll(job["silence_s"] * 1000 / SILENT_PARTS):
+            silent += 1
+            continue
+        part, silent = os.read(0, 4096), 0
         if not part:
             break
         # An empty line only keeps the connection alive.
