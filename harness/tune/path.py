@@ -167,8 +167,10 @@ class Tune:
                 "workload.num_sessions draws fewer sessions of a recording, others each time"
             )
         guess, price_s = self._guessed, self._price_s
-        run_s = guess._run_s(guess.first)
+        run_s = guess._today_s
         self.say(f"budget {wishes.budget}; at most:")
+        if run_s:
+            self.say(f"  each run: its replay and {self._life_in_words}")
         self.say(f"  diagnose: {DIAGNOSE_RUNS} runs of what runs today{about(DIAGNOSE_RUNS * run_s)}")
         self.say(f"  price: {self._how_priced(run)}{about(price_s) if price_s else ''}")
         self.say(f"  explore: simulated, about {SEARCH_S:.0f} s")
@@ -178,7 +180,9 @@ class Tune:
                 quick = explore(guess.question, QUICK)
         compile_s = self._forecast_compiles(quick)
         if wishes.goal == "sessions":
-            self.say("  confirm: the predicted most agents at a time and one step beyond, then further out")
+            self.say(
+                "  confirm: the predicted most agents at a time and one step beyond, then further out, then between"
+            )
             return None
         before_s = price_s + DIAGNOSE_RUNS * run_s + SEARCH_S + compile_s
         blocks = blocks_within(LAST_START * wishes.budget_s - before_s, 3 * run_s, before_s)
@@ -199,15 +203,31 @@ class Tune:
             return self
         return replace(self, spec=with_costs(self.spec, costs))
 
-    def _blocks(self, folder: TuneFolder, num_conditions: int, before_s: float = 0.0) -> int:
+    def _blocks(self, num_conditions: int, before_s: float = 0.0) -> int:
         """Plans of a measurement that what is left of the budget has room for, after so many seconds."""
-        left_s = max(0.0, (self.until_ns - self.clock.now_ns()) / NS_PER_S - before_s)
-        return blocks_within(left_s, num_conditions * self._measured_run_s(folder), self.wishes.budget_s - left_s)
+        left_s = max(0.0, self._left_s - before_s)
+        return blocks_within(left_s, num_conditions * self._today_s, self.wishes.budget_s - left_s)
 
-    def _measured_run_s(self, folder: TuneFolder) -> float:
-        """Wall seconds of a run: as those of today's server took, else as predicted."""
-        made = wall_seconds(RunStore(folder.path).sealed(self._diagnose_name))
-        return made[0] if made else self._run_s(self.first)
+    @property
+    def _store(self) -> RunStore:
+        return RunStore(self.runs / folder_name(self.spec.name))
+
+    @property
+    def _today_s(self) -> float:
+        """Wall seconds of a run of today's server: as its runs here took, else as predicted."""
+        made = [sum(parts) for parts in wall_seconds(self._store.sealed(self._diagnose_name))]
+        return sum(made) / len(made) if made else self._run_s(self.first)
+
+    @property
+    def _life_s(self) -> float:
+        """Wall seconds of a run besides its replay: as runs here took, else as is usual."""
+        made = [besides for besides, _ in wall_seconds(self._store.sealed())]
+        return sum(made) / len(made) if made else kind_named(self.spec.backend).lifecycle_s
+
+    @property
+    def _life_in_words(self) -> str:
+        num = len(wall_seconds(self._store.sealed()))
+        return f"{self._life_s:.0f} s for its server, {f'as {num} runs here took' if num else 'assumed'}"
 
     @property
     def _diagnose_name(self) -> str:
@@ -215,8 +235,7 @@ class Tune:
 
     def _run_s(self, run: PlannedRun) -> float:
         """Wall seconds of a run, its server started and stopped; 0 in virtual time."""
-        kind = kind_named(run.spec.backend)
-        return 0.0 if kind.is_virtual else predicted_replay_s(run) + kind.lifecycle_s
+        return 0.0 if kind_named(run.spec.backend).is_virtual else predicted_replay_s(run) + self._life_s
 
     def _check(self) -> None:
         """SpecError where the experiment cannot be tuned as it is asked."""
@@ -295,10 +314,11 @@ class Tune:
         self.say("price: no costs are named; a quick calibration of today's server")
         sweeps = self.sweeps
         self._performed(sweeps, folder)
-        path = fitted(folder.path, list(RunStore(folder.path).sealed(sweeps.name)))
+        path = fitted(folder.path, list(self._store.sealed(sweeps.name)))
         if errors := fit_in_words(path):
             self.say(f"  {errors}")
         self._priced(Price(str(path), False, "a", ""))
+        self.say(f"  diagnose{about(DIAGNOSE_RUNS * self._today_s)}: a run takes its replay and {self._life_in_words}")
 
     def _priced(self, price: Price) -> None:
         """From here on with these costs; what a measurement counts follows from them."""
@@ -311,7 +331,7 @@ class Tune:
         self.say("diagnose: what today's server loses")
         spec = with_one_condition(self.spec, self._diagnose_name, DIAGNOSE_RUNS)
         self._performed(spec, folder)
-        runs = list(RunStore(folder.path).sealed(spec.name))
+        runs = list(self._store.sealed(spec.name))
         if not any(run.is_valid for run in runs):
             raise SpecError(
                 f"none of {len(runs)} runs is valid: {_commonest(runs)}",
@@ -321,6 +341,8 @@ class Tune:
         found = diagnose(runs, BASE)
         for line in found.lines():
             self.say(f"  {line}")
+        if self._today_s:
+            self.say(f"  a run took {self._today_s:.0f} s: its replay and {self._life_in_words}")
         return found
 
     def _sessions(self, folder: TuneFolder, diagnosis: Diagnosis | None, *, only_explore: bool) -> Found:
@@ -349,8 +371,8 @@ class Tune:
         return self._ended(folder, Found(self.spec, given, diagnosis, explored))
 
     def _measured_agents(self, folder: TuneFolder, capacities: list[Capacity]) -> list[Capacity]:
-        """The capacities with what was measured, round after round until each has a number that holds and one that
-        fails, or the budget ends."""
+        """The capacities with what was measured, round after round until nothing lies between a number that holds and
+        one that fails, or the budget ends."""
         share, most = self.wishes.percentile / 100, most_agents(self.question.workload)
         base = base_of(self.spec, folder.explored())
         proposed = {each.name: each.setup for each in capacities if each.name != BASE}
@@ -358,11 +380,10 @@ class Tune:
         if len(places) < len(proposed) and place_key(self.spec):
             raise ServerError(why)
         numbers = [max(1, each.predicted) for each in capacities]
-        today_s = self._run_s(self.first)
-        runs_s = max(today_s * max(numbers) / (agents_of(self.question.workload) or 1), self._measured_run_s(folder))
-        before_s = DIAGNOSE_RUNS * today_s + SEARCH_S
-        # Half of the time is for numbers further out.
-        room = blocks_within((self.wishes.budget_s - before_s) / 2, 2 * len(capacities) * runs_s, before_s, MOST_PLANS)
+        run_s = self._today_s * max(1.0, max(numbers) / (agents_of(self.question.workload) or 1))
+        before_s = self.wishes.budget_s - self._left_s
+        # Half of the time is for the rounds after the first.
+        room = blocks_within(self._left_s / 2, 2 * len(capacities) * run_s, before_s, MOST_PLANS)
         plans = min(room, plans_needed(min(numbers), share))
         for number in range(1, ROUNDS + 1):
             wanted = {
@@ -370,24 +391,26 @@ class Tune:
                 for each in capacities
                 if (points := next_points(each, most))
             }
-            if not wanted or (number > 1 and self.is_over):
+            round_s = plans * run_s * sum(len(points) for _, points in wanted.values())
+            file = f"agents-{number}.toml"
+            # What was begun is ended, or read.
+            has_room = number == 1 or (folder.path / file).is_file() or round_s < self._left_s
+            if not wanted or not has_room:
                 break
-            spec = folder.kept_experiment(f"agents-{number}.toml", round_text(self.spec, wanted, plans, number))
+            spec = folder.kept_experiment(file, round_text(self.spec, wanted, plans, number))
             if folder.frozen() is None:
                 now = {"frozen_at_utc": utc_now().isoformat(timespec="seconds")}
                 folder.freeze(now, ["agents-1.toml", EXPLORED, CAPACITIES])
             listed = "; ".join(f"{name} with {' and '.join(map(str, points))}" for name, (_, points) in wanted.items())
             folder.begin("confirm")
-            self.say(f"confirm: {listed} agents at a time, {spec.replicates} new plans each")
+            self.say(f"confirm: {listed} agents at a time, {spec.replicates} new plans each{about(round_s)}")
             self._performed(spec, folder)
-            capacities = self._with_points(folder, capacities, spec, share)
+            capacities = self._with_points(capacities, spec, share)
         return capacities
 
-    def _with_points(
-        self, folder: TuneFolder, capacities: Sequence[Capacity], spec: ExperimentSpec, share: float
-    ) -> list[Capacity]:
+    def _with_points(self, capacities: Sequence[Capacity], spec: ExperimentSpec, share: float) -> list[Capacity]:
         """The capacities with the points of one measurement."""
-        valid = [run for run in RunStore(folder.path).sealed(spec.name) if run.is_valid]
+        valid = [run for run in self._store.sealed(spec.name) if run.is_valid]
         made = []
         for each in capacities:
             points = list(each.points)
@@ -423,15 +446,16 @@ class Tune:
         if not candidates:
             return answer(self.spec, explored, why=why)
         why = f"not measured, as it has no {place_key(self.spec)}: {', '.join(without)}" if without else ""
-        blocks = LEAST_BLOCKS if folder.frozen() else self._blocks(folder, 1 + len(candidates))
+        blocks = LEAST_BLOCKS if folder.frozen() else self._blocks(1 + len(candidates))
         wanted = Measurement(candidates, blocks, base, places, self.channel)
         self._hold(wanted)
         spec = freeze(folder, self.spec, wanted)
         folder.begin("confirm")
         beside = f"{len(candidates)} candidate{'s' * (len(candidates) != 1)}"
-        self.say(f"confirm: today's server and {beside} on at most {spec.replicates} new plans")
+        most_s = (1 + len(candidates)) * spec.replicates * self._today_s
+        self.say(f"confirm: today's server and {beside} on at most {spec.replicates} new plans{about(most_s)}")
         _, failed = self._unless_it_fails(None, lambda: self._performed(spec, folder, until_decided=True))
-        runs = list(RunStore(folder.path).sealed(spec.name))
+        runs = list(self._store.sealed(spec.name))
         if not failed and self.is_over:
             failed = f"the budget of {self.wishes.budget} ended before the rule had decided"
             self.say(f"  {failed}")
@@ -513,7 +537,7 @@ class Tune:
         self.say("compile: the models of the candidates")
         seconds = compiler.needed(setups, lambda line: self.say(f"  {line}"))
         if seconds:
-            self._blocks(folder, 1 + len(setups) + len(places), seconds)
+            self._blocks(1 + len(setups) + len(places), seconds)
         none: tuple[dict[str, str], str] = ({}, "")
         (made, reason), failed = self._unless_it_fails(
             none, lambda: compiler.made(setups, lambda line: self.say(f"  {line}"))
@@ -552,11 +576,15 @@ class Tune:
 
     @property
     def is_over(self) -> bool:
-        return self.clock.now_ns() >= self.until_ns
+        return not self._left_s
+
+    @property
+    def _left_s(self) -> float:
+        return max(0.0, (self.until_ns - self.clock.now_ns()) / NS_PER_S)
 
     def _ended(self, folder: TuneFolder, found: Found) -> Found:
         """Write the answer's files; with the losses of the chosen configuration, where it was measured."""
-        runs = list(RunStore(folder.path).sealed(f"{self.spec.name[:56]}-confirm"))
+        runs = list(self._store.sealed(f"{self.spec.name[:56]}-confirm"))
         candidates = {} if found.explored is None else candidates_of(found.explored)
         chosen = next((name for name, option in candidates.items() if option == found.answer.option), "")
         if any(run.is_valid and run.condition == chosen for run in runs):
@@ -592,15 +620,16 @@ def _commonest(runs: Sequence[SealedRun]) -> str:
     return reasons.most_common(1)[0][0]
 
 
-def wall_seconds(runs: Sequence[SealedRun]) -> list[float]:
-    """The mean wall time of sealed runs, from the start of the server to its seal; empty of simulated runs."""
-    spans_s = [
-        (run.manifest.timings["server_stopped_ns"] - run.manifest.timings["server_start_ns"])
-        / (run.manifest.clock.scale * NS_PER_S)
-        for run in runs
-        if not kind_named(run.manifest.backend).is_virtual and "server_stopped_ns" in run.manifest.timings
-    ]
-    return [sum(spans_s) / len(spans_s) + SEAL_S] if spans_s else []
+def wall_seconds(runs: Sequence[SealedRun]) -> list[tuple[float, float]]:
+    """Wall seconds of each sealed run besides its replay, and of its replay; none of simulated runs."""
+    spans: list[tuple[float, float]] = []
+    for run in runs:
+        at_ns, second = run.manifest.timings, run.manifest.clock.scale * NS_PER_S
+        if "server_stopped_ns" in at_ns:
+            replay_s = (at_ns["replay_end_ns"] - at_ns["replay_start_ns"]) / second
+            whole_s = (at_ns["server_stopped_ns"] - at_ns["server_start_ns"]) / second + SEAL_S
+            spans.append((whole_s - replay_s, replay_s))
+    return spans
 
 
 def explored_lines(found: Explored) -> list[str]:

@@ -37,8 +37,8 @@ PLANS = 16
 MOST_AGENTS = 512
 LEAST_PLANS, MOST_PLANS = 12, 96
 """Measured plans of each number of agents."""
-ROUNDS = 4
-"""Measurements at most: the boundary and one step beyond, then further out where these did not decide."""
+ROUNDS = 6
+"""Measurements at most: the boundary and one step beyond, further out where these did not decide, then between."""
 ALPHA = 0.025
 """Chance that a number of agents is wrongly said to hold, or to fail."""
 STEP_SHARE = 0.1
@@ -205,9 +205,10 @@ def plans_needed(agents: int, share: float) -> int:
 
 
 def next_points(capacity: Capacity, most: int) -> list[int]:
-    """The numbers of agents to measure next: the predicted boundary and one step beyond, then further out.
+    """The numbers of agents to measure next: the predicted boundary and one step beyond, then further out, until a
+    number holds and a number fails; then between these, from both sides towards what is not told.
 
-    Empty where a number holds and a number fails, or nothing is left to measure.
+    Empty where nothing is left to measure.
     """
     start, step = max(capacity.predicted, 1), max(1, round(STEP_SHARE * capacity.predicted))
     known = {point.agents for point in capacity.points}
@@ -215,11 +216,21 @@ def next_points(capacity: Capacity, most: int) -> list[int]:
         return sorted({start, min(start + step, most)})
     wider = step * 2 ** (len(known) // 2)
     wanted: list[int] = []
+    if capacity.high is not None and 0 < capacity.low < capacity.high:
+        wanted = _between(capacity.low, capacity.high, sorted(known))
     if not capacity.low:
         wanted.append(max(1, min(known) - wider))
     if capacity.high is None:
         wanted.append(min(most, max(known) + wider))
     return [agents for agents in wanted if agents not in known]
+
+
+def _between(low: int, high: int, known: Sequence[int]) -> list[int]:
+    """Numbers that narrow an interval: in its thirds, else half way to those within it that are not told."""
+    if within := [agents for agents in known if low < agents < high]:
+        return [(low + within[0]) // 2, (within[-1] + high + 1) // 2]
+    third = round((high - low) / 3)
+    return sorted({low + third, high - third})
 
 
 def round_text(

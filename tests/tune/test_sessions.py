@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +60,19 @@ def test_the_boundary_and_one_step_beyond_are_measured_first_and_then_what_is_fu
     assert next_points(unclear, 512) == [16, 26]
     assert unclear.words == "an unknown number of agents at a time"
     known = Capacity("today", SETUP, 20, (*unclear.points, point(16, "holds"), point(26, "fails")))
-    assert next_points(known, 512) == []
     assert known.words == "16 to 25 agents at a time"
+
+
+def test_later_rounds_narrow_the_interval_from_both_sides_towards_what_is_not_told() -> None:
+    told = Capacity("today", SETUP, 20, (point(20, "holds"), point(26, "fails")))
+    assert next_points(told, 512) == [22, 24]
+    unclear = replace(told, points=(*told.points, point(22, "holds"), point(24, "open")))
+    assert (next_points(unclear, 512), unclear.words) == ([23, 25], "22 to 25 agents at a time")
+    narrow = replace(told, points=(*unclear.points, point(23, "open"), point(25, "fails")))
+    assert (next_points(narrow, 512), narrow.words) == ([], "22 to 24 agents at a time")
+    assert next_points(replace(told, points=(point(20, "holds"), point(21, "fails"))), 512) == []
+    assert next_points(replace(told, points=(point(20, "holds"), point(22, "fails"))), 512) == [21]
+    assert next_points(replace(told, points=(point(22, "holds"), point(20, "fails"))), 512) == [], "no single boundary"
 
 
 def test_what_has_no_boundary_between_two_numbers_is_said() -> None:
