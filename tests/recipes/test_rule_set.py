@@ -75,14 +75,31 @@ def test_a_release_that_decides_otherwise_is_served_by_its_rules(copy: CopiedChe
     assert copy.python("-c", asked) == "tried\n"
 
 
+COMPILES = """
+from harness.compiled import compiled, has_machine_code
+from harness.model.engine import EngineConfig, rules
+from harness.model.engine.config import new_state
+
+look_up = compiled(rules.look_up)
+config = EngineConfig(max_num_seqs=2, decode_buckets=(2,), kv_slots=2, slot_tokens=1024, rules="tried")
+look_up(new_state(config, 2, with_events=False), 0, 0, 0)
+print(has_machine_code(look_up))
+"""
+
+
+def test_the_edited_function_becomes_machine_code(copy: CopiedCheckout) -> None:
+    assert copy.python("-c", COMPILES) == "True\n"
+
+
 def test_a_rule_set_is_checked_against_the_second_opinion_and_measured(copy: CopiedCheckout) -> None:
     # The engine decides as the oracle under the toy's rules too, on two of its servers, and the table's own tests hold.
     checks = ("tests/stacks/rbln/rules/test_kv_rules.py", "tests/model/engine/test_scheduler_against_oracle.py")
     # Plain Python: machine code of the edited engine takes longer to make than to save.
+    plain = {"NUMBA_DISABLE_JIT": "1"}
     some = ("-k", "kv_rules or tried and (more or two)")
-    copy.python("-m", "pytest", "-q", "-W", "ignore:overflow", *checks, *some, variables={"NUMBA_DISABLE_JIT": "1"})
+    copy.python("-m", "pytest", "-q", "-W", "ignore:overflow", *checks, *some, variables=plain)
     copy.write("toy.toml", EXPERIMENT)
-    copy.harness("run", "toy.toml")
+    copy.harness("run", "toy.toml", variables=plain)
     reused = copy.harness(
         "query", "--format", "csv", "select condition, max(cached_tokens) > 0 from requests group by 1 order by 1"
     )

@@ -47,9 +47,10 @@ class CopiedCheckout:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    def harness(self, *words: str, exit_code: int = 0) -> str:
-        """What ``harness`` of the copy prints."""
-        done = harness(*words, cwd=self.root, environment=self._variables, checkout=self.root)
+    def harness(self, *words: str, exit_code: int = 0, variables: Mapping[str, str] | None = None) -> str:
+        """What ``harness`` of the copy prints; variables: as of ``python``."""
+        environment = {**self._variables, **(variables or {})}
+        done = harness(*words, cwd=self.root, environment=environment, checkout=self.root)
         assert done.returncode == exit_code, done.stdout + done.stderr
         return done.stdout
 
