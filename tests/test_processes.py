@@ -29,7 +29,7 @@ def test_every_task_is_done_once_by_forked_processes_after_the_first() -> None:
 
 
 def test_work_that_is_soon_done_stays_in_this_process() -> None:
-    assert {pid for _, (_, pid) in parallel_map(squared, range(9), processes=2)} == {os.getpid()}
+    assert {pid for _, (_, pid) in parallel_map(squared, range(9), processes=2, min_parallel_s=600)} == {os.getpid()}
 
 
 def test_an_error_of_a_task_is_raised_as_it_is() -> None:

