@@ -28,8 +28,8 @@ def bench(  # noqa: PLR0913, PLR0917  # options of a command
         list[str] | None,
         typer.Argument(
             help="`client`, `emulator`, `parser`, `plan`, `simulator`, `paged`, `stopping`, `power`, "
-            "`coverage`, `gate`, `tuning`, `channels`, `costs`, `history`, `devices`, `memory`, "
-            "`late`. Default: all."
+            "`coverage`, `gate`, `tuning`, `agents`, `channels`, `costs`, `history`, `devices`, "
+            "`memory`, `late`. Default: all."
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Shorter client scenarios.")] = False,

@@ -158,6 +158,7 @@ SECTIONS: dict[str, Callable[[], Iterator[Figure]]] = {
     "coverage": section("coverage"),
     "gate": section("gate"),
     "tuning": section("tuning"),
+    "agents": section("agents"),
     "prediction": section("prediction"),
     "channels": section("channels"),
     "costs": section("costs"),

@@ -1,0 +1,134 @@
+"""Whether the interval of `harness tune` with goal = "sessions" holds the true number of agents at a time.
+
+Servers, sessions and targets are drawn; the truth is known from many simulated plans. No server runs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from benchmarks.figure import Figure
+from harness.model.engine.cost import load_cost_model
+from harness.model.experiment import build_plan
+from harness.model.sim import simulate
+from harness.model.sim.draws import Perturbation
+from harness.model.spec import ServerSpec, SloSpec, WorkloadSpec
+from harness.tune.capacity import Capacity
+from harness.tune.plans import Question, at_a_time
+from harness.tune.sessions import PLANS, ROUNDS, Counts, counts_of, most_held, next_points, plans_needed, point_of
+from harness.tune.setups import Setup
+
+CASES, TUNES, SEED = 6, 240, 20261128
+BANK = 300
+"""Plans of each number of agents. A tune draws its own from them, so that their share is the true one."""
+SHARES = (0.8, 0.9, 0.95)
+MOST = 64
+SETUP = Setup(8, (8,), 8, None)
+
+
+class Case(NamedTuple):
+    """A drawn server and its sessions, with targets that hold for some agents and not for more."""
+
+    question: Question
+    slo: SloSpec
+    share: float
+
+
+def drawn_case(number: int) -> Case:
+    """A case by number: KV slots, targets of TTFT between what one and what many agents see."""
+    rng = np.random.default_rng([SEED, number])
+    limit = int(rng.choice([4, 8, 16]))
+    sizes = [size for size in (1, 2, 4, 8, 16) if size <= limit]
+    table = {"max_num_seqs": limit, "decode_buckets": sizes, "kv_slots": limit * int(rng.integers(1, 3))}
+    low = int(rng.integers(128, 600))
+    workload = WorkloadSpec.model_validate(
+        {
+            "num_sessions": 4,
+            "requests_per_session": int(rng.integers(2, 4)),
+            "wait_cap_s": float(rng.choice([2.0, 5.0, 10.0, 20.0])),
+            "prompt_tokens": {"distribution": "uniform", "low": low, "high": low + int(rng.integers(200, 1000))},
+            "generate_tokens": {"distribution": "uniform", "low": 16, "high": int(rng.integers(48, 160))},
+        }
+    )
+    server = ServerSpec.model_validate(table)
+    model = load_cost_model(server.cost_model)
+    question = Question(server, model, workload, "as-drawn", Perturbation(1), ("kv_slots",), seed=SEED + number)
+    slo = SloSpec(ttft_ms=float(rng.choice([400.0, 700.0, 1200.0, 2000.0])))
+    return Case(question, slo, float(rng.choice(SHARES)))
+
+
+class Bank:
+    """The plans of a case by number of agents: what met the targets on each, so that the share of all is known."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self._known: dict[int, list[Counts]] = {}
+
+    def counts(self, agents: int) -> list[Counts]:
+        """Those of BANK plans."""
+        question = self.case.question
+        if agents not in self._known:
+            workload = at_a_time(question.workload, agents)
+            plans = [build_plan(workload, question.seed, number) for number in range(BANK)]
+            server, model = question.server, question.model
+            self._known[agents] = [counts_of(simulate(plan, server, model), plan, self.case.slo) for plan in plans]
+        return self._known[agents]
+
+    def holds(self, agents: int, places: Sequence[int] = range(BANK)) -> bool:
+        """Whether the wanted share of requests meets the target on these plans."""
+        met, of = np.array([self.counts(agents)[place].requests for place in places]).sum(axis=0)
+        return bool(met >= self.case.share * of)
+
+
+def tuned(bank: Bank, rng: np.random.Generator) -> list[Capacity]:
+    """What a tune knows after each round: predicted by PLANS plans, measured on new ones."""
+    share = bank.case.share
+    few = [rng.integers(0, BANK, PLANS) for _ in range(MOST + 1)]
+    known = Capacity("today", SETUP, most_held(lambda agents: bank.holds(agents, few[agents]), 4, MOST))
+    plans, rounds = plans_needed(max(1, known.predicted), share), list[Capacity]()
+    for _ in range(ROUNDS):
+        if not (points := next_points(known, MOST)):
+            break
+        drawn = [(each, [bank.counts(each)[place] for place in rng.integers(0, BANK, plans)]) for each in points]
+        more = tuple(point_of(each, counts, share) for each, counts in drawn)
+        known = replace(known, points=(*known.points, *more))
+        rounds.append(known)
+    return rounds
+
+
+def bench_agents(num_cases: int = CASES, num_tunes: int = TUNES) -> Iterator[Figure]:
+    """How often the interval holds the true number, and how far later rounds narrow it."""
+    held: Counter[str] = Counter()
+    first: list[int] = []
+    last: list[int] = []
+    for number in range(num_cases):
+        bank = Bank(drawn_case(number))
+        true = most_held(bank.holds, 4, MOST)
+        rng = np.random.default_rng([SEED, 1, number])
+        for _ in range(num_tunes // num_cases):
+            rounds = tuned(bank, rng)
+            low, high = rounds[-1].low, rounds[-1].high
+            held[_verdict(low, high, true)] += 1
+            if closed := [
+                each.high - each.low for each in rounds if each.high is not None and 0 < each.low < each.high
+            ]:
+                first.append(closed[0])
+                last.append(closed[-1])
+    total = held.total()
+    wrong = ", ".join(f"{name} {held[name]}" for name in ("too high", "too low", "no single boundary"))
+    yield Figure(
+        "intervals of agents that hold the true number", f"{held['holds'] / total:.4f}", f">= .93 of {total}: {wrong}"
+    )
+    mean = f"{np.mean(first):.2f} at the first round that has one, {np.mean(last):.2f} at the last"
+    yield Figure("numbers in such an interval, mean", mean, "", f"of {len(last)} tunes with both ends")
+
+
+def _verdict(low: int, high: int | None, true: int) -> str:
+    if high is not None and high <= low:
+        return "no single boundary"
+    return "too high" if low > true else "too low" if high is not None and high <= true else "holds"
