@@ -53,6 +53,7 @@ def test_a_slower_server_differs_and_one_replicate_says_nothing(tmp_path: Path) 
     assert (row["measure"], row["verdict"]) == ("cost_s_per_token", "more expensive")
     assert row["ratio"] > 1.05
     assert row["low"] > 1
+    assert row["mean"] / row["baseline_mean"] == pytest.approx(row["ratio"], rel=0.01)
     few = (Side(slow.name, slow.runs[:1]), Side(base.name, base.runs[:1]))
     assert all(row["p"] is None and row["verdict"].startswith("too few") for row in compare_all([few]).records())
 
@@ -76,6 +77,7 @@ def test_the_experiments_baselines_are_taken_and_never_the_alphabet(tmp_path: Pa
         assert row["p_adjusted"] == (answer.result.p_adjusted and pytest.approx(answer.result.p_adjusted))
         assert row["verdict"] == answer.label
     assert [one.label for one in shown.values()] == ["more expensive", "nothing varied"]
+    assert [one.doubt for one in shown.values()] == ["an interval of 5 replicates may hold too seldom", ""]
 
 
 def test_without_a_baseline_among_them_conditions_are_not_compared(tmp_path: Path) -> None:

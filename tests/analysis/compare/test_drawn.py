@@ -44,6 +44,8 @@ def test_one_draw_has_no_error_and_shows_nothing() -> None:
     one = ratio_of_means(np.array([90.0]), np.array([100.0]))
     assert math.isnan(one.error)
     assert not one.shows_effect
+    two = ratio_of_means(np.array([90.0, 92.0]), np.array([100.0, 101.0]))
+    assert 0 < two.error < 1
 
 
 def test_without_draws_on_both_sides_there_is_no_ratio() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -94,6 +95,9 @@ def test_looks_end_at_the_first_that_decides_and_say_how_many_blocks_that_would_
     left = blocks_left(looks[0], RULE)
     assert left is not None
     assert looks[0].num_blocks + left == pytest.approx(looks[-1].num_blocks, abs=1)
+    with_errors = blocks_left(replace(looks[0], of_costs=0.0), RULE)
+    assert with_errors is not None
+    assert with_errors > left, "errors of the costs take half of alpha"
 
 
 def test_a_budget_that_runs_out_is_inconclusive_and_not_a_looser_verdict() -> None:

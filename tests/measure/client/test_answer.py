@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+from typing import Any
 
 import pytest
 
@@ -40,6 +41,17 @@ class TestAnswers:
         assert (answer.prompt_tokens, answer.completion_tokens, answer.cached_tokens) == (9, 3, 8)
         assert (answer.response_id, answer.finish_reason) == ("cmpl-a", "length")
         assert [num_tokens for _, _, num_tokens, _ in answer.chunks] == [1, 2]
+
+    @pytest.mark.parametrize(
+        "choice", [{"text": "to be"}, {"message": {"content": "to be"}}, {"delta": {"content": "to be"}}]
+    )
+    def test_a_text_is_kept_for_the_next_prompt_from_each_kind_of_choice(self, choice: dict[str, Any]) -> None:
+        answer = Answer(stream=False, needs_token_ids=False)
+        usage = {"prompt_tokens": 4, "completion_tokens": 2}
+        piece = (1, b"", json.dumps({"id": "a", "choices": [choice], "usage": usage}).encode())
+        answer.feed(piece)
+        answer.close(piece)
+        assert (answer.problem, answer.texts) == ("", ["to be"])
 
     def test_events_of_one_receive_are_flagged_and_lone_ones_are_not(self) -> None:
         first, *rest = STREAM.split(b"\n\n")

@@ -12,11 +12,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from harness.clock import NS_PER_MS, NS_PER_S, ScaledClock
+from harness.clock import NS_PER_MS, NS_PER_S, ScaledClock, monotonic_ns
 from harness.errors import SpecError
 from harness.measure.client.host import (
     MAX_SLICE_NS,
     SHORT_SLICE_NS,
+    CpuMeter,
     SchedulerSlice,
     StallMeter,
     best_nice,
@@ -75,6 +76,14 @@ def test_stalls_and_lags_are_told_in_wall_time() -> None:
     ]
     assert stamp_facts(streamed(rows), 4.0) == {"stamp_lag_max_ms": 450.0}
     assert stamp_facts(streamed(rows[2:]), 1.0) == {"stamp_lag_max_ms": None}
+
+
+def test_processes_use_no_more_cpu_than_the_machine_has() -> None:
+    meter, began_ns = CpuMeter(), monotonic_ns()
+    used = meter.read()
+    most_s = (monotonic_ns() - began_ns) / NS_PER_S * (os.cpu_count() or 1) + 1.0
+    assert all(0 <= seconds <= most_s for seconds in used.values()), used
+    assert meter.read(children_s=1e9)["cpu_others_s"] == 0.0
 
 
 @pytest.mark.live

@@ -6,8 +6,8 @@ from array import array
 
 import numpy as np
 
-from harness.clock import NS_PER_S
-from harness.measure.client.receive_stamps import SAMPLE_INTERVAL_NS, OffsetLog
+from harness.clock import NS_PER_S, monotonic_ns
+from harness.measure.client.receive_stamps import SAMPLE_INTERVAL_NS, OffsetLog, PollTimes
 
 
 class TestKernelStamps:
@@ -49,3 +49,37 @@ class TestKernelStamps:
     def test_a_stamp_after_its_own_receive_and_a_missing_one_are_refused(self) -> None:
         _, is_trusted = self.log(0, 0).to_monotonic(np.array([NS_PER_S, -1]), np.array([10, 10]))
         assert is_trusted.tolist() == [False, False]
+
+    def test_without_a_sample_no_stamp_is_trusted(self) -> None:
+        _, is_trusted = self.log().to_monotonic(np.array([NS_PER_S]), np.array([NS_PER_S]))
+        assert is_trusted.tolist() == [False]
+
+    def test_samples_are_taken_evenly_with_the_first_and_the_last(self) -> None:
+        log = self.log(*range(101))
+        assert [offset_ns for _, offset_ns in log.some(10)] == list(range(0, 101, 10))
+        assert [offset_ns for _, offset_ns in log.some(1000)] == list(range(101))
+        assert self.log().some(10) == []
+
+
+class TestPollTimes:
+    def test_what_a_poll_shows_came_after_the_poll_before(self) -> None:
+        times = PollTimes()
+        before_ns = monotonic_ns()
+        times.begin(0)
+        times.end()
+        between_ns = monotonic_ns()
+        times.begin(0)
+        times.end()
+        assert before_ns <= times.earliest_ns() <= between_ns
+        times.close()
+
+    def test_a_poll_that_does_not_show_all_moves_no_bound(self) -> None:
+        times = PollTimes()
+        times.begin(0)
+        times.end()
+        between_ns = monotonic_ns()
+        for _ in range(2):
+            times.begin(0)
+            times.end(is_all=False)
+        assert times.earliest_ns() <= between_ns
+        times.close()

@@ -93,6 +93,18 @@ def test_a_run_being_written_is_invisible(tmp_path: Path) -> None:
         assert RunStore(tmp_path).unsealed() == [writer.folder]
 
 
+def test_a_run_is_discarded_without_a_trace_and_a_sealed_one_not_at_all(tmp_path: Path) -> None:
+    with RunWriter(tmp_path, "e", "c", 0, 1) as writer:
+        writer.write("requests", requests_table())
+        writer.discard()
+    assert list(tmp_path.iterdir()) == []
+    with RunWriter(tmp_path, "e", "c", 0, 2) as writer:
+        writer.write("requests", requests_table(2))
+        run = writer.seal({"plan_hash": "p", "treatment": "no-waits"}, ())
+        writer.discard()
+    assert RunStore(tmp_path).sealed() == [run]
+
+
 def test_a_crash_at_any_file_operation_never_leaves_a_run_that_looks_whole(tmp_path: Path) -> None:
     operation = 0
     while True:

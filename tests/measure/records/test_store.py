@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import RecordsError
-from harness.measure.records.store import Archive, RunStore, packed, received
+from harness.errors import RecordsError, SpecError
+from harness.measure.records.store import Archive, RunStore, experiment_at, packed, received, sealed_runs, store_at
+from harness.outputs import UNFINISHED
 from harness.runner import run_experiment
 from tests.support.experiments import small_experiment
 
@@ -47,6 +48,58 @@ def test_runs_arrive_as_they_were_sealed_and_a_second_time_change_nothing(
     assert here.unsealed() == []
 
 
+def test_an_experiment_is_found_by_its_name_its_file_and_its_folder(
+    sent: tuple[RunStore, Archive], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    root = sent[0].root
+    keys = [run.key for run in sent[0].sealed()]
+    (tmp_path / "small.toml").write_text('name = "small"')
+    (tmp_path / "small").mkdir()
+    for here, addresses in (
+        (tmp_path, ("small", "small.toml", root / "small", root)),
+        (root, ("small", "./small", root)),
+        (root / "small", ("small", root)),
+    ):
+        monkeypatch.chdir(here)
+        for address in addresses:
+            assert [run.key for run in sealed_runs(root, address)] == keys, (here, address)
+    monkeypatch.chdir(root.parent)
+    for address in (root / "small", root, "small"):
+        found = experiment_at(address, root)
+        assert (found.source, found.runs, found.table["name"]) == (root / "small", root, "small")
+    assert {run.condition_spec.name for run in sent[0].sealed()} == {"base", "more"}
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("gone/small", "there is no such file or folder"),
+        ("notes.txt", "there is no such file or folder"),
+        ("notes.md", "is a file, and no experiment"),
+        ("gone", "Experiments there: small"),
+    ],
+)
+def test_what_is_no_experiment_is_refused_with_what_it_is(
+    sent: tuple[RunStore, Archive], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str, reason: str
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.md").touch()
+    with pytest.raises(SpecError) as refused:
+        sealed_runs(sent[0].root, address)
+    assert reason in str(refused.value)
+
+
+def test_who_names_a_folder_above_is_told_where_runs_lie(tmp_path: Path):
+    for number in range(5):
+        run = tmp_path / f"runs-{number}" / "small" / "base" / "0"
+        run.mkdir(parents=True)
+        (run / "manifest.json").touch()
+        with pytest.raises(SpecError) as refused:
+            store_at(tmp_path)
+        assert ("more" in str(refused.value)) == (number >= 3)
+    assert f"runs-3, {tmp_path}/runs-4 and 2 more: say --runs {tmp_path}/runs-4" in str(refused.value)
+
+
 def test_what_a_killed_driver_left_half_received_is_set_aside(sent: tuple[RunStore, Archive], tmp_path: Path):
     half = tmp_path / "small" / "base" / "0.partial"
     half.mkdir(parents=True)
@@ -71,3 +124,23 @@ def test_an_archive_that_was_cut_or_leads_outside_is_refused(sent: tuple[RunStor
     with pytest.raises(RecordsError, match="cannot be a file of a run"):
         received(tmp_path, changed(sent[1], "../outside", b""))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_table_that_was_never_finished_is_no_damage_where_tables_are_rebuilt_and_only_there(
+    sent: tuple[RunStore, Archive], tmp_path: Path
+):
+    run, *_ = received(tmp_path, sent[1])
+    unfinished = f".steps.parquet{UNFINISHED}"
+    (run.path / "derived" / unfinished).touch()
+    run.verify()
+    (run.path / unfinished).touch()
+    with pytest.raises(RecordsError, match="was added after sealing"):
+        run.verify()
+
+
+def test_a_folder_of_a_run_that_is_a_link_is_refused(sent: tuple[RunStore, Archive], tmp_path: Path):
+    run, *_ = received(tmp_path / "runs", sent[1])
+    (run.path / "derived").rename(tmp_path / "moved")
+    (run.path / "derived").symlink_to(tmp_path / "moved")
+    with pytest.raises(RecordsError, match=r"derived.* is a symbolic link"):
+        run.verify()

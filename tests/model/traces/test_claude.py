@@ -109,6 +109,40 @@ def test_a_count_that_can_be_of_its_answer_is_kept(tmp_path: Path) -> None:
         assert not [label for label in trace.head.labels if "estimated" in label]
 
 
+def test_answers_of_one_token_stay_and_short_ones_that_call_a_tool_are_labelled(tmp_path: Path) -> None:
+    done = {"type": "text", "text": "Ok"}
+    for output, part, is_labelled in ((1, done, False), (2, tool("t"), True), (3, tool("t"), False)):
+        trace = imported(written(tmp_path, [*answered(output, part), result("t", 10.0)]))
+        assert trace.recordings[0].requests[0].generate_tokens == output
+        assert any("likely placeholders" in label for label in trace.head.labels) == is_labelled
+
+
+@pytest.mark.parametrize(("turns", "are_known"), [(20, False), (50, True)])
+def test_waits_are_unknown_where_more_than_a_hundredth_of_the_rows_is_of_unknown_types(
+    tmp_path: Path, turns: int, are_known: bool
+) -> None:
+    rows = list(claude_rows("a", turns))
+    trace = imported(written(tmp_path, [*rows, rows[-1] | {"type": "from_tomorrow", "uuid": "x"}]))
+    assert len(rows) == 3 * turns + 1
+    assert {request.is_drawn for request in trace.recordings[0].requests[1:]} == {not are_known}
+
+
+def test_side_chains_without_a_link_run_as_sessions_of_their_own(tmp_path: Path) -> None:
+    def side(name: str, at_s: float) -> list[Any]:
+        more = {"isSidechain": True}
+        return [
+            user(at_s, uuid=f"{name}-1", **more),
+            assistant(name, at_s + 1, (10, 300, 0, 50), text(), uuid=f"{name}-2", parentUuid=f"{name}-1", **more),
+            user(at_s + 2, uuid=f"{name}-3", parentUuid=f"{name}-2", **more),
+            assistant(f"{name}'", at_s + 3, (10, 400, 0, 50), text(), uuid=f"{name}-4", parentUuid=f"{name}-3", **more),
+        ]
+
+    rows = [user(0.0), assistant("a", 1.0, (10, 1000, 0, 40), text()), *side("x", 2), *side("y", 6)]
+    trace = imported(written(tmp_path, rows))
+    assert sorted(len(recording.requests) for recording in trace.recordings) == [1, 2, 2]
+    assert trace.head.labels == ("2 x side chains without a link run as sessions of their own",)
+
+
 def test_usage_that_grows_from_row_to_row_of_a_message_counts_once_and_last(tmp_path: Path) -> None:
     rows = [user(0.0), *(assistant("a", 1.0 + n, (10, 1000, 0, 3**n), LONG | {"text": "x" * n}) for n in range(1, 6))]
     trace = imported(written(tmp_path, rows))

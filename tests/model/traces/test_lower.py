@@ -77,6 +77,10 @@ def test_what_does_not_fit_goes_with_all_that_waits_for_it_and_is_counted() -> N
 def test_a_sample_is_drawn_from_the_recordings_that_fit() -> None:
     trees = [(ask(prompt=9000),)] * 6 + [(ask(),)] * 3
     assert plan_of(*trees, how=Lowering(max_context_tokens=8000, num_recordings=3)).num_sessions == 3
+    nine = [Recording(str(place), 0, requests) for place, requests in enumerate(trees)]
+    for num_drawn, num_left in ((0, 0), (1, 2), (2, 1), (3, 0), (4, 0)):
+        how = Lowering(max_context_tokens=8000, num_recordings=num_drawn)
+        assert sessions_of(nine, 0, how, random.Random(1))[2].counts["recordings not drawn"] == num_left
 
 
 def test_a_closed_population_starts_the_next_recording_when_every_branch_of_one_has_ended() -> None:
@@ -106,8 +110,8 @@ def test_named_blocks_are_left_out_where_shrinking_would_break_them_and_only_the
 
 
 def test_an_answer_that_the_client_leaves_shrinks_with_the_others_and_still_ends_early() -> None:
-    left = ask()._replace(abort_after_tokens=7)
-    for shrink, tokens in ((1, (10, 7)), (4, (3, 2)), (10, (2, 1))):
+    for num_taken, shrink, tokens in ((7, 1, (10, 7)), (7, 4, (3, 2)), (7, 10, (2, 1)), (3, 4, (3, 1))):
+        left = ask()._replace(abort_after_tokens=num_taken)
         (request,) = plan_of((left,), how=Lowering(shrink=shrink)).sessions[0].requests
         assert (request.generate_tokens, request.abort_after_tokens) == tokens
 
