@@ -48,9 +48,10 @@ demo: runtime  ## a real paired experiment on the emulator, and its report
 	@$(DEMO); code=$$?; for again in 1 2; do \
 	  [ $$code = 3 ] || break; $(DEMO) --resume --retry-invalid; code=$$?; done; [ $$code = 3 ] || exit $$code
 
+# Types take one core for a minute, beside the tests: what they say comes in one piece, in the midst of the tests' dots.
 test: dev  ## lint, types, import contracts, tests
-	@$(MAKE) -j 2 check compiled bytecode
-	@$(MAKE) pytest
+	@$(MAKE) -j 2 lint imports compiled bytecode
+	@$(MAKE) -j 2 types pytest
 
 check: lint types imports  ## lint, types, import contracts
 
