@@ -14,6 +14,7 @@ from xdist.scheduler import LoadGroupScheduling
 
 from harness.errors import HarnessError
 from harness.extras.twin.environment import TwinEnvironment, find_twin
+from tests.support.stack_servers import share_stacks
 
 # No verdict hangs on how fast a machine is. Half of the usual examples: each run of the tests draws others.
 settings.register_profile("no deadline", settings(), deadline=None, max_examples=50)
@@ -26,10 +27,10 @@ os.environ.pop("COLUMNS", None)
 def twin(request: pytest.FixtureRequest) -> TwinEnvironment:
     """A twin of this checkout: the newest stable one, or that of the version which a test is parametrised with.
 
-    Its servers fork the engine's process, which so need not import what its parent has: a third less of each start. As
-    users serve, by ``spawn``, does ``test_twin_as_stack``.
+    Its servers are forked from a process that has loaded the stack (``stack_servers``), and fork the engine's process.
+    As users serve, by ``spawn``, does ``test_twin_as_stack``.
     """
-    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+    share_stacks()
     try:
         return find_twin(getattr(request, "param", None))
     except HarnessError as error:

@@ -2,7 +2,8 @@
 
 Most of a start is imports. Forked are supervisors and the servers of ours that they start, processes of a client and
 those that serve it, and workers of a fleet with all that these start; so too where a command started them that was
-forked itself (``command_line``). Other programs, and what another process starts, start as ever; so do the emulator's
+forked itself (``command_line``). Servers of the twin are forked by ``stack_servers``. Other programs, and what another
+process starts, start as ever; so do the emulator's
 command in ``tests/runner/backends/test_emulator.py`` and ``tests/measure/emulator/test_server.py``, and all children in
 a block of ``started_anew``.
 """
@@ -18,6 +19,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -29,6 +31,7 @@ from harness.measure.server import process
 from harness.runner.fleet import driver
 from tests.support import forked
 from tests.support.forked import ForkedProcess, start_forked
+from tests.support.stack_servers import is_shared, start_supervisor
 
 OURS = own_command("")[:-1]
 SUPERVISOR, WORKER = "harness.measure.server.supervisor:main", "harness.runner.fleet.worker:main"
@@ -63,9 +66,13 @@ def started_anew() -> Any:
 
 def _server(argv: Sequence[str], **options: Any) -> process.ServerProcess:
     """As ``ServerProcess.start``."""
-    if tuple(argv[: len(OURS)]) != OURS:
+    env = {**os.environ, **(options.get("env") or {})}
+    if is_shared(argv, env):
+        _fork_from(process, popen=partial(start_supervisor, argv, env))
+    elif tuple(argv[: len(OURS)]) == OURS:
+        _fork_from(process)
+    else:
         return _start(argv, **options)
-    _fork_from(process)
     try:
         return _start(argv, **options)
     finally:

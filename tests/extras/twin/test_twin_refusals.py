@@ -17,10 +17,18 @@ from harness.extras.twin.artifact import cached_artifact, twin_spec
 from harness.extras.twin.environment import TwinEnvironment
 from harness.measure.records.store import RunStore
 from tests.support.places import Place
+from tests.support.stack_servers import TESTS
 from tests.support.stacks import TARGET, linked_environment
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]
 WORKLOAD = 'source = "sequential"\nnum_background = 2'
+
+
+@pytest.fixture(autouse=True)
+def servers_load(twin: TwinEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is started by its command: what is left behind is found by what a process was started with."""
+    del twin
+    monkeypatch.delenv(TESTS)
 
 
 @pytest.fixture(scope="module")
