@@ -10,8 +10,10 @@ import pytest
 
 from harness.analysis.logs.observer import load_observer
 from harness.extras.twin.artifact import cached_artifact, twin_exporter, twin_spec
+from harness.extras.twin.backend import step_costs
 from harness.extras.twin.environment import INSIDE, SETTINGS_VARIABLE, TwinEnvironment, twin_variables
 from harness.measure.records.run import SealedRun
+from harness.model.engine import load_cost_model
 from harness.model.spec import ExperimentSpec
 from harness.runner import run_experiment
 from harness.stacks.rbln.launch.compile import CompileSpec, compile_artifact
@@ -19,6 +21,7 @@ from tests.support.experiments import UNHURRIED
 from tests.support.stacks import linked_environment
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
+BUCKETS = (1, 2, 4, 8)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +37,9 @@ def _run(
     folder.mkdir()
     trace = folder / "trace.jsonl"
     settings = folder / "settings.json"
-    settings.write_text(json.dumps({"trace_path": str(trace)}))
+    # A device that took no time would be done with a session before a busy machine sends the next.
+    costs = step_costs(load_cost_model("paper"), BUCKETS)
+    settings.write_text(json.dumps({"trace_path": str(trace), "timing": "period", "costs": costs}))
     monkeypatch.setenv("HOME", str(folder))
     monkeypatch.delenv("VLLM_WORKER_MULTIPROC_METHOD")
     variables = {**twin_variables(twin), SETTINGS_VARIABLE: str(settings), "PYTHONPATH": str(INSIDE)}
