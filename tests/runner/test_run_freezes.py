@@ -34,10 +34,11 @@ def reasons_of_a_run_whose_server_is_stopped(root: Path, seconds: float, **limit
         threading.Event().wait(seconds)
         server.send_signal(signal.SIGCONT)
 
-    # Lengths so different that others still run when it is heard that the first request has ended.
+    # Others still run, for seconds, when it is heard that the first request has ended.
     lengths = {"distribution": "uniform", "low": 9, "high": 1000}
     workload = {"num_sessions": 3, "waits": "none", "generate_tokens": lengths}
-    spec = small_experiment(condition=[{"name": "base"}], workload=workload, limits={**UNHURRIED, **limits})
+    limits = {**UNHURRIED, **limits}
+    spec = small_experiment(condition=[{"name": "base"}], time_scale=5.0, workload=workload, limits=limits)
     (run,) = run_experiment(spec, runs_root=root, on_progress=freeze_once).runs
     return list(run.manifest.invalid_reasons)
 
@@ -48,7 +49,7 @@ def test_a_server_that_was_stopped_for_a_second_makes_its_run_invalid(tmp_path: 
 
 
 def test_an_emulator_whose_host_stalls_for_a_large_share_of_the_run_makes_it_invalid(tmp_path: Path) -> None:
-    """0.4 s (wall) are 8 s of the modelled server."""
+    """0.4 s (wall) are 2 s of the modelled server."""
     reasons = reasons_of_a_run_whose_server_is_stopped(tmp_path, 0.4, schedule_moved_share=0.05)
     said = "schedule-moved: the emulator's host stalled: its schedule moved by "
     assert [reason for reason in reasons if reason.startswith(said)], reasons

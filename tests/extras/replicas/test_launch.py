@@ -145,10 +145,10 @@ def kill_when_half_is_done(runs_root: Path, argument: str) -> tuple[SealedRun, l
                     break
 
     server = {"replicas": 2, "router": {"policy": "round-robin"}}
-    # So long that others still run when it is heard that the first request has ended.
+    # Others still run, for seconds, when it is heard that the first request has ended.
     lengths = {"distribution": "uniform", "low": 9, "high": 2000}
     workload = {**SESSIONS, "waits": "none", "generate_tokens": lengths}
-    spec = small_experiment(server=server, workload=workload, condition=ONE)
+    spec = small_experiment(server=server, workload=workload, time_scale=5.0, condition=ONE)
     with started_anew():
         run = run_experiment(spec, runs_root=runs_root, on_progress=look).runs[0]
     assert killed
