@@ -127,7 +127,7 @@ def _prepare_process() -> None:
             # A terminal that knows ASCII alone still gets every word.
             stream.reconfigure(errors="in-ascii")
     # What imports make stays: looking through it for cycles, over and over, takes a tenth of a short command's time.
-    gc.set_threshold(50_000)
+    gc.set_threshold(500_000)
     # Arrow's own pool keeps what it frees: a long run would hold 60 MB more.
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 
