@@ -329,9 +329,7 @@ def test_requests_that_share_blocks_get_rules_that_reuse_them_and_a_stretch_of_t
 
 
 def test_arrivals_that_are_more_than_the_server_can_do_take_turns_in_their_order() -> None:
-    rows = [
-        {"timestamp": 50 * place, "input_length": 4000, "output_length": 40, "hash_ids": []} for place in range(30)
-    ]
+    rows = [{"timestamp": 50 * place, "input_length": 4000, "output_length": 40, "hash_ids": []} for place in range(30)]
     Path("m.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     workload = begun("--from", "m.jsonl", "--backend", "sim").workload
     assert workload.concurrency == 8
