@@ -88,7 +88,7 @@ class Bank:
 def tuned(bank: Bank, rng: np.random.Generator) -> list[Capacity]:
     """What a tune knows after each round: predicted by PLANS plans, measured on new ones."""
     share = bank.case.share
-    few = [rng.integers(0, BANK, PLANS) for _ in range(MOST + 1)]
+    few: list[list[int]] = [rng.integers(0, BANK, PLANS).tolist() for _ in range(MOST + 1)]
     known = Capacity("today", SETUP, most_held(lambda agents: bank.holds(agents, few[agents]), 4, MOST))
     plans, rounds = plans_needed(max(1, known.predicted), share), list[Capacity]()
     for _ in range(ROUNDS):
