@@ -16,7 +16,6 @@ import tomli_w
 from harness.errors import ExitCode
 from harness.kinds import kind_named, kind_of_run
 from harness.model.spec import ExperimentSpec
-from harness.table import with_error
 from harness.tune.capacity import Capacity
 from harness.tune.confirm import BEST, SMALLEST, Confirmed
 from harness.tune.diagnose import Diagnosis
@@ -156,8 +155,7 @@ def _nothing_saves(explored: Explored) -> str:
     most = max(explored.options, key=lambda option: option.saving, default=None)
     if most is None or most.saving <= 0:
         return f"{within} predicted to save anything"
-    saved = f"{with_error(100 * most.saving, 100 * most.ratio.error, 1)} %"
-    return f"{within} predicted to save {100 * MARGIN:g} % (at most {saved}, {most.words})"
+    return f"{within} predicted to save {100 * MARGIN:g} % (at most {most.percent}, {most.words})"
 
 
 def _predicted(explored: Explored) -> str:
@@ -166,9 +164,9 @@ def _predicted(explored: Explored) -> str:
     assert smallest is not None
     rest = explored.alike_in_words
     if best.setup != smallest.setup:
-        rest = f"{best.words}: {with_error(100 * best.saving, 100 * best.ratio.error, 1)} %"
-    saving = f"{with_error(100 * smallest.saving, 100 * smallest.ratio.error, 1)} % less device time"
-    return f"{_capital(smallest.words)}: {saving}, predicted, not measured{f'; {rest}' * bool(rest)}."
+        rest = f"{best.words}: {best.percent}"
+    predicted = f"{smallest.percent} less device time, predicted, not measured"
+    return f"{_capital(smallest.words)}: {predicted}{f'; {rest}' * bool(rest)}."
 
 
 def _capital(words: str) -> str:

@@ -17,8 +17,7 @@ from harness.measure.records.run import SealedRun
 from harness.model.experiment import PlannedRun
 from harness.model.plan.build import derive_seed
 from harness.model.sim.draws import perturbation_of
-from harness.model.spec import ExperimentSpec
-from harness.table import with_error
+from harness.model.spec import ExperimentSpec, ServerSpec, Treatment, WorkloadSpec
 from harness.tune.diagnose import Diagnosis, diagnose
 from harness.tune.explore import QUICK, Effort, Explored, explore
 from harness.tune.plans import MARGIN, SEED_RANGE, Question
@@ -64,7 +63,7 @@ class Hint:
             best = self.explored.best
             beside = ""
             if best is not None and best.setup != proposal.setup:
-                beside = f"; {best.words} saves {with_error(100 * best.saving, 100 * best.ratio.error, 1)} %"
+                beside = f"; {best.words} saves {best.percent}"
             return f"{over}on new plans, {proposal.sentence}{beside}. Confirm it by measuring"
         if self.tested is not None and self.tested.saving >= MARGIN:
             return (
@@ -142,27 +141,21 @@ def _tested(sealed: Sequence[SealedRun], spec: ExperimentSpec) -> list[Setup]:
 def question_of(valid: Sequence[SealedRun]) -> Question:
     """The question of sealed runs of one condition: new plans of their workload, at their costs."""
     first = valid[0]
-    server = first.simulated_server
-    perturbation = perturbation_of(first.spec.prediction, first.cost_file)
-    return Question(
-        server,
-        first.cost_model,
-        first.workload,
-        first.condition_spec.treatment,
-        perturbation,
-        checked_levers((), server),
-        seed=derive_seed(first.spec.base_seed, "tune") % SEED_RANGE,
-    )
+    return _question(first, first.simulated_server, first.workload, first.condition_spec.treatment, ())
 
 
-def question_of_run(run: PlannedRun, levers: Sequence[str] = ("kv_slots", "decode_buckets")) -> Question:
+def question_of_run(run: PlannedRun, levers: Sequence[str]) -> Question:
     """The question of a run that is planned, on new plans of its workload."""
-    return Question(
-        run.server,
-        run.cost_model,
-        run.spec.workload_of(run.condition),
-        run.condition.treatment,
-        perturbation_of(run.spec.prediction, run.cost_file),
-        checked_levers(levers, run.server),
-        seed=derive_seed(run.spec.base_seed, "tune") % SEED_RANGE,
-    )
+    return _question(run, run.server, run.spec.workload_of(run.condition), run.condition.treatment, levers)
+
+
+def _question(
+    run: SealedRun | PlannedRun,
+    server: ServerSpec,
+    workload: WorkloadSpec,
+    treatment: Treatment,
+    levers: Sequence[str],
+) -> Question:
+    perturbation = perturbation_of(run.spec.prediction, run.cost_file)
+    seed, levers = derive_seed(run.spec.base_seed, "tune") % SEED_RANGE, checked_levers(levers, server)
+    return Question(server, run.cost_model, workload, treatment, perturbation, levers, seed=seed)

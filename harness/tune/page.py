@@ -29,7 +29,7 @@ NARROW_IN = 3.75
 CLASSES = {"lost reuse": "reuse", "padding": "pad", "steps without a graph": "eager"}
 
 
-class Found(NamedTuple):
+class TuneResult(NamedTuple):
     """What a tune found; None for a stage that it has not reached.
 
     before, after: losses of today's server and of the chosen one on the same plans, measured.
@@ -43,7 +43,7 @@ class Found(NamedTuple):
     after: Diagnosis | None = None
 
 
-def tune_page(found: Found) -> str:
+def tune_page(found: TuneResult) -> str:
     """The page as HTML."""
     spec, explored = found.spec, found.explored
     base = base_of(spec, explored)
@@ -63,7 +63,7 @@ def tune_page(found: Found) -> str:
     return plain_page(f"{spec.title or spec.name}: tuned", "".join(parts))
 
 
-def _head(found: Found) -> str:
+def _head(found: TuneResult) -> str:
     state = found.answer.state
     seen_as = "" if found.diagnosis is None else found.diagnosis.backend
     where = f", {made}" if (made := modelled(found.spec, seen_as)) else ""
@@ -88,7 +88,7 @@ def unbroken(sentence: str) -> str:
     return sentence.replace(" %", "\u00a0%")
 
 
-def _bars(found: Found, base: Baseline) -> str:
+def _bars(found: TuneResult, base: Baseline) -> str:
     """Today's losses, and those of the chosen configuration, in shares of today's device time."""
     before = found.before or found.diagnosis
     if before is None or before.device_ns is None:
@@ -232,7 +232,7 @@ def _server_table(base: Baseline, answer: Answer) -> str:
     return "\n".join(["[server]", *(f"{key} = {json.dumps(value)}" for key, value in keys.items())]) if keys else ""
 
 
-def _overturns(found: Found) -> Iterator[str]:
+def _overturns(found: TuneResult) -> Iterator[str]:
     """What the answer does not hold for, or rests on."""
     option = found.answer.option
     if option is not None and option.turns is not None:
@@ -250,7 +250,7 @@ def _overturns(found: Found) -> Iterator[str]:
         yield "Another server: what is simulated or emulated decides nothing of a device."
 
 
-def _how(found: Found) -> Iterator[str]:
+def _how(found: TuneResult) -> Iterator[str]:
     """In at most five lines."""
     diagnosis, explored, answer = found.diagnosis, found.explored, found.answer
     if diagnosis is not None:

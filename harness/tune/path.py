@@ -51,7 +51,7 @@ from harness.tune.diagnose import Diagnosis, diagnose
 from harness.tune.explore import FULL, QUICK, Effort, Explored, explore
 from harness.tune.folder import CAPACITIES, CONFIRM, EXPLORED, PAGE, TUNED, TuneFolder, folder_name
 from harness.tune.hint import question_of_run
-from harness.tune.page import Found, tune_page
+from harness.tune.page import TuneResult, tune_page
 from harness.tune.plans import Question, agents_of, at_a_time, nearby_agents
 from harness.tune.price import (
     Price,
@@ -131,7 +131,7 @@ class Tune:
     shown: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
-    def wishes(self) -> TuneSpec:
+    def settings(self) -> TuneSpec:
         return self.spec.tune or TuneSpec()
 
     @property
@@ -142,24 +142,24 @@ class Tune:
     @property
     def question(self) -> Question:
         """What is searched."""
-        wishes, run = self.wishes, self.first
+        settings, run = self.settings, self.first
         question = question_of_run(run, self._levers)
         return replace(
             question,
             server=question.server.model_copy(update=self.shown),
-            agents=wishes.agents,
-            memory_gib=wishes.memory_gib,
-            most_sizes=wishes.most_sizes,
+            agents=settings.agents,
+            memory_gib=settings.memory_gib,
+            most_sizes=settings.most_sizes,
         )
 
     @property
     def _levers(self) -> tuple[str, ...]:
-        return checked_levers(self.wishes.may_change, self.first.server)
+        return checked_levers(self.settings.may_change, self.first.server)
 
     def forecast(self) -> Explored | None:
         """Say what each stage takes, and how sure the answer can be; the quick search behind it, None without."""
         self._check()
-        wishes, run = self.wishes, self.first
+        settings, run = self.settings, self.first
         workload = run.spec.workload_of(run.condition)
         if build_plan(workload, 1, 0).hash == build_plan(workload, 1, 1).hash:
             self.say(
@@ -168,24 +168,24 @@ class Tune:
             )
         guess, price_s = self._guessed, self._price_s
         run_s = guess._today_s
-        self.say(f"budget {wishes.budget}; at most:")
+        self.say(f"budget {settings.budget}; at most:")
         if run_s:
             self.say(f"  each run: its replay and {self._life_in_words}")
         self.say(f"  diagnose: {DIAGNOSE_RUNS} runs of what runs today{about(DIAGNOSE_RUNS * run_s)}")
         self.say(f"  price: {self._how_priced(run)}{about(price_s) if price_s else ''}")
         self.say(f"  explore: simulated, about {SEARCH_S:.0f} s")
         quick = None
-        if wishes.goal == "cost":
+        if settings.goal == "cost":
             with suppress(HarnessError):
                 quick = explore(guess.question, QUICK)
         compile_s = self._forecast_compiles(quick)
-        if wishes.goal == "sessions":
+        if settings.goal == "sessions":
             self.say(
                 "  confirm: the predicted most agents at a time and one step beyond, then further out, then between"
             )
             return None
         before_s = price_s + DIAGNOSE_RUNS * run_s + SEARCH_S + compile_s
-        blocks = blocks_within(LAST_START * wishes.budget_s - before_s, 3 * run_s, before_s)
+        blocks = blocks_within(LAST_START * settings.budget_s - before_s, 3 * run_s, before_s)
         self.say(
             f"  confirm: {blocks} plans, each with today's server and at most two candidates"
             f"{about(3 * blocks * run_s)}; it ends when the answer is known"
@@ -206,7 +206,7 @@ class Tune:
     def _blocks(self, num_conditions: int, before_s: float = 0.0) -> int:
         """Plans of a measurement that what is left of the budget has room for, after so many seconds."""
         left_s = max(0.0, self._left_s - before_s)
-        return blocks_within(left_s, num_conditions * self._today_s, self.wishes.budget_s - left_s)
+        return blocks_within(left_s, num_conditions * self._today_s, self.settings.budget_s - left_s)
 
     @property
     def _store(self) -> RunStore:
@@ -240,13 +240,13 @@ class Tune:
     def _check(self) -> None:
         """SpecError where the experiment cannot be tuned as it is asked."""
         _ = self._levers
-        if self.wishes.memory and self.first.server.is_vllm:
+        if self.settings.memory and self.first.server.is_vllm:
             what = "is reckoned for a compiled model on an NPU; a vLLM takes what its device has"
             raise SpecError(what, where="tune.memory", hint="Leave it out, or set server.num_gpu_blocks")
         if self.candidates and not place_key(self.spec):
             what = f"backend {self.spec.backend} starts the servers of its candidates itself"
             raise SpecError(what, where="--candidate", hint="Leave it out")
-        if self.wishes.goal == "sessions":
+        if self.settings.goal == "sessions":
             check_goal(self.spec)
 
     @property
@@ -262,7 +262,7 @@ class Tune:
         run = self.first
         server, workload = run.server, run.spec.workload_of(run.condition)
         if server.is_vllm and not server.decode_buckets and "max_num_seqs" in self._levers:
-            most = max(server.max_num_seqs, *(self.wishes.agents or nearby_agents(workload)))
+            most = max(server.max_num_seqs, *(self.settings.agents or nearby_agents(workload)))
             server = server.model_copy(update={"max_num_seqs": most})
         return calibration_of(self.spec, server)
 
@@ -276,7 +276,7 @@ class Tune:
             return f"the costs of {run.server.cost_model!r}"
         return "no costs are named: those that the server shows, else time in flight alone"
 
-    def run(self, *, only_explore: bool = False) -> Found:
+    def run(self, *, only_explore: bool = False) -> TuneResult:
         """Every stage that is not done, and the answer; HarnessError where a stage cannot be made."""
         _ = self.until_ns
         self._check()
@@ -286,24 +286,24 @@ class Tune:
             self._calibrate(folder)
             diagnosis = self._diagnose(folder)
             if not diagnosis.has_rules:
-                return self._ended(folder, Found(self.spec, without_search(diagnosis), diagnosis))
+                return self._ended(folder, TuneResult(self.spec, without_search(diagnosis), diagnosis))
             price = price_of(self.first.server, diagnosis)
             self.say(f"price: {price.words}")
             self.seen_as, self.shown = diagnosis.backend, diagnosis.shown
             self._priced(price)
-        if self.wishes.goal == "sessions":
+        if self.settings.goal == "sessions":
             return self._sessions(folder, diagnosis, only_explore=only_explore)
         explored = self._explore(folder, self.question)
         given = answer(self.spec, explored, why="only explored") if only_explore else self._confirm(folder, explored)
-        return self._ended(folder, Found(self.spec, given, diagnosis, explored))
+        return self._ended(folder, TuneResult(self.spec, given, diagnosis, explored))
 
     def _asked(self) -> dict[str, Any]:
         """What makes it another tune; its budget does not."""
-        wishes = self.wishes.model_dump(mode="json", exclude={"budget"}, exclude_defaults=True)
+        settings = self.settings.model_dump(mode="json", exclude={"budget"}, exclude_defaults=True)
         # Without defaults, so that a key that a later version adds makes it no other tune.
         return {
             "experiment": self.spec.model_dump(mode="json", exclude_defaults=True),
-            "tune": wishes,
+            "tune": settings,
         }
 
     def _calibrate(self, folder: TuneFolder) -> None:
@@ -345,9 +345,9 @@ class Tune:
             self.say(f"  a run took {self._today_s:.0f} s: its replay and {self._life_in_words}")
         return found
 
-    def _sessions(self, folder: TuneFolder, diagnosis: Diagnosis | None, *, only_explore: bool) -> Found:
+    def _sessions(self, folder: TuneFolder, diagnosis: Diagnosis | None, *, only_explore: bool) -> TuneResult:
         """The stages of goal = "sessions" after the price."""
-        share, slo, question = self.wishes.percentile / 100, self.spec.slo, self.question
+        share, slo, question = self.settings.percentile / 100, self.spec.slo, self.question
 
         def predict() -> list[Capacity]:
             own = agents_of(question.workload) or 1
@@ -368,12 +368,12 @@ class Tune:
         if not only_explore:
             capacities, why = self._unless_it_fails(capacities, lambda: self._measured_agents(folder, capacities))
         given = sessions_answer(self.spec, explored, capacities, why, self.seen_as)
-        return self._ended(folder, Found(self.spec, given, diagnosis, explored))
+        return self._ended(folder, TuneResult(self.spec, given, diagnosis, explored))
 
     def _measured_agents(self, folder: TuneFolder, capacities: list[Capacity]) -> list[Capacity]:
         """The capacities with what was measured, round after round until nothing lies between a number that holds and
         one that fails, or the budget ends."""
-        share, most = self.wishes.percentile / 100, most_agents(self.question.workload)
+        share, most = self.settings.percentile / 100, most_agents(self.question.workload)
         base = base_of(self.spec, folder.explored())
         proposed = {each.name: each.setup for each in capacities if each.name != BASE}
         places, why = self._placed(folder, proposed, base)
@@ -381,7 +381,7 @@ class Tune:
             raise ServerError(why)
         numbers = [max(1, each.predicted) for each in capacities]
         run_s = self._today_s * max(1.0, max(numbers) / (agents_of(self.question.workload) or 1))
-        before_s = self.wishes.budget_s - self._left_s
+        before_s = self.settings.budget_s - self._left_s
         # Half of the time is for the rounds after the first.
         room = blocks_within(self._left_s / 2, 2 * len(capacities) * run_s, before_s, MOST_PLANS)
         plans = min(room, plans_needed(min(numbers), share))
@@ -457,7 +457,7 @@ class Tune:
         _, failed = self._unless_it_fails(None, lambda: self._performed(spec, folder, until_decided=True))
         runs = list(self._store.sealed(spec.name))
         if not failed and self.is_over:
-            failed = f"the budget of {self.wishes.budget} ended before the rule had decided"
+            failed = f"the budget of {self.settings.budget} ended before the rule had decided"
             self.say(f"  {failed}")
         if num_invalid := sum(not run.is_valid for run in runs):
             self.say(f"  {num_invalid} of {len(runs)} runs are INVALID and do not count: {_commonest(runs)}")
@@ -572,7 +572,7 @@ class Tune:
     @cached_property
     def until_ns(self) -> int:
         """When the last run of this call may begin, of the monotonic clock."""
-        return self.clock.now_ns() + round(LAST_START * self.wishes.budget_s * NS_PER_S)
+        return self.clock.now_ns() + round(LAST_START * self.settings.budget_s * NS_PER_S)
 
     @property
     def is_over(self) -> bool:
@@ -582,7 +582,7 @@ class Tune:
     def _left_s(self) -> float:
         return max(0.0, (self.until_ns - self.clock.now_ns()) / NS_PER_S)
 
-    def _ended(self, folder: TuneFolder, found: Found) -> Found:
+    def _ended(self, folder: TuneFolder, found: TuneResult) -> TuneResult:
         """Write the answer's files; with the losses of the chosen configuration, where it was measured."""
         runs = list(self._store.sealed(f"{self.spec.name[:56]}-confirm"))
         candidates = {} if found.explored is None else candidates_of(found.explored)

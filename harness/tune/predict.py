@@ -51,12 +51,16 @@ class Option:
         return 1 - self.ratio.ratio
 
     @property
+    def percent(self) -> str:
+        """What it is predicted to save: "12.3 +- 0.4 %"."""
+        return f"{with_error(100 * self.saving, 100 * self.ratio.error, 1)} %"
+
+    @property
     def sentence(self) -> str:
         """What it changes, what that is predicted to save, how sure that is, and given which costs."""
         given = f"; {self.unmeasured}" if self.unmeasured else ""
         turns = "" if self.turns is None or self.turns.change is None else f"; {self.turns}"
-        saving, error = 100 * self.saving, 100 * self.ratio.error
-        return f"{self.words}: predicted to save {with_error(saving, error, 1)} %{given}{turns}"
+        return f"{self.words}: predicted to save {self.percent}{given}{turns}"
 
 
 class Predictor:

@@ -22,7 +22,7 @@ from harness.runner.backends import backend_named
 from harness.stacks.rbln.launch.compile import CompileSpec, compile_artifact, registered_artifact
 from harness.tune import confirm
 from harness.tune.explore import QUICK
-from harness.tune.page import Found
+from harness.tune.page import TuneResult
 from harness.tune.path import Tune
 from tests.support.stacks import write_artifact, write_environment
 
@@ -120,7 +120,7 @@ class Refused(NamedTuple):
     """A host whose tune ended in a compile that failed."""
 
     folder: Path
-    found: Found
+    found: TuneResult
     said: list[str]
 
 

@@ -17,7 +17,7 @@ from harness.tune.capacity import Capacity
 from harness.tune.confirm import BEST, SMALLEST, Confirmed, base_of
 from harness.tune.explore import Explored
 from harness.tune.folder import TuneFolder
-from harness.tune.page import Found, tune_page, unbroken
+from harness.tune.page import TuneResult, tune_page, unbroken
 from harness.tune.predict import Option
 from harness.tune.setups import Baseline, Setup
 
@@ -112,7 +112,7 @@ def test_the_command_to_copy_is_that_of_the_backend(backend: str, server: dict[s
 
 def test_the_page_has_the_answer_and_every_number_in_a_table_and_names_the_simulator() -> None:
     found = answer(experiment(), explored(), [shown(SMALLEST, 0.07), shown(BEST, 0.075)])
-    page = tune_page(Found(experiment(), found, None, explored()))
+    page = tune_page(TuneResult(experiment(), found, None, explored()))
     words = re.sub(r"<[^>]+>", " ", page)
     assert unbroken(found.sentence) in words
     assert "simulated" in words
@@ -125,11 +125,11 @@ def test_the_page_has_the_answer_and_every_number_in_a_table_and_names_the_simul
 def test_a_picture_is_against_what_the_search_changed() -> None:
     own = explored()
     label = 'aria-label="Predicted device time of every configuration against {}"'
-    plain = tune_page(Found(experiment(), answer(experiment(), own), None, own))
+    plain = tune_page(TuneResult(experiment(), answer(experiment(), own), None, own))
     assert label.format("KV slots and compiled sizes") in plain
     limits = [own.baseline._replace(max_num_seqs=limit) for limit in (4, 8, 16)]
     other = replace(own, screened=tuple((setup, 0.9) for setup in limits))
-    page = tune_page(Found(experiment(), answer(experiment(), other), None, other))
+    page = tune_page(TuneResult(experiment(), answer(experiment(), other), None, other))
     assert label.format("requests at once") in page
 
 
@@ -148,6 +148,6 @@ def test_another_policy_is_copied_as_a_table_that_can_be_read() -> None:
     base = Baseline(spec.server)
     routed = replace(SLOTS, setup=base.setup._replace(policy="least-requests"), words="routing by least-requests")
     own = replace(explored(routed, routed), baseline=base.setup, options=(routed,), screened=((routed.setup, 0.9),))
-    page = tune_page(Found(spec, answer(spec, own), None, own))
+    page = tune_page(TuneResult(spec, answer(spec, own), None, own))
     copied = page.partition("[server]")[2].partition("</pre>")[0].replace("&quot;", '"')
     assert tomllib.loads(copied) == {"router": {"policy": "least-requests"}}

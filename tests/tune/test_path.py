@@ -22,7 +22,7 @@ from harness.runner import ExperimentOutcome, run_experiment
 from harness.runner.progress import StopFlag
 from harness.tune import confirm
 from harness.tune.explore import QUICK
-from harness.tune.page import Found
+from harness.tune.page import TuneResult
 from harness.tune.path import Tune, TuneStoppedError
 
 LOSING = {"num_sessions": 8, "wait_cap_s": 20.0}
@@ -55,7 +55,7 @@ def small() -> Iterator[None]:
         yield
 
 
-def tuned(folder: Path, spec: ExperimentSpec | None = None, **given: Any) -> tuple[Found, list[str]]:
+def tuned(folder: Path, spec: ExperimentSpec | None = None, **given: Any) -> tuple[TuneResult, list[str]]:
     said: list[str] = []
     given = {"perform": perform, **given}
     made = Tune(spec or experiment(), folder / "runs", say=said.append, effort=QUICK.divided(6), **given)
@@ -66,8 +66,8 @@ class Whole(NamedTuple):
     """A tune from its beginning to its end, and what the same command then says."""
 
     folder: Path
-    stages: Found
-    again: Found
+    stages: TuneResult
+    again: TuneResult
     said: list[str]
     is_untouched: bool
 
