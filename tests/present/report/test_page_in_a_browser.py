@@ -16,7 +16,9 @@ from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 from harness.judge.decisions.decide import Decision, Outcome
 from harness.present.report import write_report
 from harness.present.report.view import Results
+from harness.runner import run_experiment
 from tests.support.bare_reports import with_figures
+from tests.support.experiments import small_experiment
 from tests.support.report_runs import seal_demo
 
 pytestmark = pytest.mark.same_everywhere
@@ -94,6 +96,39 @@ def test_axe_finds_nothing_and_no_screen_is_wider_than_itself(opened: Opened) ->
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     hidden = "all => all.filter(one => one.scrollWidth > one.clientWidth + 4).length"
     assert page.eval_on_selector_all(".scroll:not(.more)", hidden) == 0, "what runs on beyond its edge must say so"
+
+
+@pytest.fixture(scope="module")
+def of_replicas(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of two policies of routing."""
+    folder = tmp_path_factory.mktemp("replicas")
+    conditions = [
+        {"name": policy, "server": {"replicas": 2, "router": {"policy": policy}}}
+        for policy in ("round-robin", "session-affinity")
+    ]
+    table = {"backend": "sim", "time_scale": 1.0, "workload": {"num_sessions": 6}, "condition": conditions}
+    return write_report(run_experiment(small_experiment(**table), runs_root=folder).runs, folder / "report.html")
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_axe_finds_nothing_in_the_report_of_replicas_and_its_bars_fit(
+    browser: Browser, of_replicas: Path, look: str
+) -> None:
+    context = browser.new_context(**LOOKS[look])
+    page = context.new_page()
+    page.goto(of_replicas.as_uri())
+    for hidden in page.locator("details").all():
+        hidden.evaluate("box => { box.open = true; }")
+    bars = page.locator("#replicas ~ .bars .bar")
+    expect(bars).to_have_count(4)
+    for bar in bars.all():
+        expect(bar).to_be_visible()
+        box = bar.bounding_box()
+        assert box is not None
+        assert 0 <= box["x"] < box["x"] + box["width"] <= LOOKS[look]["viewport"]["width"]
+    assert Axe().run(page).response["violations"] == []
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    context.close()
 
 
 @pytest.mark.parametrize("opened", LOOKS, indirect=True)
