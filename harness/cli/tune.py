@@ -192,7 +192,7 @@ def _places(candidates: Sequence[str]) -> dict[str, str]:
         name, separator, place = text.partition("=")
         is_place = place.startswith(("http://", "https://")) or Path(place).is_dir()
         if not separator or name not in ("smallest", "best", "proposed") or not is_place:
-            hint = "Write smallest=http://HOST:PORT or best=http://HOST:PORT; of a compiled model its folder"
+            hint = "Write best=http://HOST:PORT, of a compiled model best=FOLDER; or smallest=, or of agents proposed="
             raise SpecError(f"{text!r} is no NAME=URL of a candidate", where="--candidate", hint=hint)
         if name in places:
             raise SpecError(f"{name!r} is given twice", where="--candidate", hint="Leave one of them out")
