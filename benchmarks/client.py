@@ -153,8 +153,8 @@ def bench_zero_wait(bench: Bench, client: ClientName) -> None:
 
 def _note_rearrival(bench: Bench, client: Column, lag_ns: FloatArray) -> None:
     median, high = (float(value) / NS_PER_US for value in np.percentile(lag_ns, (50, 99)))
-    bench.note(client, Quantity("re-arrival lag at the server, N=16, p50", "us", "<= 3 x C"), median)
-    bench.note(client, Quantity("re-arrival lag at the server, N=16, p99", "us", ""), high)
+    bench.note(client, Quantity("dispatch delay after a tool wait at the server, N=16, p50", "us", "<= 3 x C"), median)
+    bench.note(client, Quantity("dispatch delay after a tool wait at the server, N=16, p99", "us", ""), high)
 
 
 def floor_rearrival(bench: Bench, plan: Plan) -> FloatArray:

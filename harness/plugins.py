@@ -144,7 +144,7 @@ def service(name: str, where: str) -> Any:
 
     "stand-in stack": a function that gives the packages of a stack that stands in for one with a compiler, as a
     folder; "server over ssh": an ``OtherHost`` (``stacks.rbln.launch``);
-    "fleet over hosts": a function as ``runner.fleet.driver.perform_side_by_side``; "replicas": a ``Replicas``
+    "fleet over hosts": a function as ``runner.fleet.driver.perform_on_devices``; "replicas": a ``Replicas``
     (``runner.backends.base``); "routing of runs": from valid sealed runs to a list of ``Routing``
     (``present.report.routing``); "simulation cases": a function from a file to printed results; "verdict of a
     recording": from its path, lines on how far predictions of the recorded server hold.

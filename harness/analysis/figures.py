@@ -28,7 +28,7 @@ from harness.analysis.cost.reconstruct import (
 from harness.analysis.cost.step_parts import StepParts, step_parts
 from harness.analysis.energy import Energy, run_energy
 from harness.analysis.logs.engine_steps import step_log_of
-from harness.analysis.logs.replicas import Server, engines_of, requests_of, servers_in
+from harness.analysis.logs.replicas import ServerTables, engines_of, requests_of, servers_in
 from harness.analysis.reuse import Ceilings, Rearrival, cached_tokens, ceilings, prompt_tokens, rearrivals, reuse_rule
 from harness.analysis.run_tables import (
     ASKED_COUNTER,
@@ -406,7 +406,7 @@ def figures_at(run: SealedRun, cost_model: StepCost) -> RunFigures:
 
 
 def modelled_of(
-    servers: Sequence[Server], requests: pa.Table, served: Mapping[RequestKey, int], cost_model: StepCost
+    servers: Sequence[ServerTables], requests: pa.Table, served: Mapping[RequestKey, int], cost_model: StepCost
 ) -> ChannelA | None:
     """Channel A of every server of a run, and its sum; None where it is unknown of one, or of whose work a request is.
 
@@ -443,7 +443,7 @@ def loading_ns(manifest: Manifest, metrics: pa.Table, block_tokens: int) -> int:
 
 
 def _waiting_ns(
-    servers: Sequence[Server], requests: pa.Table, served: Mapping[RequestKey, int], cost_model: StepCost
+    servers: Sequence[ServerTables], requests: pa.Table, served: Mapping[RequestKey, int], cost_model: StepCost
 ) -> int | None:
     return sum_or_none(
         waiting_session_ns(server.kv_events, requests_of(requests, served, number, len(servers)), cost_model)

@@ -76,7 +76,7 @@ def init(
         options = "--agents, --block-tokens, --time-unit, --waits, --lengths"
         raise SpecError("goes with --from", where=options, hint=hint)
     options, servers = read_options(block_tokens, time_unit, waits, lengths), tuple(urls or ())
-    asked = Asked(backend, servers, source, api_key_env, seconds_to_wait(wait), options, agents)
+    asked = DraftInputs(backend, servers, source, api_key_env, seconds_to_wait(wait), options, agents)
 
     def changed(draft: Draft) -> Draft:
         if slots is not None or buckets:
@@ -139,7 +139,7 @@ class Draft:
         return replace(self, start=start, workload=replace(self.workload, notes=notes))
 
 
-class Asked(NamedTuple):
+class DraftInputs(NamedTuple):
     """What an experiment is written for: a backend, or servers that run, and drawn or recorded sessions.
 
     wait_s: for servers that are starting. options: of the import of recordings. agents: see ``Recordings``.
@@ -154,7 +154,7 @@ class Asked(NamedTuple):
     agents: int = 0
 
 
-def write_experiment(name: str, asked: Asked, changed: Callable[[Draft], Draft]) -> Draft:
+def write_experiment(name: str, asked: DraftInputs, changed: Callable[[Draft], Draft]) -> Draft:
     """Write ``NAME.toml``, and its trace where one is imported; nothing where something is wrong.
 
     changed: what is asked of the draft besides. Raises SpecError where the file is there already, or what it asks
@@ -181,7 +181,7 @@ def to_be_tuned(draft: Draft) -> Draft:
     return draft.asking("Which configuration serves these sessions at the lowest cost?", ())
 
 
-def _draft(name: str, asked: Asked) -> Draft:
+def _draft(name: str, asked: DraftInputs) -> Draft:
     """The first experiment of a server or a backend, on drawn or recorded sessions."""
     from harness.cli.first_servers import experiment_on
     from harness.model.traces.account import ReadOptions
@@ -327,7 +327,7 @@ def _new_file(name: str) -> Path:
     return path
 
 
-def _kind(asked: Asked) -> str:
+def _kind(asked: DraftInputs) -> str:
     if asked.urls and asked.backend not in ("", ATTACHED):
         what = f"goes with backend {ATTACHED}, not with {asked.backend}"
         raise SpecError(what, where="--for", hint="Leave one of the two out")

@@ -16,7 +16,7 @@ import typer
 from harness.api import experiment_with
 from harness.cli.addresses import BackendOption, MaybeExperimentArgument, RunsOption, SetOption, changes_of
 from harness.cli.doctor import DEFAULT_WAIT, WaitOption, await_server, seconds_to_wait
-from harness.cli.init import AgentsOption, Asked, to_be_tuned, write_experiment
+from harness.cli.init import AgentsOption, DraftInputs, to_be_tuned, write_experiment
 from harness.cli.terminal import escape_markup, say, terminal, time_left
 from harness.clock import NS_PER_S, MonotonicClock
 from harness.errors import ExitCode, SpecError
@@ -80,7 +80,9 @@ def tune(
     from harness.tune.path import Tune, TuneStoppedError
 
     console = terminal()
-    wanted = Asked(backend or "", (url,) if url else (), recording, api_key_env, seconds_to_wait(wait), agents=agents)
+    wanted = DraftInputs(
+        backend or "", (url,) if url else (), recording, api_key_env, seconds_to_wait(wait), agents=agents
+    )
     experiment, backend = _experiment(experiment, wanted)
     wishes = [f"tune.budget={json.dumps(budget)}"] * bool(budget) + [f"tune.memory={json.dumps(memory)}"] * bool(memory)
     wishes += [f"tune.may_change={json.dumps(may_change)}"] if may_change else []
@@ -112,7 +114,7 @@ def tune(
     raise typer.Exit(int(found.exit_code))
 
 
-def _experiment(experiment: Path | None, wanted: Asked) -> tuple[Path, str | None]:
+def _experiment(experiment: Path | None, wanted: DraftInputs) -> tuple[Path, str | None]:
     """The experiment that is named, or that is written now, and the backend that replaces the file's."""
     from harness.model.spec import ServerSpec
 
@@ -152,7 +154,7 @@ def _print_verdict(source: str) -> None:
             say(terminal(), escape_markup(line))
 
 
-def _file_name(wanted: Asked) -> str:
+def _file_name(wanted: DraftInputs) -> str:
     """Of the experiment that is written: what is asked, in small letters, digits and dashes."""
     url = wanted.urls[0] if wanted.urls else ""
     what = Path(wanted.source).stem if wanted.source else url.partition("://")[2] or url or wanted.backend

@@ -35,7 +35,7 @@ _types_attributes: Any = templates.infer_getattr
 _types_calls_of: Any = templates.infer_global
 
 
-class Table(types.Type):
+class TableType(types.Type):
     """An array of records or of int64. Its value is the address of its words: of its memory, then of its shape."""
 
     def __init__(self, item: Any, ndim: int) -> None:
@@ -48,7 +48,7 @@ class Table(types.Type):
 class Tables(types.Type):
     """A named tuple of tables. Its value is the address of the first one's words; the others' follow."""
 
-    def __init__(self, name: str, members: dict[str, Table]) -> None:
+    def __init__(self, name: str, members: dict[str, TableType]) -> None:
         self.kind, self.members = name, members
         sizes = [num_words(one) for one in members.values()]
         self.places = dict(zip(members, accumulate(sizes, initial=0), strict=False))
@@ -97,7 +97,7 @@ def type_of(argument: Any) -> Any:
         item = _from_dtype(array.dtype)
         if not isinstance(item, types.Record) and item != types.int64:
             raise TypeError(f"an array of {array.dtype}: compiled functions take int64 and records of it")
-        return Table(item, array.ndim)
+        return TableType(item, array.ndim)
     if isinstance(argument, tuple):
         tables = cast("Any", argument)
         return Tables(type(tables).__qualname__, {name: type_of(getattr(tables, name)) for name in tables._fields})
@@ -110,10 +110,10 @@ def num_words(kind: Any) -> int:
     """How many words an argument of that type has."""
     if isinstance(kind, Tables):
         return kind.num_words
-    return 1 + kind.ndim if isinstance(kind, Table) else 1
+    return 1 + kind.ndim if isinstance(kind, TableType) else 1
 
 
-for _kind in (Table, Tables, SeveralTables, FunctionsByKind):
+for _kind in (TableType, Tables, SeveralTables, FunctionsByKind):
     register_model(_kind)(models.OpaqueModel)
 
 
@@ -138,10 +138,10 @@ def _table(_context: Any, builder: Any, tables: Tables, value: Any, name: str) -
 @_types_calls_of(len)
 class _Length(AbstractTemplate):
     def generic(self, args: Any, _named: Any) -> Any:
-        return signature(types.int64, *args) if isinstance(args[0], Table) else None
+        return signature(types.int64, *args) if isinstance(args[0], TableType) else None
 
 
-@lower_builtin(len, Table)
+@lower_builtin(len, TableType)
 def _length(_context: Any, builder: Any, _signature: Any, args: Sequence[Any]) -> Any:
     return _word(builder, args[0], 1)
 
@@ -152,7 +152,7 @@ class _Item(AbstractTemplate):
         table, _ = args
         if isinstance(table, SeveralTables):
             return signature(table.each, table, types.int64)
-        return signature(table.item, table, _place_type(table)) if isinstance(table, Table) else None
+        return signature(table.item, table, _place_type(table)) if isinstance(table, TableType) else None
 
 
 @lower_builtin(operator.getitem, SeveralTables, types.Integer)
@@ -161,8 +161,8 @@ def _member(_context: Any, builder: Any, kinds: Any, args: Sequence[Any]) -> Any
     return builder.gep(several, [builder.mul(place, _WORD(8 * kinds.args[0].each.num_words))], inbounds=True)
 
 
-@lower_builtin(operator.getitem, Table, types.Integer)
-@lower_builtin(operator.getitem, Table, types.UniTuple)
+@lower_builtin(operator.getitem, TableType, types.Integer)
+@lower_builtin(operator.getitem, TableType, types.UniTuple)
 def _item(context: Any, builder: Any, kinds: Any, args: Sequence[Any]) -> Any:
     address = _address(context, builder, kinds.args, args)
     return address if isinstance(kinds.return_type, types.Record) else builder.load(address)
@@ -172,13 +172,13 @@ def _item(context: Any, builder: Any, kinds: Any, args: Sequence[Any]) -> Any:
 class _SetItem(AbstractTemplate):
     def generic(self, args: Any, _named: Any) -> Any:
         table, *_ = args
-        if isinstance(table, Table):
+        if isinstance(table, TableType):
             return signature(types.none, table, _place_type(table), table.item)
         return None
 
 
-@lower_builtin(operator.setitem, Table, types.Integer, types.Any)
-@lower_builtin(operator.setitem, Table, types.UniTuple, types.Any)
+@lower_builtin(operator.setitem, TableType, types.Integer, types.Any)
+@lower_builtin(operator.setitem, TableType, types.UniTuple, types.Any)
 def _set_item(context: Any, builder: Any, kinds: Any, args: Sequence[Any]) -> Any:
     table, _, item = kinds.args
     address = _address(context, builder, kinds.args, args)
@@ -189,7 +189,7 @@ def _set_item(context: Any, builder: Any, kinds: Any, args: Sequence[Any]) -> An
     return context.get_dummy_value()
 
 
-def _place_type(table: Table) -> Any:
+def _place_type(table: TableType) -> Any:
     """The type of an index: int64, one for each dimension."""
     return types.int64 if table.ndim == 1 else types.UniTuple(types.int64, table.ndim)
 

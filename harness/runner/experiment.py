@@ -32,7 +32,7 @@ from harness.plugins import service
 from harness.redact import redacted_text
 from harness.run_key import RunKey
 from harness.runner.backends import backend_named
-from harness.runner.fleet.driver import perform_side_by_side
+from harness.runner.fleet.driver import perform_on_devices
 from harness.runner.progress import (
     Began,
     Made,
@@ -274,7 +274,7 @@ def run_experiment(  # noqa: PLR0913  # an option each
                 break
     else:
         over_hosts = "fleet over hosts" if spec.fleet.hosts else ""
-        perform_fleet = service(over_hosts, where="fleet.hosts") if over_hosts else perform_side_by_side
+        perform_fleet = service(over_hosts, where="fleet.hosts") if over_hosts else perform_on_devices
         perform_fleet(todo, context, again, progress.add)
     sealed = _all_sealed(store, spec, progress.performed)
     keys = {run.key for run in sealed}

@@ -12,6 +12,7 @@ import numpy as np
 
 from harness.analysis.logs.engine_steps import step_log_of
 from harness.analysis.logs.observer import load_observer
+from harness.analysis.run_tables import RequestKey
 from harness.analysis.stats import Bootstrap, Interval, StatisticName, bootstrap_interval
 from harness.errors import RecordsError, SpecError
 from harness.kinds import kind_named
@@ -24,8 +25,6 @@ from harness.table import interval_text
 
 PLAIN, OBSERVED = "plain", "observed"
 INTERVAL_SEED = 20261121
-Place = tuple[int, int]
-"""(session, request)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +130,7 @@ def _num_decoded(run: SealedRun) -> int:
     return sum(tokens.drop_null().to_pylist())
 
 
-def _tokens(run: SealedRun) -> dict[Place, str]:
+def _tokens(run: SealedRun) -> dict[RequestKey, str]:
     table = run.table("requests").select(["session", "request", "token_digest"]).to_pylist()
     return {(row["session"], row["request"]): row["token_digest"] or "" for row in table}
 
@@ -194,14 +193,14 @@ def _bounds(interval: Interval, unit: str) -> str:
     return f"{interval.estimate:.0f} [{interval_text(interval.low, interval.high, 0, ', ')}] {unit}"
 
 
-def _token_periods_ms(run: SealedRun) -> dict[Place, float]:
+def _token_periods_ms(run: SealedRun) -> dict[RequestKey, float]:
     """Median time between chunks of each answer with at least three chunks."""
     chunks = run.table("chunks").select(["session", "request", "received_ns"])
     columns = [np.asarray(chunks[name]) for name in ("session", "request", "received_ns")]
     order = np.lexsort(columns[::-1])
     session, request, received_ns = (column[order] for column in columns)
     same = (session[1:] == session[:-1]) & (request[1:] == request[:-1])
-    gaps: defaultdict[Place, list[float]] = defaultdict(list)
+    gaps: defaultdict[RequestKey, list[float]] = defaultdict(list)
     for at in np.flatnonzero(same):
         gaps[int(session[at]), int(request[at])].append(float(received_ns[at + 1] - received_ns[at]) / 1e6)
     return {place: float(np.median(of_answer)) for place, of_answer in gaps.items() if len(of_answer) > 1}

@@ -20,7 +20,7 @@ from aiohttp.client_proto import ResponseHandler
 
 from harness.clock import NS_PER_MS, NS_PER_S, monotonic_ns
 from harness.errors import printable
-from harness.measure.client.answer import NO_KERNEL_STAMP, Answer, describe_error_body
+from harness.measure.client.answer import NO_KERNEL_STAMP, ReceivedAnswer, describe_error_body
 from harness.measure.client.certificates import trusting_context
 from harness.measure.client.exchange import Exchange
 from harness.measure.client.host import CpuMeter, StallMeter, pause_facts, stall_facts, stamp_facts
@@ -215,7 +215,7 @@ class AiohttpReplay:
         state.book(row, answer)
         self._start([item for item in due_next if state.may_send(item.row)] + due_next_on_failure)
 
-    async def _exchange_or_leave(self, row: int, body: bytes, answer: Answer) -> tuple[str, str]:
+    async def _exchange_or_leave(self, row: int, body: bytes, answer: ReceivedAnswer) -> tuple[str, str]:
         """As ``_exchange``; ABORTED when the plan has the client leave, and the answer has not ended before."""
         leave_ns = self._state.clock.to_monotonic_ns(self._state.abort_after_ns[row])
         exchange = asyncio.ensure_future(self._exchange(row, body, answer))
@@ -232,7 +232,7 @@ class AiohttpReplay:
     def _left_ns(self, row: int, leave_ns: int) -> int:
         return leave_ns if row not in self._gone else self._rows.sent_ns[row] + leave_ns - monotonic_ns()
 
-    async def _exchange(self, row: int, body: bytes, answer: Answer) -> tuple[str, str]:
+    async def _exchange(self, row: int, body: bytes, answer: ReceivedAnswer) -> tuple[str, str]:
         """One request to its end; a status and its reason when it failed, two empty strings otherwise."""
         headers = {
             **self._headers,

@@ -17,10 +17,10 @@ from harness.measure.client.null_server import (
     STREAM_HEAD,
     NullServer,
     NullServerConfig,
+    NullServerLoop,
     Peer,
     Request,
     Send,
-    Server,
     answer_documents,
     answer_ids,
     chunk,
@@ -62,7 +62,7 @@ def faulty_server(**options: Any) -> NullServer:
     return NullServer(FaultyConfig(**options), [sys.executable, __file__])
 
 
-class FaultyServer(Server):
+class FaultyServer(NullServerLoop):
     def __init__(self, **options: Any) -> None:
         super().__init__()
         self._config = FaultyConfig(**options)

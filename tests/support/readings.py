@@ -9,7 +9,7 @@ import json
 import random
 from typing import Any
 
-from harness.measure.client.answer import NO_KERNEL_STAMP, Answer
+from harness.measure.client.answer import NO_KERNEL_STAMP, ReceivedAnswer
 from harness.measure.client.exchange import Exchange
 from tests.support.raw_server import CHUNKED_HEAD, chunked
 
@@ -107,7 +107,7 @@ def read_in_every_way(body: bytes, draw: random.Random) -> bool:
     assert _contents(_read(_cut(draw, body, 8))) == _contents(whole), body
     size = 1 + draw.randrange(200)
     chunks = chunked([body[place : place + size] for place in range(0, len(body), size)])
-    exchange = Exchange(0, Answer(stream=True), b"")
+    exchange = Exchange(0, ReceivedAnswer(stream=True), b"")
     for piece in _cut(draw, b"".join((CHUNKED_HEAD, *chunks)), 8):
         exchange.take(1, NO_KERNEL_STAMP, piece)
     assert exchange.is_over, body
@@ -124,15 +124,15 @@ def _cut(draw: random.Random, data: bytes, most: int) -> list[bytes]:
     return [piece for piece in pieces if piece]
 
 
-def _contents(answer: Answer) -> tuple[Any, ...]:
+def _contents(answer: ReceivedAnswer) -> tuple[Any, ...]:
     counts = (answer.prompt_tokens, answer.completion_tokens, answer.cached_tokens)
     tokens = [num_tokens for _, _, num_tokens, _ in answer.chunks]
     names = (answer.response_id, answer.finish_reason)
     return bool(answer.problem), answer.token_ids, "".join(answer.texts), counts, *names, tokens
 
 
-def _read(pieces: list[bytes], *, has_ids: bool = True, is_strict: bool = True) -> Answer:
-    answer = Answer(stream=True, needs_token_ids=has_ids, is_strict=is_strict)
+def _read(pieces: list[bytes], *, has_ids: bool = True, is_strict: bool = True) -> ReceivedAnswer:
+    answer = ReceivedAnswer(stream=True, needs_token_ids=has_ids, is_strict=is_strict)
     for place, piece in enumerate(pieces):
         answer.feed((place, NO_KERNEL_STAMP, piece))
     answer.close((len(pieces), NO_KERNEL_STAMP, b""))

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from harness.extras.sessions.commands import read_engine, rules_of
 from harness.extras.sessions.replay import Replay, replay
-from harness.measure.emulator.sessions import SessionRecord
+from harness.measure.emulator.sessions import SessionRecorder
 from harness.measure.emulator.step_log import step_log_header
 from harness.model.engine import EngineConfig, load_cost_model
 from harness.model.engine.core import EngineCore, EngineRequest, StepEnd, StepStart
@@ -112,7 +112,7 @@ def _drawn_turns(chosen: random.Random, streamed: int, shared: int, block: int) 
 
 def recorded(plan: Plan, server: ServerSpec, path: Path, limits: Limits | None = None) -> list[StepEnd]:
     """Play a plan in virtual time, and write the file of its sessions; the steps."""
-    record = SessionRecord(EngineConfig.from_server(server), path, limits=limits)
+    record = SessionRecorder(EngineConfig.from_server(server), path, limits=limits)
     steps = run_virtually(plan, server)
     for end in steps:
         record.started(end.start)
@@ -147,7 +147,7 @@ def recorded_with_steps(plan: Plan, server: ServerSpec, sessions: Path, steps: P
     driver = _Decisions(plan, EngineCore(scheduler), config)
     driver.keep()
     driver.play()
-    record = SessionRecord(config, sessions)
+    record = SessionRecorder(config, sessions)
     lines: list[Any] = [core_header(config)]
     requests: dict[int, EngineRequest] = {}
     for end in driver.steps:

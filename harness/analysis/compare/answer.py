@@ -21,7 +21,7 @@ from harness.analysis.compare.drawn import Prediction, Predictions
 from harness.analysis.compare.pairs import common_replicates, num_plans, prices_by_condition
 from harness.analysis.compare.ratio import ALONE, Family, Ratio, Verdict
 from harness.analysis.compare.stopping import ComparisonLooks, SequentialStatus, status_until_decided
-from harness.analysis.cost.agreement import Agreement, Seen
+from harness.analysis.cost.agreement import Agreement, RatioWithInterval
 from harness.analysis.figures import RunFigures
 from harness.analysis.stats import GIVEN_COSTS, NO_SCATTER, Interval, paired
 from harness.kinds import kind_of_run
@@ -274,7 +274,7 @@ def interval_in_words(interval: Interval) -> str:
     return f"{level}: {near} to {far} % {'less' if high <= 0 else 'more'}"
 
 
-def seen_in_words(seen: Seen | ChannelRatio) -> str:
+def seen_in_words(seen: RatioWithInterval | ChannelRatio) -> str:
     """A channel's ratio in words: 3.3 % less (95 % interval: 3.1 to 3.6 % less)."""
     within = "" if seen.interval is None else f" ({interval_in_words(seen.interval)})"
     return f"{change(seen.ratio).removesuffix(' than').replace('the same as', 'the same')}{within}"

@@ -17,7 +17,7 @@ from harness.analysis.cost.agreement import (
     Agreement,
     Cause,
     Channels,
-    Seen,
+    RatioWithInterval,
     cause_of,
     least_noticed,
 )
@@ -257,8 +257,8 @@ def _channels(
     base = [tuple(run.cost_ns(basis) or 0 for basis in bases) for run in sides[1]]
     one_ns, other_ns = map(sum, zip(*base, strict=True))
     return Channels(
-        a=Seen(one.ratio, one.interval),
-        b=Seen(other.ratio, other.interval),
+        a=RatioWithInterval(one.ratio, one.interval),
+        b=RatioWithInterval(other.ratio, other.interval),
         gap=gap,
         noticed=None if gap is None or estimate is None else least_noticed(gap, estimate),
         residuals=None if of_base is None or of_own is None else (of_base, of_own),

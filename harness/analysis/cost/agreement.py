@@ -60,7 +60,7 @@ class Agreement(str, Enum):
         return self in (Agreement.DIFFER, Agreement.CANNOT_TELL)
 
 
-class Seen(NamedTuple):
+class RatioWithInterval(NamedTuple):
     """The ratio of one channel and its interval; None below three blocks."""
 
     ratio: float
@@ -77,8 +77,8 @@ class Channels:
     of the baseline. tau: the paper's tolerance.
     """
 
-    a: Seen
-    b: Seen
+    a: RatioWithInterval
+    b: RatioWithInterval
     gap: Interval | None
     noticed: float | None
     residuals: tuple[Interval, Interval] | None

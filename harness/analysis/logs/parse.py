@@ -41,7 +41,7 @@ _SURE_MARKERS = (b"[BUCKET] ", b"[PFX] ", b"Iteration(")
 
 
 # (created_ns, pid) of a line.
-Place = tuple[int | None, int]
+LineHeader = tuple[int | None, int]
 
 
 @dataclass(slots=True)
@@ -101,7 +101,7 @@ class _LineReader:
 
     def __init__(self, counts: ParseCounts) -> None:
         self.counts = counts
-        self._headers: dict[bytes, Place] = {}
+        self._headers: dict[bytes, LineHeader] = {}
         self._bucket_lines: dict[bytes, LineContent | None] = {}
 
     def read(self, line: bytes, end_offset: int) -> LogEvent | None:
@@ -124,7 +124,7 @@ class _LineReader:
         # What NamedTuple._make does, without its call: this line runs for every step of a run.
         return tuple.__new__(event_class, (end_offset, *place, *fields))
 
-    def _read_header(self, line: bytes) -> tuple[Place | None, bytes]:
+    def _read_header(self, line: bytes) -> tuple[LineHeader | None, bytes]:
         """(created_ns, pid) and the message; (None, b"") when the line does not start with a whole header."""
         position = line.find(b"[BUCKET] ")
         # Default headers repeat within their second, and within a step: the text before the message is read once.
@@ -148,7 +148,7 @@ class _LineReader:
             self._bucket_lines[message] = content
         return content
 
-    def _read_glued(self, line: bytes) -> tuple[Place | None, LineContent | None]:
+    def _read_glued(self, line: bytes) -> tuple[LineHeader | None, LineContent | None]:
         """A whole line behind a torn one: the last header on the line, if a whole message follows it."""
         # Overlapping matches: a torn header may swallow the start of the whole one behind it.
         headers = [(match.end(1), -match.start()) for match in _ANY_HEADER.finditer(line)]
@@ -172,7 +172,7 @@ class _LineReader:
             self.counts.unread_samples.append(line[:200].decode("utf-8", "backslashreplace"))
 
 
-def _place(header: re.Match[bytes]) -> Place:
+def _place(header: re.Match[bytes]) -> LineHeader:
     seconds, micros, pid, prefix_pid = header.groups()
     if seconds is None:
         return None, int(prefix_pid) if prefix_pid else 0

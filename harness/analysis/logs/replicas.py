@@ -41,7 +41,7 @@ NEAR_NS = 100 * NS_PER_MS
 _REPLICA = re.compile(r'(?:^|,)replica="(\d+)"')
 
 
-class Server(NamedTuple):
+class ServerTables(NamedTuple):
     """What one server of a run did: its decode steps and KV events as a server alone has them, and its step log."""
 
     steps: pa.Table
@@ -49,12 +49,14 @@ class Server(NamedTuple):
     log: StepLog | None
 
 
-def servers_of(steps: pa.Table, kv_events: pa.Table, logs: Sequence[StepLog | None], num_replicas: int) -> list[Server]:
+def servers_of(
+    steps: pa.Table, kv_events: pa.Table, logs: Sequence[StepLog | None], num_replicas: int
+) -> list[ServerTables]:
     """The servers of a run's tables. logs: of each replica. One server is its tables as they are."""
     if num_replicas == 1:
-        return [Server(steps, kv_events, next(iter(logs), None))]
+        return [ServerTables(steps, kv_events, next(iter(logs), None))]
     return [
-        Server(_rows_of(steps, replica), _rows_of(kv_events, replica), log)
+        ServerTables(_rows_of(steps, replica), _rows_of(kv_events, replica), log)
         for replica, log in zip(range(num_replicas), logs or [None] * num_replicas, strict=True)
     ]
 
@@ -88,7 +90,9 @@ def replicas_in_headers(path: Path, launch: Mapping[str, Any]) -> dict[str, int]
     return {request_id: numbers[name] for request_id, name in named.items() if name in numbers}
 
 
-def served_by(requests: pa.Table, servers: Sequence[Server], in_headers: Mapping[str, int]) -> dict[RequestKey, int]:
+def served_by(
+    requests: pa.Table, servers: Sequence[ServerTables], in_headers: Mapping[str, int]
+) -> dict[RequestKey, int]:
     """(session, request) -> the server whose log names it, else whom the header names; without those of neither.
 
     in_headers: see ``replicas_in_headers``. Empty where one server answered all.
@@ -141,7 +145,11 @@ def finished_by_counters(metrics: pa.Table, num_replicas: int) -> list[int] | No
 
 
 def who_served(
-    requests: pa.Table, servers: Sequence[Server], in_headers: Mapping[str, int], metrics: pa.Table, num_replicas: int
+    requests: pa.Table,
+    servers: Sequence[ServerTables],
+    in_headers: Mapping[str, int],
+    metrics: pa.Table,
+    num_replicas: int,
 ) -> dict[RequestKey, int]:
     """``served_by``; where nothing names a replica, whom the counters tell, if they tell it of every request."""
     named = served_by(requests, servers, in_headers)
@@ -170,7 +178,7 @@ def _readings(samples: pa.Table, num_replicas: int) -> Iterator[_Reading]:
         yield _Reading(min(asked_ns[scrape]), max(asked_ns[scrape]), counts[scrape])
 
 
-def _named_in(server: Server) -> Iterable[str]:
+def _named_in(server: ServerTables) -> Iterable[str]:
     yield from filter(None, server.kv_events["request_id"].unique().to_pylist())
     for core in () if server.log is None else server.log.cores:
         yield from core.requests["request_id"].to_pylist()
@@ -299,7 +307,7 @@ def engines_of(run: SealedRun) -> dict[tuple[int, int], int]:
 
 
 @once_per_run
-def servers_in(run: SealedRun) -> list[Server]:
+def servers_in(run: SealedRun) -> list[ServerTables]:
     """Each server of a run, as if it were alone."""
     return servers_of(run.table("steps"), run.table("kv_events"), step_logs_of(run), run.manifest.num_replicas)
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from harness.analysis.cost.reconstruct import StepCost
-from harness.analysis.logs.replicas import Server, who_served
+from harness.analysis.logs.replicas import ServerTables, who_served
 from harness.analysis.run_tables import RequestKey, request_keys
 from harness.measure.records.manifest import Manifest
 
@@ -40,9 +40,11 @@ class Evidence:
         return request_keys(self.requests)
 
     @cached_property
-    def servers(self) -> list[Server]:
+    def servers(self) -> list[ServerTables]:
         """Each replica whose log the run has."""
-        return [Server(part.tables["steps"], part.tables["kv_events"], part.step_log) for part in self.derived.parts]
+        return [
+            ServerTables(part.tables["steps"], part.tables["kv_events"], part.step_log) for part in self.derived.parts
+        ]
 
     @cached_property
     def served(self) -> dict[RequestKey, int]:

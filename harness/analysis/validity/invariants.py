@@ -20,7 +20,7 @@ from harness.analysis.cost.step_parts import MAX_DRIFT, step_parts
 from harness.analysis.figures import lateness, modelled_of
 from harness.analysis.logs.engine_steps import check_step_log
 from harness.analysis.logs.replicas import (
-    Server,
+    ServerTables,
     finished_by_counters,
     requests_of,
     served_by,
@@ -364,7 +364,7 @@ def _check_residual(run: Evidence) -> Iterator[Finding]:
     known = with_logged_prefills(run.requests, kv_events)
     if cached_tokens(known) is None:
         return
-    alone = Server(run.derived.tables["steps"], kv_events, run.derived.step_log)
+    alone = ServerTables(run.derived.tables["steps"], kv_events, run.derived.step_log)
     a = modelled_of(run.servers or [alone], known, run.served, run.cost_model)
     if a is None:
         return

@@ -205,7 +205,7 @@ def simulate_batches(lines: Iterable[str]) -> Iterator[str]:
     """The same results in the same order, BATCH lines at a time on all cores."""
     cases = (line for line in lines if line.strip())
     while batch := list(islice(cases, BATCH)):
-        yield from _in_order(parallel_map(lambda line, _tell: _result_line(line), batch))
+        yield from _in_order(parallel_map(lambda line, _progress: _result_line(line), batch))
 
 
 def _in_order(results: Iterable[tuple[int, str]]) -> Iterator[str]:

@@ -54,7 +54,7 @@ class Recorder(NamedTuple):
 
 
 class End(NamedTuple):
-    """How a request ended. like, known, blocks: as of ``Seen``, of its prompt and answer."""
+    """How a request ended. like, known, blocks: as of ``ObservedRequest``, of its prompt and answer."""
 
     number: int
     end_ns: int
@@ -70,7 +70,7 @@ class End(NamedTuple):
 
 
 @dataclass(eq=False)
-class Seen:
+class ObservedRequest:
     """One request of a file. like, known: whose first so many blocks it begins with, -1: nobody's.
 
     blocks: whole blocks of its prompt. end: None while it has not ended. parent, keep: the request that it continues,
@@ -88,7 +88,7 @@ class Seen:
     known: int
     blocks: int
     end: End | None = None
-    parent: Seen | None = None
+    parent: ObservedRequest | None = None
     keep: int = 0
 
     @property
@@ -100,9 +100,9 @@ class Seen:
 class Chains:
     """The requests of one file by number, and the blocks of each."""
 
-    requests: dict[int, Seen] = field(default_factory=dict[int, Seen])
+    requests: dict[int, ObservedRequest] = field(default_factory=dict[int, ObservedRequest])
 
-    def blocks_of(self, request: Seen, *, with_answer: bool = False) -> list[Block]:
+    def blocks_of(self, request: ObservedRequest, *, with_answer: bool = False) -> list[Block]:
         """The whole blocks of its prompt, or of its answer too; those of a request that is not there are left out."""
         pieces: list[list[Block]] = []
         walk, size = request, request.end.blocks if with_answer and request.end is not None else request.blocks
@@ -115,7 +115,7 @@ class Chains:
             walk = self.requests[like]
         return [block for piece in reversed(pieces) for block in piece]
 
-    def block(self, request: Seen, place: int) -> Block:
+    def block(self, request: ObservedRequest, place: int) -> Block:
         """The block at a place of its prompt and answer, by the request that had it first."""
         like, known = _source(request, place + 1)
         while known > place and like in self.requests:
@@ -124,7 +124,7 @@ class Chains:
         return request.number, place
 
 
-def _source(request: Seen, size: int) -> tuple[int, int]:
+def _source(request: ObservedRequest, size: int) -> tuple[int, int]:
     """(whose its first blocks are, how many of ``size`` those are)."""
     end = request.end
     if end is not None and size > request.blocks and end.known > request.blocks and end.like >= 0:
@@ -134,7 +134,7 @@ def _source(request: Seen, size: int) -> tuple[int, int]:
 
 def read_requests(
     files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None, *, is_moved: bool = True
-) -> list[Seen]:
+) -> list[ObservedRequest]:
     """Every request of the files, in the order in which they were queued, those that have not ended too.
 
     is_moved: instants become ns of the clock of the day when the first file of their machine's start was opened; else
@@ -163,7 +163,7 @@ class _Reading:
         self._first: Recorder | None = None
         self._ends: list[tuple[Record, Recorder, str]] = []
         self.servers: list[Recorder] = []
-        self.requests: dict[tuple[str, int], Seen] = {}
+        self.requests: dict[tuple[str, int], ObservedRequest] = {}
 
     def begin(self) -> None:
         """A file begins."""
@@ -241,7 +241,7 @@ class _Reading:
             request.end = end if is_here else end._replace(like=-1, known=0, blocks=request.blocks)
 
 
-def _move(request: Seen, by_ns: int) -> None:
+def _move(request: ObservedRequest, by_ns: int) -> None:
     request.arrival_ns += by_ns
     request.queued_ns += by_ns
     if (end := request.end) is not None:
@@ -263,7 +263,7 @@ def _server(record: Record) -> Recorder | None:
     return Recorder(recorder, engine, part, text_of(record, "boot"), unix_ns - opened_ns, size, record)
 
 
-def _came(record: Record, server: Recorder, at: str) -> Seen | None:
+def _came(record: Record, server: Recorder, at: str) -> ObservedRequest | None:
     names = ("request", "arrival_ns", "queued_ns", "known", "blocks")
     numbers = [_ns(record.get(name)) for name in names]
     prompt, like = tokens_of(record.get("prompt_tokens")), _ns(record.get("like"), -1)
@@ -275,7 +275,7 @@ def _came(record: Record, server: Recorder, at: str) -> Seen | None:
     if server.block_tokens and blocks > prompt // server.block_tokens:
         return None
     most = tokens_of(record.get("max_tokens"))
-    return Seen(at, number, server, min(arrival_ns, queued_ns), queued_ns, prompt, most, like, known, blocks)
+    return ObservedRequest(at, number, server, min(arrival_ns, queued_ns), queued_ns, prompt, most, like, known, blocks)
 
 
 def _end(record: Record, server: Recorder) -> End | None:
@@ -313,7 +313,7 @@ def _recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | No
     seen = read_requests(files, notes, progress)
     sizes = {request.server.block_tokens for request in seen} - {0}
     notes.block_tokens = min(sizes, default=0)
-    ended: list[Seen] = []
+    ended: list[ObservedRequest] = []
     for request in seen:
         if request.end is None:
             notes.drop(NOT_ENDED, request.at)
@@ -322,8 +322,8 @@ def _recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | No
     chains: dict[tuple[str, int], Chains] = {}
     for request in seen:
         chains.setdefault((request.server.recorder, request.server.part), Chains()).requests[request.number] = request
-    trees: dict[int, list[Seen]] = {}
-    roots: dict[int, Seen] = {}
+    trees: dict[int, list[ObservedRequest]] = {}
+    roots: dict[int, ObservedRequest] = {}
     links = {key: Links(each, notes) for key, each in chains.items()}
     for request in ended:
         links[request.server.recorder, request.server.part].take(request)
@@ -354,7 +354,7 @@ class Links:
     def __init__(self, chains: Chains, notes: ReadNotes) -> None:
         self._chains, self._notes = chains, notes
         # The requests whose answer ends with a block, in that order; and those blocks, by who had them first.
-        self._tips: dict[Block, list[Seen]] = {}
+        self._tips: dict[Block, list[ObservedRequest]] = {}
         self._places: dict[int, list[int]] = {}
         # How many requests go on from a block with blocks of their own.
         self._branches: Counter[Block] = Counter()
@@ -366,14 +366,14 @@ class Links:
                 self._tips.setdefault(tip, []).append(request)
                 self._places.setdefault(tip[0], []).append(tip[1])
 
-    def take(self, request: Seen) -> None:
+    def take(self, request: ObservedRequest) -> None:
         """Set the parent of a request, and how many of its tokens it keeps."""
         if request.server.block_tokens:
             request.parent, request.keep = self._taken_early(request) or self._parent(request)
             parent = request.parent
             self._notes.assume(EARLY, parent is not None and not _has_answered(parent, request))
 
-    def _taken_early(self, request: Seen) -> tuple[Seen, int] | None:
+    def _taken_early(self, request: ObservedRequest) -> tuple[ObservedRequest, int] | None:
         """What it continues, where that was not over when it was queued: its client had left, or needed no end."""
         for place in sorted(self._places.get(request.number, ()), reverse=True):
             fits = [
@@ -386,7 +386,7 @@ class Links:
                 return fits[-1], fits[-1].stream_tokens
         return None
 
-    def _parent(self, request: Seen) -> tuple[Seen | None, int]:
+    def _parent(self, request: ObservedRequest) -> tuple[ObservedRequest | None, int]:
         size, known = request.server.block_tokens, request.known
         holder = self._chains.requests.get(request.like)
         if holder is None:
@@ -398,7 +398,7 @@ class Links:
             return self._after_hidden_answer(request, holder, tip)
         if (whole := self._whole(request, tip)) is not None:
             return whole, whole.stream_tokens
-        walk: Seen | None = holder
+        walk: ObservedRequest | None = holder
         while walk is not None and not _has_ended(walk, request):
             walk = walk.parent
         if walk is None:
@@ -406,7 +406,9 @@ class Links:
         self._notes.assume(CUT)
         return walk, min(known * size, walk.stream_tokens, request.prompt)
 
-    def _after_hidden_answer(self, request: Seen, holder: Seen, tip: Block) -> tuple[Seen | None, int]:
+    def _after_hidden_answer(
+        self, request: ObservedRequest, holder: ObservedRequest, tip: Block
+    ) -> tuple[ObservedRequest | None, int]:
         """What it continues, where it begins with a first prompt: others may do so that are no part of that session.
 
         It is taken to continue that request where the answer fills no block and nobody else goes on from there.
@@ -420,7 +422,7 @@ class Links:
         self._notes.assume(PROMPTS_ALONE)
         return None, 0
 
-    def _whole(self, request: Seen, tip: Block) -> Seen | None:
+    def _whole(self, request: ObservedRequest, tip: Block) -> ObservedRequest | None:
         """The latest request whose prompt and answer it begins with."""
         fits = [
             each
@@ -430,16 +432,16 @@ class Links:
         return max(fits, key=lambda each: (each.stream_tokens, _has_answered(each, request), each.number), default=None)
 
 
-def _has_ended(earlier: Seen, request: Seen) -> bool:
+def _has_ended(earlier: ObservedRequest, request: ObservedRequest) -> bool:
     return earlier.end is not None and earlier.end.end_ns <= request.queued_ns
 
 
-def _has_answered(earlier: Seen, request: Seen) -> bool:
+def _has_answered(earlier: ObservedRequest, request: ObservedRequest) -> bool:
     """Whether one was over before its client sent the other, by the clock of the day."""
     return earlier.end is not None and earlier.end.end_ns <= request.arrival_ns
 
 
-def _requests(tree: list[Seen], blocks: tuple[int, ...], notes: ReadNotes) -> Iterator[RecordedRequest]:
+def _requests(tree: list[ObservedRequest], blocks: tuple[int, ...], notes: ReadNotes) -> Iterator[RecordedRequest]:
     """The requests of one session and its forks, as they were queued. blocks: names of the first prompt's."""
     places = {id(request): place for place, request in enumerate(tree)}
     for request in tree:

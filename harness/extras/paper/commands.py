@@ -106,15 +106,15 @@ def _perform_all(specs: Sequence[ExperimentSpec], paths: Sequence[Path], runs: P
     results: dict[int, tuple[str, int]] = {}
     num_printed, done = 0, 0.0
 
-    def perform(place: int, tell: Callable[[float], None]) -> tuple[str, int]:
+    def perform(place: int, on_progress: Callable[[float], None]) -> tuple[str, int]:
         name = specs[place].name
 
         def on_progress(event: ProgressEvent, /) -> None:
             if isinstance(event, RunSealed):
-                tell(work[name][event.label])
+                on_progress(work[name][event.label])
 
         found = _perform(specs[place], runs, str(paths[place]), resume=resume, on_progress=on_progress)
-        tell(analyses[name])
+        on_progress(analyses[name])
         return found
 
     with time_left("catalogue") as show:
@@ -227,8 +227,8 @@ def signs(
 
     if output is not None:
         check_output(output)
-    with time_left("drawing plans") as tell:
-        text = page(sums, tell)
+    with time_left("drawing plans") as on_progress:
+        text = page(sums, on_progress)
     print_or_write(text, output)
 
 
@@ -245,6 +245,6 @@ def rules(
 
     if output is not None:
         check_output(output)
-    with time_left("searching") as tell:
-        text = page(tell)
+    with time_left("searching") as on_progress:
+        text = page(on_progress)
     print_or_write(text, output)

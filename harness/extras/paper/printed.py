@@ -22,7 +22,7 @@ from harness.extras.search.run import search
 from harness.extras.search.space import load_space
 from harness.model.engine.config import EngineConfig
 from harness.model.engine.cost import load_cost_model
-from harness.model.sim.kernel.arrays import Outcome, PlanArrays
+from harness.model.sim.kernel.arrays import PlanArrays, SimOutcome
 from harness.model.sim.plans import Input, input_arrays
 from harness.model.sim.simulate import run_batch
 from harness.model.spec import ServerShape, Treatment, WorkloadSpec, load_toml
@@ -129,11 +129,11 @@ def prediction_figures(rules: str) -> Iterator[Figure]:
 
 
 @lru_cache(maxsize=4)
-def run_search(rules: str, tell: Callable[[float], None] = lambda _share: None) -> SearchResult:
-    """The paper's search under ``rules``, in a folder that is gone afterwards. tell: takes the share done."""
+def run_search(rules: str, on_progress: Callable[[float], None] = lambda _share: None) -> SearchResult:
+    """The paper's search under ``rules``, in a folder that is gone afterwards. on_progress: takes the share done."""
     space = load_space("paper").model_copy(update={"rules": rules})
     with TemporaryDirectory() as folder:
-        return search(space, Path(folder) / "search", on_progress=lambda now: tell(now.done / now.total))
+        return search(space, Path(folder) / "search", on_progress=lambda now: on_progress(now.done / now.total))
 
 
 def search_figures(result: SearchResult) -> Iterator[Figure]:
@@ -175,14 +175,14 @@ def disagreements(figures: Sequence[Figure]) -> list[Figure]:
     return [figure for figure in figures if not figure.agrees]
 
 
-def page(tell: Callable[[float], None] = lambda _share: None) -> str:
-    """The whole page as Markdown. tell: takes the share of the searches done, which take most of the time."""
+def page(on_progress: Callable[[float], None] = lambda _share: None) -> str:
+    """The whole page as Markdown. on_progress: takes the share of the searches done, which take most of the time."""
     predictions = {rules: list(prediction_figures(rules)) for rules in RULES}
     shares: dict[str, float] = {}
 
     def tell_all(share: tuple[str, float]) -> None:
         shares.update([share])
-        tell(sum(shares.values()) / len(RULES))
+        on_progress(sum(shares.values()) / len(RULES))
 
     results = dict(parallel_map(_searched, RULES, tell_all))
     searched = {rules: results[place][0] for place, rules in enumerate(RULES)}
@@ -221,11 +221,11 @@ def _wrapped(text: str, bullet: str = "") -> str:
     return fill(words, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
-def _searched(rules: str, tell: Callable[[tuple[str, float]], None]) -> tuple[list[Figure], set[int]]:
+def _searched(rules: str, on_progress: Callable[[tuple[str, float]], None]) -> tuple[list[Figure], set[int]]:
     """The figures of the paper's search under one set of rules, and its 20 best candidates."""
 
     def tell_share(share: float) -> None:
-        tell((rules, share))
+        on_progress((rules, share))
 
     result = run_search(rules, tell_share)
     return list(search_figures(result)), set(result.ranked[:TOP])
@@ -281,5 +281,5 @@ def _ablation_rows() -> Iterator[tuple[object, ...]]:
             yield changed.name, changed.meaning, users, f"{baseline_s:.3f}", *ratios
 
 
-def _device_s(outcome: Outcome) -> float:
+def _device_s(outcome: SimOutcome) -> float:
     return float(outcome.totals["decode_ns"].sum() + outcome.totals["prefill_ns"].sum()) / NS_PER_S

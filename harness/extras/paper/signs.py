@@ -271,8 +271,8 @@ Draw = tuple[str, tuple[int, ...]]
 """A variant's name and the buckets."""
 
 
-def page(num_sums: int = DEFAULT_SUMS, tell: Callable[[float], None] = lambda _share: None) -> str:
-    """The whole page as Markdown; num_sums: sums of three plans per N. tell: takes the share of the plans drawn."""
+def page(num_sums: int = DEFAULT_SUMS, on_progress: Callable[[float], None] = lambda _share: None) -> str:
+    """The whole page as Markdown. num_sums: sums of three plans per N. on_progress: takes the share of plans drawn."""
     # A small N tells whether sharing is worth it; then those of most sessions, so that the last is a short one.
     first, *others = sorted(TABLE_I)
     users = [first, *reversed(others)]
@@ -281,21 +281,21 @@ def page(num_sums: int = DEFAULT_SUMS, tell: Callable[[float], None] = lambda _s
     def on_drawn(sessions: int) -> None:
         nonlocal num_drawn
         num_drawn += sessions
-        tell(num_drawn / sum(users))
+        on_progress(num_drawn / sum(users))
 
-    by_place = dict(parallel_map(lambda each, tell: _draws(each, num_sums, tell), users, on_drawn))
+    by_place = dict(parallel_map(lambda each, on_progress: _draws(each, num_sums, on_progress), users, on_drawn))
     draws = {each: by_place[users.index(each)] for each in TABLE_I}
     return rendered("signs.md.j2", **_facts(num_sums, draws))
 
 
-def _draws(users: int, num_sums: int, tell: Callable[[int], None]) -> dict[Draw, DrawnCounts]:
+def _draws(users: int, num_sums: int, on_progress: Callable[[int], None]) -> dict[Draw, DrawnCounts]:
     """Everything that the page draws of one N."""
     num_plans = num_sums * PLANS_IN_A_SUM
     num_others = max(2, num_sums // ALTERNATIVE_PART) * PLANS_IN_A_SUM
     drawn = {(SHIPPED.name, GRID): draw(users, num_plans)}
     drawn |= {(SHIPPED.name, grid): draw(users, num_plans, buckets=grid) for n, grid in TABLE_II if n == users}
     drawn |= {(variant.name, GRID): draw(users, num_others, variant) for variant in ALTERNATIVES}
-    tell(users)
+    on_progress(users)
     return drawn
 
 

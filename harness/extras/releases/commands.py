@@ -69,13 +69,13 @@ def check(
         return next((wheel for place in places if (wheel := wheel_beside(place, package, version))), None)
 
     checked = count(1)
-    with time_left(f"{_title(named.package)} {named.version}") as tell:
+    with time_left(f"{_title(named.package)} {named.version}") as on_progress:
         result = check_release(
             facts,
             checked_release,
             against=against,
             find=find,
-            on_fact=lambda _name: tell(next(checked) / len(facts.facts)),
+            on_fact=lambda _name: on_progress(next(checked) / len(facts.facts)),
         )
     typer.echo(_as_json(result) if output == "json" else _as_text(result))
     raise typer.Exit(int(ExitCode.PASS if result.holds else ExitCode.RUN_INVALID))

@@ -41,7 +41,7 @@ from harness.runner.fleet.driver import (
     Message,
     RemainingBlock,
     Worker,
-    perform_side_by_side,
+    perform_on_devices,
     runs_by_place,
 )
 from harness.runner.progress import Began, Made, ProgressEvent, StopFlag
@@ -115,7 +115,7 @@ def block_archive(
             store, runs = RunStore(root), _with_cost_files(runs, costs, root)
             _forget_earlier_blocks(store, runs[0])
             left = [run for run in runs if not layout.run_folder(root, *run.key).exists()]
-            perform_side_by_side(left, RunContext(root, spec_source, None, publish, StopFlag()), {}, publish)
+            perform_on_devices(left, RunContext(root, spec_source, None, publish, StopFlag()), {}, publish)
             # Only the runs of this block: the host's other workers remove their own runs meanwhile.
             return packed(store.run(*run.key) for run in runs if layout.run_folder(root, *run.key).exists())
     except HarnessError as error:

@@ -15,7 +15,7 @@ from harness.model.engine.paged_state import PagedState
 from harness.model.engine.paged_steps import more_equal_steps, paged_has_work, reset_paged
 from harness.model.engine.state import ROW_RUNNING, STEP_DECODE, STEP_IDLE, STEP_PREFILL, EngineState
 from harness.model.engine.steps import FAR, IDLE_STEP_NS, finish_steps, reset, schedule
-from harness.model.sim.kernel.arrays import CostArrays, Outcome, PlanArrays, Scratch
+from harness.model.sim.kernel.arrays import CostArrays, PlanArrays, Scratch, SimOutcome
 from harness.model.sim.kernel.arrivals import (
     AnyState,
     arrive,
@@ -112,7 +112,7 @@ def begin_slots(
     place: int,
     state: EngineState,
     cost: CostArrays,
-    outcome: Outcome,
+    outcome: SimOutcome,
     now_ns: int,
 ) -> bool:
     """An idle replica decides its next step, if it has work; False: its work can never be done."""
@@ -147,7 +147,7 @@ def begin_paged(
     place: int,
     state: PagedState,
     cost: PagedCosts,
-    outcome: Outcome,
+    outcome: SimOutcome,
     now_ns: int,
 ) -> bool:
     """As ``begin_slots``."""
@@ -194,7 +194,7 @@ def finish_in_slots(
     plan: int,
     state: EngineState,
     scratch: Scratch,
-    outcome: Outcome,
+    outcome: SimOutcome,
     replica: RoutedReplica,
     expected: int,
     now_ns: int,
@@ -213,7 +213,7 @@ def finish_in_blocks(
     plan: int,
     state: PagedState,
     scratch: Scratch,
-    outcome: Outcome,
+    outcome: SimOutcome,
     replica: RoutedReplica,
     expected: int,
     now_ns: int,
@@ -246,7 +246,7 @@ stuck_row = by_kind({EngineState: stuck_in_slots, PagedState: stuck_paged})
 
 @jit
 def take_decodes(
-    plan: int, state: AnyState, cost: AnyCosts, outcome: Outcome, replica: RoutedReplica, at_ns: int
+    plan: int, state: AnyState, cost: AnyCosts, outcome: SimOutcome, replica: RoutedReplica, at_ns: int
 ) -> None:
     """The equal decode steps of a replica end with the first that ends at ``at_ns`` or later, if another could be
     admitted.
@@ -269,7 +269,7 @@ def leave_replica(
     router: Router,
     servers: Several[AnyState],
     costs: Several[AnyCosts],
-    outcomes: Several[Outcome],
+    outcomes: Several[SimOutcome],
     expected: int,
     session: int,
     at_ns: int,
@@ -290,7 +290,7 @@ def end_replica(
     place: int,
     state: AnyState,
     cost: AnyCosts,
-    outcome: Outcome,
+    outcome: SimOutcome,
     expected: int,
     now_ns: int,
 ) -> int:
@@ -316,7 +316,7 @@ def run_plan(  # noqa: C901  # one compiled loop
     sent: Several[PagedState],
     servers: Several[AnyState],
     costs: Several[AnyCosts],
-    outcomes: Several[Outcome],
+    outcomes: Several[SimOutcome],
 ) -> None:
     """Simulate one plan on fresh replicas, from its first request to the last completion."""
     reset_router(router, sent)
@@ -369,7 +369,7 @@ def run_routed(
     sent: Several[PagedState],
     servers: Several[AnyState],
     costs: Several[AnyCosts],
-    outcomes: Several[Outcome],
+    outcomes: Several[SimOutcome],
 ) -> None:
     """Simulate all plans, each on fresh replicas."""
     for plan in range(len(plans.plans)):

@@ -184,8 +184,8 @@ def _progress(console: Console, spec: SpaceSpec) -> Generator[Any]:
 def _show(console: Console, result: SearchResult, top: int, *, with_intervals: bool) -> None:
     from harness.extras.search.result import search_tables
 
-    with time_left("intervals") as tell:
-        parts = list(search_tables(result, top, with_intervals=with_intervals, on_progress=tell))
+    with time_left("intervals") as on_progress:
+        parts = list(search_tables(result, top, with_intervals=with_intervals, on_progress=on_progress))
     for part in parts:
         if isinstance(part, str):
             say(console, part, markup=False)

@@ -98,7 +98,9 @@ def compute_here(
     space_json: str, chunks: Sequence[Chunk], processes: int | None = None
 ) -> Iterator[tuple[Chunk, bytes]]:
     """The runner of one machine: by ``processes``, default all its cores, where there is enough to do."""
-    for place, data in parallel_map(lambda chunk, _tell: compute_chunk(space_json, chunk), chunks, processes=processes):
+    for place, data in parallel_map(
+        lambda chunk, _progress: compute_chunk(space_json, chunk), chunks, processes=processes
+    ):
         yield chunks[place], data
 
 

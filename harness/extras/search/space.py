@@ -34,7 +34,7 @@ MOST_CANDIDATES = 10_000_000
 
 Score = Literal["sum-seconds", "per-n"]
 Objective = Literal["device-seconds", "waiting", "p99-completion", "memory", "compile-seconds", "artifact-size"]
-Place = int | Literal["max_num_seqs"]
+BatchSize = int | Literal["max_num_seqs"]
 SimulatedRules = Annotated[RulesName, AfterValidator(lambda name: rule_set(name).name)]
 
 
@@ -44,7 +44,7 @@ class BucketRule(Spec):
     sets: these sets instead of the rule (for each max_num_seqs the sets that end with it; under paged rules all).
     """
 
-    always: tuple[Place, ...] = (1, "max_num_seqs")
+    always: tuple[BatchSize, ...] = (1, "max_num_seqs")
     others: tuple[int, ...] | None = Field(default=None, description="default: every whole number below the limit")
     most: int = Field(default=6, ge=1, le=64, description="buckets in all")
     sets: tuple[tuple[int, ...], ...] = ()
@@ -160,11 +160,11 @@ class SpaceSpec(Spec):
     max_num_seqs: tuple[Annotated[int, Field(le=1024)], ...] = Field(
         min_length=1, description="batch_size: most requests running at once"
     )
-    kv_slots: tuple[Place, ...] = Field(
+    kv_slots: tuple[BatchSize, ...] = Field(
         default=("max_num_seqs",), min_length=1, description='numbers, or "max_num_seqs" for as many'
     )
     slot_tokens: tuple[int, ...] = Field(default=(8192,), min_length=1)
-    max_active_seqs: tuple[Place, ...] = Field(
+    max_active_seqs: tuple[BatchSize, ...] = Field(
         default=("max_num_seqs",),
         min_length=1,
         description="admission below max_num_seqs, without another artifact; not every release has it",

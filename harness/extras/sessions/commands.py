@@ -12,7 +12,7 @@ import typer
 from harness.errors import ExitCode, RecordsError, SpecError
 
 if TYPE_CHECKING:
-    from harness.extras.formats.vllm_sessions import Chains, Seen
+    from harness.extras.formats.vllm_sessions import Chains, ObservedRequest
     from harness.extras.sessions.replay import Replay
     from harness.model.engine import EngineConfig
 
@@ -122,7 +122,7 @@ def rules_of(settings: dict[str, object], vllm: str) -> EngineConfig:
     return EngineConfig.from_server(server)
 
 
-def read_engine(files: Sequence[Path], engine: int) -> tuple[list[Seen], Chains, int]:
+def read_engine(files: Sequence[Path], engine: int) -> tuple[list[ObservedRequest], Chains, int]:
     """(requests of one engine, their blocks, tokens of a block) by the monotonic clock of its machine."""
     from harness.extras.formats.vllm_sessions import Chains, read_requests
     from harness.model.traces.base import ReadNotes

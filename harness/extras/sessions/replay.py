@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from harness.analysis.stats import median
 from harness.errors import RecordsError
-from harness.extras.formats.vllm_sessions import Chains, Seen
+from harness.extras.formats.vllm_sessions import Chains, ObservedRequest
 from harness.extras.sessions.waits import Places, StepTimes, Waits, waits_of
 from harness.model.engine import CostModel, EngineConfig
 from harness.model.engine.cost import attended_tokens
@@ -121,7 +121,9 @@ class _Scheduler(PagedScheduler):
 class _Server:
     """The rules' server, fed as the recorded one was."""
 
-    def __init__(self, config: EngineConfig, costs: CostModel, requests: Sequence[Seen], chains: Chains) -> None:
+    def __init__(
+        self, config: EngineConfig, costs: CostModel, requests: Sequence[ObservedRequest], chains: Chains
+    ) -> None:
         self.scheduler = _Scheduler(config.paged, costs)
         self._block_size, self._is_caching = config.paged.block_size, config.paged.prefix_caching
         self._chains = chains
@@ -165,12 +167,12 @@ class _Server:
         """Requests are over by the rules."""
         self._alive -= set(numbers)
 
-    def _drop(self, request: Seen) -> None:
+    def _drop(self, request: ObservedRequest) -> None:
         if request.number in self._alive:
             self._alive.remove(request.number)
             self.scheduler.abort(request.number)
 
-    def _lengths(self, request: Seen) -> tuple[int, int, list[int], int | None]:
+    def _lengths(self, request: ObservedRequest) -> tuple[int, int, list[int], int | None]:
         limit = self.scheduler.config.max_model_len
         generated = request.most or ENDLESS
         stop = None
@@ -186,14 +188,14 @@ class _Server:
         return request.prompt, generated, keys, stop
 
 
-def _end_ns(request: Seen) -> int:
+def _end_ns(request: ObservedRequest) -> int:
     return 0 if request.end is None else request.end.end_ns
 
 
 def replay(  # noqa: PLR0913 - what was recorded, and the rules
     config: EngineConfig,
     costs: CostModel,
-    requests: Sequence[Seen],
+    requests: Sequence[ObservedRequest],
     chains: Chains,
     steps: Sequence[CoreStep],
     *,
@@ -243,7 +245,7 @@ def replay(  # noqa: PLR0913 - what was recorded, and the rules
 class _Numbers:
     """The number of each request of the steps in the file of sessions: by when it was queued, and its prompt."""
 
-    def __init__(self, requests: Sequence[Seen]) -> None:
+    def __init__(self, requests: Sequence[ObservedRequest]) -> None:
         self._by_queued: dict[tuple[int, int], deque[int]] = {}
         for request in sorted(requests, key=lambda each: each.number):
             self._by_queued.setdefault((request.queued_ns, request.prompt), deque()).append(request.number)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from harness.analysis.stats import median, quantile
-from harness.extras.formats.vllm_sessions import Seen
+from harness.extras.formats.vllm_sessions import ObservedRequest
 
 NS_PER_MS = 1e6
 
@@ -107,7 +107,7 @@ class Timeline:
         return instant_ns + shift_ns
 
 
-def waits_of(requests: Sequence[Seen], times: Sequence[StepTimes], places: Places) -> Waits:
+def waits_of(requests: Sequence[ObservedRequest], times: Sequence[StepTimes], places: Places) -> Waits:
     """The waits of requests, by number, in the order in which they were queued."""
     found = Waits()
     schedules_ns, updates_ns = [each.schedule_ns for each in times], [each.update_ns for each in times]

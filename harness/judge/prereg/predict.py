@@ -18,7 +18,7 @@ from harness.measure.records.run import SealedRun
 from harness.model.engine import EngineConfig
 from harness.model.experiment import PlannedRun, PlannedRuns
 from harness.model.sim.draws import draw, nominal, perturbation_of_run, simulator_of
-from harness.model.sim.kernel.arrays import Outcome, PlanArrays
+from harness.model.sim.kernel.arrays import PlanArrays, SimOutcome
 from harness.model.sim.plans import is_rearrival, plan_arrays
 from harness.model.spec import ExperimentSpec, RulesName
 
@@ -72,7 +72,7 @@ def predict_run(
     )
 
 
-def _figures(arrays: PlanArrays, config: EngineConfig, outcome: Outcome) -> dict[str, IntArray]:
+def _figures(arrays: PlanArrays, config: EngineConfig, outcome: SimOutcome) -> dict[str, IntArray]:
     """Figures of a prediction for each of several simulations of one plan, by name."""
     totals = outcome.totals
     number = np.arange(config.max_num_seqs + 1)

@@ -64,7 +64,7 @@ Piece: TypeAlias = tuple[int, int, bytes]
 ChunkStamp: TypeAlias = tuple[int, int, int, bool]
 
 
-class Answer:
+class ReceivedAnswer:
     """What one response contained so far. ``problem`` is empty while everything could be read.
 
     keeps_id_text: also keep the ids as decimal text, for the session's next prompt. is_strict: what vLLM never sends is

@@ -18,8 +18,8 @@ from harness.measure.client.answer import (
     MIN_FINAL_STATUS,
     NO_KERNEL_STAMP,
     SESSION_TOKEN_HEADER,
-    Answer,
     Piece,
+    ReceivedAnswer,
 )
 from harness.measure.client.rows import ABSENT
 from harness.measure.client.target import Endpoint
@@ -89,7 +89,7 @@ class Exchange:
         "status",
     )
 
-    def __init__(self, row: int, answer: Answer, payload: bytes) -> None:
+    def __init__(self, row: int, answer: ReceivedAnswer, payload: bytes) -> None:
         self.row = row
         self.answer = answer
         self.payload = payload
@@ -191,12 +191,12 @@ class Exchange:
             self.answer.problem = self.answer.problem or unreadable(error)
         return bool(waiting)
 
-    def read(self) -> Answer:
+    def read(self) -> ReceivedAnswer:
         """The answer, with everything received so far interpreted."""
         self.interpret()
         return self.answer
 
-    def close(self) -> Answer:
+    def close(self) -> ReceivedAnswer:
         """The whole answer, once it is complete."""
         self.interpret()
         try:

@@ -76,7 +76,7 @@ class Request(NamedTuple):
     stamp: dict[str, Any]
 
 
-class Server:
+class NullServerLoop:
     """The loop: one thread, epoll, a heap of timed sends."""
 
     def __init__(self, *, token_interval_ns: int = 0, keeps_stamps: bool = True) -> None:
@@ -353,7 +353,7 @@ class NullServer:
             connection.close()
 
 
-def main(config: str = "{}", server_class: type[Server] = Server) -> None:
+def main(config: str = "{}", server_class: type[NullServerLoop] = NullServerLoop) -> None:
     """Serve on a loopback port, printed as a line of JSON, until ended. config: a ``NullServerConfig`` as JSON."""
     server = server_class(**json.loads(config))
     with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):

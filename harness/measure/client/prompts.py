@@ -23,7 +23,7 @@ from harness.model.spec.workload import PLACEHOLDER, RequestSpec
 from harness.secrets import environment_secret
 
 if TYPE_CHECKING:
-    from harness.measure.client.answer import Answer
+    from harness.measure.client.answer import ReceivedAnswer
     from harness.model.plan.model import Plan
     from harness.model.plan.words import TextSizes
 
@@ -91,7 +91,7 @@ class TokenIdPrompts:
         parts.append(b"]")
         return parts
 
-    def carry(self, session: int, answer: Answer) -> None:
+    def carry(self, session: int, answer: ReceivedAnswer) -> None:
         """Append what the server generated to the session's stream."""
         # The decimal text of most ids was made while the answer was still coming in.
         self._pieces[session].append(TextPiece(len(answer.token_ids), ",".join(answer.id_texts).encode()))
@@ -122,7 +122,7 @@ class TextPrompts:
         texts.extend([""] * (request - len(texts)))
         return [json.dumps(self._prompt(session, request, self._generated)).encode()]
 
-    def carry(self, session: int, answer: Answer) -> None:
+    def carry(self, session: int, answer: ReceivedAnswer) -> None:
         self._generated[session].append("".join(answer.texts))
 
     def drop(self, session: int) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow as pa
 
 from harness.clock import NS_PER_MS
-from harness.measure.client.answer import SESSION_TOKEN_HEADER, Answer
+from harness.measure.client.answer import SESSION_TOKEN_HEADER, ReceivedAnswer
 from harness.measure.client.prompts import RequestOptions, Values, prompts_of, request_values
 from harness.measure.client.rows import ChunkRows, RequestRows
 from harness.measure.records.schema import ABORTED
@@ -180,7 +180,7 @@ class ReplayState:
         rows.due_ns[row] = due_ns
         return [Due(due_ns, row)]
 
-    def judge(self, row: int, answer: Answer) -> list[Due]:
+    def judge(self, row: int, answer: ReceivedAnswer) -> list[Due]:
         """Give a complete answer its status, and carry its token ids into the session's stream.
 
         An answer that breaks the plan ends its session. The request that ``complete`` made due must then not be sent
@@ -205,12 +205,12 @@ class ReplayState:
         self._carry(row, answer)
         return []
 
-    def book(self, row: int, answer: Answer) -> None:
+    def book(self, row: int, answer: ReceivedAnswer) -> None:
         """Write a judged answer into its row and chunks, at any time."""
         is_whole = bool(answer.token_ids) and self.rows.status[row] == "ok"
         self._copy_counts(row, answer, token_digest(answer.token_ids) if is_whole else "")
 
-    def _carry(self, row: int, answer: Answer) -> None:
+    def _carry(self, row: int, answer: ReceivedAnswer) -> None:
         """Keep what the server generated where a later prompt contains it, and its router's token of the session."""
         session = self.rows.session[row]
         if answer.session_token:
@@ -220,7 +220,7 @@ class ReplayState:
         elif self.is_last[row]:
             self._prompts.drop(session)
 
-    def fail(self, row: int, done_ns: int, status: str, error: str, answer: Answer | None = None) -> list[Due]:
+    def fail(self, row: int, done_ns: int, status: str, error: str, answer: ReceivedAnswer | None = None) -> list[Due]:
         """The request failed at ``done_ns`` (CLOCK_MONOTONIC): its session ends, sessions after it become due."""
         self.rows.done_ns[row] = done_ns
         if answer is not None:
@@ -229,11 +229,11 @@ class ReplayState:
         self._fail_rest(row, done_ns)
         return self._start_followers(self.rows.session[row], self.clock.from_monotonic_ns(done_ns))
 
-    def has_enough(self, row: int, answer: Answer) -> bool:
+    def has_enough(self, row: int, answer: ReceivedAnswer) -> bool:
         """Whether the client has the tokens after which it leaves as planned."""
         return 0 < self.abort_after_tokens[row] <= len(answer.token_ids)
 
-    def leave(self, row: int, done_ns: int, answer: Answer) -> list[Due]:
+    def leave(self, row: int, done_ns: int, answer: ReceivedAnswer) -> list[Due]:
         """The client left at ``done_ns`` (CLOCK_MONOTONIC), as planned: the requests that become due.
 
         The session continues from the planned number of tokens. The server's usage is not known.
@@ -317,7 +317,7 @@ class ReplayState:
         to_clock = self.clock.from_monotonic_ns
         return [[to_clock(start_ns), to_clock(end_ns) - to_clock(start_ns)] for start_ns, end_ns in self._pauses]
 
-    def _copy_counts(self, row: int, answer: Answer, digest: str = "") -> None:
+    def _copy_counts(self, row: int, answer: ReceivedAnswer, digest: str = "") -> None:
         rows = self.rows
         rows.note_texts(row, answer.response_id, answer.finish_reason, digest)
         self.tolerated.update(answer.tolerated)
@@ -334,10 +334,10 @@ class ReplayState:
 
     # -- what is sent ------------------------------------------------------------------------------------------
 
-    def new_answer(self, row: int) -> Answer:
+    def new_answer(self, row: int) -> ReceivedAnswer:
         """An empty answer of the form this replay asks for."""
         keeps_id_text = self.needs_token_ids and self.is_continued[row]
-        answer = Answer(self.stream, self.needs_token_ids, keeps_id_text, self.is_strict)
+        answer = ReceivedAnswer(self.stream, self.needs_token_ids, keeps_id_text, self.is_strict)
         answer.replica_header = self._replica_header
         return answer
 

@@ -331,7 +331,7 @@ def _perform(
     is_stopped: Callable[[], bool],
     choose_start: Callable[[], int],
 ) -> _Outcome:
-    share = Share(frozenset(task.sessions), choose_start)
+    share = ProcessShare(frozenset(task.sessions), choose_start)
     result = replay_here(task.plan, task.target, on_event=on_event, is_stopped=is_stopped, share=share)
     with pa.OSFile(str(task.folder / CHUNKS_FILE), "wb") as file, ipc.new_file(file, CHUNKS) as writer:
         for batch in result.chunks.batches():
@@ -348,7 +348,7 @@ CLIENT = "epoll"
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class ProcessShare:
     """The part of a replay that one of several processes performs.
 
     sessions: those it replays, with rows for them alone. choose_start: called when all is ready; returns the common
@@ -365,7 +365,7 @@ def replay_here(
     *,
     on_event: Callable[[ReplayEvent], None] | None,
     is_stopped: Callable[[], bool],
-    share: Share | None = None,
+    share: ProcessShare | None = None,
 ) -> ReplayResult:
     """Replay in this thread: the whole plan, or the share of this process."""
     options = target.options

@@ -33,7 +33,7 @@ from harness.measure.emulator.protocol import (
     server_error,
 )
 from harness.measure.emulator.recorded import recorded
-from harness.measure.emulator.responses import Answer, compact
+from harness.measure.emulator.responses import EmulatedAnswer, compact
 from harness.model.engine.core import EngineRequest
 from harness.model.engine.retention import PIN_FACTOR
 
@@ -112,14 +112,14 @@ class Api:
             message = f"The model `{body.model}` does not exist."
             raise ApiError(message, "model", kind="NotFoundError", status=HTTPStatus.NOT_FOUND)
 
-    def _answer_to(self, http: web.Request, body: AnyRequest, prompt: list[int], max_tokens: int) -> Answer:
+    def _answer_to(self, http: web.Request, body: AnyRequest, prompt: list[int], max_tokens: int) -> EmulatedAnswer:
         """The answer to a body, with the engine request that makes it; nothing is submitted yet."""
         is_chat = isinstance(body, ChatRequest)
         base_id = http.headers.get("X-Request-Id") or body.request_id or random_id()
         response_id = f"{'chatcmpl' if is_chat else 'cmpl'}-{base_id}"
         # A completion names the place of its prompt, of which it has one.
         external_id = response_id if is_chat else f"{response_id}-0"
-        return Answer(
+        return EmulatedAnswer(
             body,
             self._request(body, prompt, max_tokens, external_id),
             self._metrics.dialect,
@@ -153,7 +153,7 @@ class Api:
             keep_ns=round(PIN_FACTOR * (body.keep_kv_ms or 0) * NS_PER_MS),
         )
 
-    async def _stream(self, http: web.Request, answer: Answer) -> web.StreamResponse:
+    async def _stream(self, http: web.Request, answer: EmulatedAnswer) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         answer.is_chunked = http.version >= HttpVersion11
         if answer.is_chunked:

@@ -17,10 +17,10 @@ from harness.clock import NS_PER_MS, NS_PER_US, DeadlineTimer, ScaledClock
 from harness.errors import SpecError
 from harness.measure.emulator import logs
 from harness.measure.emulator.config import EmulatorConfig
-from harness.measure.emulator.logs import ServerLog, copy_lines, kv_event_line
+from harness.measure.emulator.logs import LogWriter, copy_lines, kv_event_line
 from harness.measure.emulator.metrics import ServerMetrics
-from harness.measure.emulator.responses import Answer
-from harness.measure.emulator.sessions import SessionRecord
+from harness.measure.emulator.responses import EmulatedAnswer
+from harness.measure.emulator.sessions import SessionRecorder
 from harness.measure.emulator.step_log import StepFiles, step_log_header, step_log_row, step_record
 from harness.model.engine import DECODE, PREFILL, EngineConfig, KvEvent
 from harness.model.engine.core import EngineCore, EngineRequest, StepEnd, StepStart
@@ -36,26 +36,26 @@ class StepReporter:
         self,
         config: EmulatorConfig,
         clock: ScaledClock,
-        log: ServerLog,
+        log: LogWriter,
         metrics: ServerMetrics,
         files: StepFiles,
     ) -> None:
         self.log, self.metrics = log, metrics
-        self.answers: dict[int, Answer] = {}
+        self.answers: dict[int, EmulatedAnswer] = {}
         self._names: dict[int, str] = {}
         self._slots: dict[int, list[int]] = {}
         self._clock, self._files = clock, files
         self.engine = EngineConfig.from_server(config.server)
         self._is_paged = self.engine.rule_set.is_paged
         self._has_bucket_log = config.bucket_log and not self._is_paged
-        self._sessions: SessionRecord | None = None
+        self._sessions: SessionRecorder | None = None
         if self._is_paged and (path := config.sessions_path):
             with SpecError.on_os_error("cannot be written", where=Path(path), hint="Check the folder"):
-                self._sessions = SessionRecord(self.engine, Path(path), clock.to_monotonic_ns)
+                self._sessions = SessionRecorder(self.engine, Path(path), clock.to_monotonic_ns)
         if self._files.step_log is not None:
             self._files.step_log.append(step_log_header(self.engine, clock.to_monotonic_ns(clock.now_ns())))
 
-    def register(self, answer: Answer) -> None:
+    def register(self, answer: EmulatedAnswer) -> None:
         """From now on the tokens of its request go to an answer."""
         self.answers[answer.request.handle] = answer
         self._names[answer.request.handle] = answer.request.engine_id
@@ -175,7 +175,7 @@ class RealTimeDriver:
         """The present instant of the model."""
         return self._clock.now_ns()
 
-    def submit(self, answer: Answer) -> None:
+    def submit(self, answer: EmulatedAnswer) -> None:
         """Hand the request of an answer, stamped with its arrival, to the engine; refused while shutting down."""
         log, request = self.reporter.log, answer.request
         if self.is_shutting_down:
@@ -191,7 +191,7 @@ class RealTimeDriver:
         self.core.submit(request)
         self._kick_soon()
 
-    def forget(self, answer: Answer) -> None:
+    def forget(self, answer: EmulatedAnswer) -> None:
         """The HTTP request is over: an engine request that still runs is aborted, because its client went away."""
         log, request = self.reporter.log, answer.request
         if self.reporter.answers.pop(request.handle, None) is not None:

@@ -125,7 +125,7 @@ SHUTTING_DOWN = Site("INFO", "vllm.entrypoints.launcher", "launcher.py", 137, AP
 STALL = Site("WARNING", "harness.emulator", "driver.py", 1)
 
 
-class ServerLog:
+class LogWriter:
     """Formats lines and hands them to the writer thread.
 
     ``log_format`` "precise" is what ``VLLM_LOGGING_CONFIG_PATH`` with microseconds gives on the real stack.

@@ -50,7 +50,7 @@ def one_two_five(max_value: int) -> list[int]:
     return [step for step in steps if step <= max_value]
 
 
-class Distribution:
+class BucketCounts:
     """A histogram: how many values lie up to each bound, and their sum."""
 
     __slots__ = ("_bounds", "_counts", "_sum")
@@ -72,7 +72,7 @@ class Distribution:
         return (*cumulative, cumulative[-1], self._sum)
 
 
-class Family(NamedTuple):
+class MetricFamily(NamedTuple):
     """A metric family. values: those of ``label``, a series each. buckets: of a histogram; a text: those of tokens.
 
     prefix: of its name: vLLM's, or the emulator's own.
@@ -103,10 +103,10 @@ class Family(NamedTuple):
             metric.labels(**labels, **({self.label: value} if self.label else {}))
 
 
-def _families(place: str, config: EngineConfig) -> list[Family]:
+def _families(place: str, config: EngineConfig) -> list[MetricFamily]:
     """The recorded families of a place in the exposition; token buckets end at the size of a slot."""
     rows: list[dict[str, Any]] = recorded("metrics")[place]
-    families = [Family(**row) for row in rows]
+    families = [MetricFamily(**row) for row in rows]
     families = [
         family._replace(buckets=one_two_five(config.slot_tokens)) if isinstance(family.buckets, str) else family
         for family in families
@@ -119,7 +119,7 @@ class Exposition(NamedTuple):
     """The metrics of a server before its first request, and the line at which the samples of each family begin."""
 
     lines: tuple[str, ...]
-    families: tuple[Family, ...]
+    families: tuple[MetricFamily, ...]
     first: dict[str, int]
 
 
@@ -143,7 +143,9 @@ def exposition(model: str, config: EngineConfig, num_gpu_blocks: int, cost_model
     Gauge(
         "emulator:config_info", "Settings of the emulated engine", labelnames=list(settings), registry=registry
     ).labels(**settings).set(1)
-    moved = Family("counter", SCHEDULE_MOVED, "Model seconds by which stalls moved the schedule.", prefix="emulator:")
+    moved = MetricFamily(
+        "counter", SCHEDULE_MOVED, "Model seconds by which stalls moved the schedule.", prefix="emulator:"
+    )
     moved.declare(model, registry)
     lines = tuple(generate_latest(registry).decode().split("\n"))
     families = (*before, *after, moved)
@@ -196,7 +198,7 @@ class ServerMetrics:
             if family.kind != "histogram"
         }
         self._distributions = {
-            family.name: Distribution(family.buckets)
+            family.name: BucketCounts(family.buckets)
             for family in self._exposition.families
             if family.kind == "histogram"
         }

@@ -39,7 +39,7 @@ def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
     return {"prompt_tokens": prompt_tokens, "total_tokens": total, "completion_tokens": completion_tokens}
 
 
-class Answer:
+class EmulatedAnswer:
     """The answer to one HTTP request, in the making.
 
     body: with the name of the model. request: of the engine. transport: where a stream goes; None: the answer goes out

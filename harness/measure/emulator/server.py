@@ -22,11 +22,11 @@ from harness.measure.emulator import logs
 from harness.measure.emulator.api import Api
 from harness.measure.emulator.config import EmulatorConfig
 from harness.measure.emulator.driver import RealTimeDriver, StepReporter
-from harness.measure.emulator.logs import ServerLog
+from harness.measure.emulator.logs import LogWriter
 from harness.measure.emulator.metrics import ServerMetrics
 from harness.measure.emulator.model import ContextHash, PlannedAnswer, keyed_answer
 from harness.measure.emulator.recorded import recorded
-from harness.measure.emulator.step_log import StepFiles, TraceFile
+from harness.measure.emulator.step_log import StepFiles, StepTraceFile
 from harness.model.engine import EngineConfig, load_cost_model
 from harness.model.engine.core import EngineCore
 from harness.model.engine.paged import scheduler_of
@@ -74,7 +74,7 @@ class EmulatorServer:
         self.files = StepFiles(
             self._open_file(config.trace_path), self._open_file(config.step_log_path if is_paged else None)
         )
-        self.log = ServerLog(self.clock, log_format=config.log_format, with_debug=config.log_level == "DEBUG")
+        self.log = LogWriter(self.clock, log_format=config.log_format, with_debug=config.log_level == "DEBUG")
         self.metrics = ServerMetrics(config.model, engine, scheduler.num_blocks + 1, config.server.cost_model)
         self.reporter = StepReporter(config, self.clock, self.log, self.metrics, self.files)
         self._stop = asyncio.Event()
@@ -118,11 +118,11 @@ class EmulatorServer:
         self.log.close(timeout_s)
         self.files.close(timeout_s)
 
-    def _open_file(self, path: str | None) -> TraceFile | None:
+    def _open_file(self, path: str | None) -> StepTraceFile | None:
         if path is None:
             return None
         try:
-            return TraceFile(Path(path))
+            return StepTraceFile(Path(path))
         except OSError as error:
             self.socket.close()
             raise SpecError(

@@ -15,7 +15,7 @@ def in_place(at_ns: int) -> int:
     return at_ns
 
 
-class SessionRecord:
+class SessionRecorder:
     """The requests of one emulated engine. monotonic_ns: an instant of the model as one of the machine's clock.
 
     Raises OSError where the disk refuses.

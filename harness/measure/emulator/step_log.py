@@ -117,7 +117,7 @@ def step_record(end: StepEnd, woken_ns: int, emitted_ns: int) -> dict[str, Any]:
     }
 
 
-class TraceFile:
+class StepTraceFile:
     """Appends records to a file from another thread."""
 
     def __init__(self, path: Path) -> None:
@@ -143,8 +143,8 @@ def read_trace(path: Path) -> list[dict[str, Any]]:
 class StepFiles(NamedTuple):
     """Where steps are recorded. trace: the emulator's own record. step_log: of a server with paged KV memory."""
 
-    trace: TraceFile | None
-    step_log: TraceFile | None
+    trace: StepTraceFile | None
+    step_log: StepTraceFile | None
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Write everything out."""

@@ -46,7 +46,7 @@ STUCK_S = 60.0
 # last scrape nothing is known of what the server counted.
 SCRAPE_TIMEOUT_S, END_SCRAPE_TIMEOUT_S = 2.0, 10.0
 Reason = Literal["before", "interval", "after"]
-RoundsT = TypeVar("RoundsT", bound="Rounds")
+PollerT = TypeVar("PollerT", bound="Poller")
 _from_json: Any = pydantic_core.from_json
 
 
@@ -229,7 +229,7 @@ def answer_requests(fd: str) -> None:
             line.send(reply)
 
 
-class Rounds:
+class Poller:
     """Calls ``act`` with "before" at its start, "interval" from a thread until it is stopped, then "after".
 
     interval_s: in seconds of ``clock``. Missed instants are skipped: two calls at once would show nothing new.
@@ -256,7 +256,7 @@ class Rounds:
             self._thread = None
             self._act("after")
 
-    def __enter__(self: RoundsT) -> RoundsT:
+    def __enter__(self: PollerT) -> PollerT:
         self.start()
         return self
 
@@ -273,7 +273,7 @@ class Rounds:
             self._act("interval")
 
 
-class Scraper(Rounds):
+class Scraper(Poller):
     """Scrapes a server from a thread between ``start`` and ``stop``. metrics: GETs its /metrics; of several replicas
     each GETs that of one, and its lines name it: "replica", from 0.
 
@@ -302,7 +302,7 @@ class Scraper(Rounds):
         self.num_failed = 0
 
     def stop(self) -> None:
-        """As ``Rounds.stop``. Raises RecordsError when a line could not be written."""
+        """As ``Poller.stop``. Raises RecordsError when a line could not be written."""
         super().stop()
         if self._sink_error is not None:
             raise RecordsError(

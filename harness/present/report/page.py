@@ -80,7 +80,7 @@ def plots_of(view: ReportView) -> dict[str, str]:
     }
     names = list(draw)
     with Sheet() as sheet:
-        drawn = parallel_map(lambda name, _tell: draw[name](sheet), names, min_parallel_s=MIN_PARALLEL_S)
+        drawn = parallel_map(lambda name, _progress: draw[name](sheet), names, min_parallel_s=MIN_PARALLEL_S)
         return {names[place]: plot for place, plot in drawn}
 
 

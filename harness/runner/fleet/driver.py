@@ -262,7 +262,7 @@ def runs_by_place(todo: Sequence[PlannedRun]) -> dict[DeviceSlot, list[PlannedRu
     return runs
 
 
-def perform_side_by_side(
+def perform_on_devices(
     todo: Sequence[PlannedRun],
     context: RunContext,
     again: Mapping[RunKey, SealedRun],

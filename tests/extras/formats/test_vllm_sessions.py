@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
-from harness.measure.emulator.sessions import SessionRecord
+from harness.measure.emulator.sessions import SessionRecorder
 from harness.model.engine import EngineConfig
 from harness.model.plan.model import Plan, RequestPlan, SessionPlan
 from harness.model.spec import ServerSpec
@@ -296,7 +296,7 @@ def test_a_clock_of_the_day_that_is_off_moves_waits_and_no_session(tmp_path: Pat
 
 def test_a_folder_without_permission_is_one_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        SessionRecord(EngineConfig.from_server(SERVER), tmp_path / "no" / "a.jsonl")
+        SessionRecorder(EngineConfig.from_server(SERVER), tmp_path / "no" / "a.jsonl")
     with pytest.raises(SpecError):
         imported(tmp_path / "no" / "a.jsonl")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.measure.client.answer import Answer
+from harness.measure.client.answer import ReceivedAnswer
 from tests.support.readings import drawn_stream, read_in_every_way
 
 # More inputs than a test run has time for, where this asks for them.
@@ -31,7 +31,7 @@ class TestAnswers:
     @pytest.mark.parametrize("newline", [b"\n", b"\r\n"])
     def test_a_stream_means_the_same_however_it_is_splintered(self, size: int, newline: bytes) -> None:
         body = STREAM.replace(b"\n", newline)
-        answer = Answer(stream=True)
+        answer = ReceivedAnswer(stream=True)
         pieces = [(place, b"", body[place : place + size]) for place in range(0, len(body), size)]
         for piece in pieces:
             answer.feed(piece)
@@ -55,7 +55,7 @@ class TestAnswers:
 
     def test_events_of_one_receive_are_flagged_and_lone_ones_are_not(self) -> None:
         first, *rest = STREAM.split(b"\n\n")
-        answer = Answer(stream=True)
+        answer = ReceivedAnswer(stream=True)
         answer.feed((1, b"", first + b"\n\n"))
         answer.feed((2, b"", b"\n\n".join(rest)))
         assert [(received_ns, is_coalesced) for received_ns, _, _, is_coalesced in answer.chunks] == [
@@ -66,7 +66,7 @@ class TestAnswers:
     def test_tokens_are_counted_from_ids_and_a_contradiction_is_a_problem(self) -> None:
         usage = {"prompt_tokens": 4, "completion_tokens": 3}
         body = json.dumps({"id": "a", "choices": [{"text": "", "token_ids": [1, 2]}], "usage": usage}).encode()
-        answer = Answer(stream=False)
+        answer = ReceivedAnswer(stream=False)
         answer.feed((1, b"", body))
         answer.close((1, b"", body))
         assert answer.problem == "usage says 3 tokens, token_ids hold 2"
@@ -82,7 +82,7 @@ class TestAnswers:
         ],
     )
     def test_what_is_no_answer_says_why(self, body: bytes, says: str) -> None:
-        answer = Answer(stream=True)
+        answer = ReceivedAnswer(stream=True)
         answer.feed((1, b"", body))
         answer.close((1, b"", b""))
         assert says in answer.problem
@@ -97,8 +97,8 @@ def chat_events(*deltas: dict[str, object], completion_tokens: int) -> bytes:
     return b"".join(b"data: %b\n\n" % json.dumps(event).encode() for event in events) + b"data: [DONE]\n\n"
 
 
-def read_chat(body: bytes, *, stream: bool = True) -> Answer:
-    answer = Answer(stream=stream, needs_token_ids=False)
+def read_chat(body: bytes, *, stream: bool = True) -> ReceivedAnswer:
+    answer = ReceivedAnswer(stream=stream, needs_token_ids=False)
     answer.feed((5, 5, body))
     answer.close((5, 5, body))
     assert answer.problem == ""
@@ -149,7 +149,7 @@ def test_all_readings_of_a_stream_agree() -> None:
 
 def test_events_torn_into_each_other_are_no_documents() -> None:
     # Joined by a comma, the two would be one document.
-    answer = Answer(stream=True)
+    answer = ReceivedAnswer(stream=True)
     answer.feed((1, -1, b'data: {"id":"a","choices":[{"token_ids":[1\n\ndata: 2]}]}\n\n'))
     assert "not a JSON object" in answer.problem
 
@@ -217,7 +217,7 @@ OTHER_SERVERS = {
 def test_what_other_servers_answer_is_read_where_nothing_depends_on_it(name: str, size: int) -> None:
     parts, tolerated = OTHER_SERVERS[name]
     body = b"".join(parts)
-    answer = Answer(stream=True, is_strict=False)
+    answer = ReceivedAnswer(stream=True, is_strict=False)
     for place in range(0, len(body), size):
         answer.feed((place, -1, body[place : place + size]))
     answer.close((len(body), -1, b""))
@@ -233,7 +233,7 @@ def test_what_other_servers_answer_is_read_where_nothing_depends_on_it(name: str
 )
 def test_an_answer_that_nothing_joins_needs_no_id(response_id: object, taken: str, code: str) -> None:
     parts = [event(**{**json.loads(part[6:]), "id": response_id}) for part in USUAL[:-1]]
-    answer = Answer(stream=True, is_strict=False)
+    answer = ReceivedAnswer(stream=True, is_strict=False)
     for part in (*parts, DONE):
         answer.feed((1, -1, part))
     answer.close((1, -1, b""))
@@ -257,7 +257,7 @@ def test_an_answer_that_nothing_joins_needs_no_id(response_id: object, taken: st
     ],
 )
 def test_a_tolerant_reading_takes_no_part_of_an_answer_for_the_whole(parts: list[bytes], says: str) -> None:
-    answer = Answer(stream=True, is_strict=False)
+    answer = ReceivedAnswer(stream=True, is_strict=False)
     for part in parts:
         answer.feed((1, -1, part))
     answer.close((1, -1, b""))
@@ -274,7 +274,7 @@ def test_a_tolerant_reading_takes_no_part_of_an_answer_for_the_whole(parts: list
 )
 @pytest.mark.parametrize("stream", [True, False])
 def test_an_error_with_status_200_is_told_in_the_servers_words(body: bytes, stream: bool) -> None:
-    answer = Answer(stream=stream)
+    answer = ReceivedAnswer(stream=stream)
     answer.feed((1, b"", body))
     answer.close((1, b"", b""))
     assert "engine is not ready" in answer.problem

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.errors import PlanError
-from harness.measure.client.answer import Answer
+from harness.measure.client.answer import ReceivedAnswer
 from harness.measure.client.prompts import TextPiece, prompts_of, take_tokens, text_piece
 from harness.model.plan.model import RequestPlan, SessionPlan
 from harness.model.plan.words import TextSizes
@@ -32,7 +32,7 @@ def test_an_answer_that_no_prompt_contains_leaves_its_place_to_the_next(form: st
     prompts = prompts_of(plan_of(SessionPlan(0, 0, None, None, requests), prompt_form=form), TextSizes())
     for request in range(2):
         prompts.next_prompt(0, request)
-    answer = Answer(stream=True, needs_token_ids=False)
+    answer = ReceivedAnswer(stream=True, needs_token_ids=False)
     answer.texts.append(" carried")
     prompts.carry(0, answer)
     assert b" carried" in b"".join(prompts.next_prompt(0, 2))

@@ -10,7 +10,7 @@ import pytest
 
 from harness.measure.emulator.model import decode
 from harness.measure.emulator.protocol import ChatRequest, CompletionRequest
-from harness.measure.emulator.responses import Answer
+from harness.measure.emulator.responses import EmulatedAnswer
 from harness.model.engine.core import EngineRequest
 from harness.stacks.rbln.rules.dialect import DIALECTS
 
@@ -32,7 +32,7 @@ def test_a_later_event_differs_from_the_first_only_in_text_and_tokens(kind: Any,
     prompt, wire = np.arange(5, dtype=np.int32), Wire()
     request = EngineRequest(0, "", "", prompt, 9, np.zeros(0, dtype=np.int64), 9)
     body = kind(prompt="x", messages=[], return_token_ids=with_ids)
-    answer = Answer(body, request, DIALECTS["0.12.0"], response_id='cmpl-x[-1]"')
+    answer = EmulatedAnswer(body, request, DIALECTS["0.12.0"], response_id='cmpl-x[-1]"')
     answer.transport, answer.is_chunked = cast("Any", wire), False
     tokens = [3000, *b'"\\\n', 0xE9, 3001]
     for token in tokens:

@@ -231,7 +231,7 @@ class PlanTotals:
     stuck_session: int
 
 
-class Outcome(NamedTuple):
+class SimOutcome(NamedTuple):
     """Results. requests (all requests,); histogram (plans, limit + 1): decode steps by n; totals (plans,).
 
     steps (room,) and evictions (room,): records of the last plan, as many as fit (room 0: none).
@@ -316,9 +316,9 @@ def new_scratch(plans: PlanArrays, *, knows_returns: bool = False) -> Scratch:
     )
 
 
-def new_outcome(plans: PlanArrays, config: EngineConfig, step_room: int = 0, eviction_room: int = 0) -> Outcome:
+def new_outcome(plans: PlanArrays, config: EngineConfig, step_room: int = 0, eviction_room: int = 0) -> SimOutcome:
     """Room for the results of ``plans``."""
-    return Outcome(
+    return SimOutcome(
         requests=new_records(RequestResult, len(plans.requests)),
         histogram=np.zeros((len(plans.plans), config.max_num_seqs + 1), dtype=np.int64),
         totals=new_records(PlanTotals, len(plans.plans)),

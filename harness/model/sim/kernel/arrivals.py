@@ -16,7 +16,7 @@ from harness.model.engine.paged_steps import abort_paged, keep_paged, submit_pag
 from harness.model.engine.retention import PIN_FACTOR
 from harness.model.engine.state import ROW_RUNNING, EngineState
 from harness.model.engine.steps import FAR, abort, submit
-from harness.model.sim.kernel.arrays import OWNER_STRIDE, Arrival, Outcome, PlanArrays, PlanTotals, Scratch
+from harness.model.sim.kernel.arrays import OWNER_STRIDE, Arrival, PlanArrays, PlanTotals, Scratch, SimOutcome
 
 AnyState: TypeAlias = EngineState | PagedState
 """Both have ``server``, ``rows`` and ``prefix`` with the fields that are read here."""
@@ -201,7 +201,7 @@ def load_shared_keys(plans: PlanArrays, plan: int, state: AnyState, request: int
 
 
 @always_inline
-def note_arrival(plans: PlanArrays, plan: int, scratch: Scratch, outcome: Outcome, session: int) -> int:
+def note_arrival(plans: PlanArrays, plan: int, scratch: Scratch, outcome: SimOutcome, session: int) -> int:
     """The next request of a session arrives: nothing is known of its end. Returns its row."""
     place = int(plans.plans[plan].first_session + session)
     request = int(plans.sessions[place].first_request + scratch.sessions[session].next_request)
@@ -243,7 +243,7 @@ abort_row = by_kind({EngineState: abort, PagedState: abort_paged})
 
 
 @always_inline
-def arrive(plans: PlanArrays, plan: int, scratch: Scratch, state: AnyState, outcome: Outcome, session: int) -> None:
+def arrive(plans: PlanArrays, plan: int, scratch: Scratch, state: AnyState, outcome: SimOutcome, session: int) -> None:
     """The next request of a session joins the queue."""
     row = note_arrival(plans, plan, scratch, outcome, session)
     submit_row(plans, plan, scratch, state, session, row)
@@ -251,7 +251,7 @@ def arrive(plans: PlanArrays, plan: int, scratch: Scratch, state: AnyState, outc
 
 @always_inline
 def complete(
-    plans: PlanArrays, plan: int, scratch: Scratch, outcome: Outcome, waiting: int, row: int, now_ns: int
+    plans: PlanArrays, plan: int, scratch: Scratch, outcome: SimOutcome, waiting: int, row: int, now_ns: int
 ) -> int:
     """Record that a request ended, and schedule what follows it; returns the new number of expected arrivals."""
     first_session = plans.plans[plan].first_session
@@ -297,7 +297,7 @@ def clear(totals: PlanTotals) -> None:
 
 
 @jit
-def begin(plans: PlanArrays, plan: int, scratch: Scratch, outcome: Outcome, limit: int) -> int:
+def begin(plans: PlanArrays, plan: int, scratch: Scratch, outcome: SimOutcome, limit: int) -> int:
     """The first arrivals of a plan, and nothing counted; returns how many arrivals are expected."""
     clear(outcome.totals[plan])
     for i in range(limit + 1):
@@ -328,7 +328,7 @@ def leave(
     plan: int,
     state: AnyState,
     scratch: Scratch,
-    outcome: Outcome,
+    outcome: SimOutcome,
     expected: int,
     session: int,
     at_ns: int,
@@ -366,7 +366,7 @@ def leave_by(
     plan: int,
     state: AnyState,
     scratch: Scratch,
-    outcome: Outcome,
+    outcome: SimOutcome,
     expected: int,
     end_ns: int,
 ) -> int:
@@ -390,7 +390,7 @@ def leave_with_enough(
     plan: int,
     state: AnyState,
     scratch: Scratch,
-    outcome: Outcome,
+    outcome: SimOutcome,
     expected: int,
     now_ns: int,
 ) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from harness.compiled import always_inline, compiled, jit
 from harness.model.engine.state import FS_PER_NS, STEP_DECODE, STEP_IDLE, STEP_PREFILL, EngineState
 from harness.model.engine.steps import FAR, IDLE_STEP_NS, equal_steps, finish_steps, reset, schedule
-from harness.model.sim.kernel.arrays import CostArrays, Outcome, PlanArrays, Scratch, noise_place
+from harness.model.sim.kernel.arrays import CostArrays, PlanArrays, Scratch, SimOutcome, noise_place
 from harness.model.sim.kernel.arrivals import (
     arrive,
     begin,
@@ -26,7 +26,7 @@ from harness.model.sim.kernel.paged_costs import PagedCosts
 
 @jit
 def record_decode(
-    outcome: Outcome, plan: int, start_ns: int, num_seqs: int, bucket: int, count: int, each_ns: int
+    outcome: SimOutcome, plan: int, start_ns: int, num_seqs: int, bucket: int, count: int, each_ns: int
 ) -> None:
     """Record ``count`` equal decode steps; steps that continue the last record unchanged are added to it."""
     room = len(outcome.steps)
@@ -59,7 +59,7 @@ def record_decode(
 
 @jit
 def record_prefill(
-    outcome: Outcome, plan: int, start_ns: int, session: int, request: int, computed: int, each_ns: int
+    outcome: SimOutcome, plan: int, start_ns: int, session: int, request: int, computed: int, each_ns: int
 ) -> None:
     """Record one prefill step; ``request`` is its number within the session."""
     room = len(outcome.steps)
@@ -81,7 +81,7 @@ def record_prefill(
 
 
 @jit
-def record_evictions(outcome: Outcome, plans: PlanArrays, plan: int, state: EngineState, at_ns: int) -> None:
+def record_evictions(outcome: SimOutcome, plans: PlanArrays, plan: int, state: EngineState, at_ns: int) -> None:
     """Record the slots that the last schedule() evicted."""
     room = len(outcome.evictions)
     first_request = plans.plans[plan].first_request
@@ -113,13 +113,13 @@ def noisy_ns(cost: CostArrays | PagedCosts, number: int, step_ns: int) -> int:
 
 
 @jit
-def steps_so_far(outcome: Outcome, plan: int) -> int:
+def steps_so_far(outcome: SimOutcome, plan: int) -> int:
     """How many steps of a plan have run, without idle steps."""
     return int(outcome.totals[plan].decode_steps + outcome.totals[plan].prefills)
 
 
 @jit
-def admit(plans: PlanArrays, plan: int, state: EngineState, outcome: Outcome, now_ns: int) -> tuple[int, int]:
+def admit(plans: PlanArrays, plan: int, state: EngineState, outcome: SimOutcome, now_ns: int) -> tuple[int, int]:
     """Record the admission of the prefill just scheduled; returns (session, number of its request), within the plan."""
     server = state.server[0]
     request = int(plans.plans[plan].first_request + state.places[0].batch)
@@ -137,14 +137,14 @@ def admit(plans: PlanArrays, plan: int, state: EngineState, outcome: Outcome, no
 
 
 @jit
-def spend_prefill(outcome: Outcome, plan: int, num_decoding: int, duration_ns: int) -> None:
+def spend_prefill(outcome: SimOutcome, plan: int, num_decoding: int, duration_ns: int) -> None:
     """Add a prefill's time, and the waiting time of the other running requests, which are ready to decode."""
     outcome.totals[plan].prefill_ns += duration_ns
     outcome.totals[plan].wait_ns += num_decoding * duration_ns
 
 
 @jit
-def note_first_token(plans: PlanArrays, plan: int, outcome: Outcome, row: int, at_ns: int) -> None:
+def note_first_token(plans: PlanArrays, plan: int, outcome: SimOutcome, row: int, at_ns: int) -> None:
     """A prefill ended: record the request's first token, unless the prefill followed a preemption."""
     result = outcome.requests[plans.plans[plan].first_request + row]
     if result.first_token_ns < 0:
@@ -153,7 +153,7 @@ def note_first_token(plans: PlanArrays, plan: int, outcome: Outcome, row: int, a
 
 @jit
 def run_prefill(
-    plans: PlanArrays, plan: int, state: EngineState, cost: CostArrays, outcome: Outcome, now_ns: int
+    plans: PlanArrays, plan: int, state: EngineState, cost: CostArrays, outcome: SimOutcome, now_ns: int
 ) -> int:
     """Record the prefill just scheduled; returns its duration."""
     server = state.server[0]
@@ -224,7 +224,9 @@ def decodes_until(
 
 
 @jit
-def record_decodes(plan: int, state: EngineState, cost: CostArrays, outcome: Outcome, now_ns: int, taken: int) -> None:
+def record_decodes(
+    plan: int, state: EngineState, cost: CostArrays, outcome: SimOutcome, now_ns: int, taken: int
+) -> None:
     """Record so many decode steps from the one just scheduled on."""
     count, number = int(state.server[0].num_batch), steps_so_far(outcome, plan)
     bucket, context_fs = int(cost.batch[count].bucket), cost.other[0].context_fs
@@ -241,7 +243,7 @@ def run_decode(
     plan: int,
     state: EngineState,
     cost: CostArrays,
-    outcome: Outcome,
+    outcome: SimOutcome,
     now_ns: int,
     until_ns: int,
     abort_ns: int,
@@ -265,7 +267,7 @@ def run_decode_to_next(
     state: EngineState,
     cost: CostArrays,
     scratch: Scratch,
-    outcome: Outcome,
+    outcome: SimOutcome,
     expected: int,
     now_ns: int,
     max_steps: int,
@@ -282,7 +284,7 @@ def run_decode_to_next(
 
 
 @jit
-def note_losses(plans: PlanArrays, plan: int, state: EngineState, outcome: Outcome, now_ns: int) -> None:
+def note_losses(plans: PlanArrays, plan: int, state: EngineState, outcome: SimOutcome, now_ns: int) -> None:
     """Record the evictions and preemptions of the step just scheduled."""
     outcome.totals[plan].evictions += state.server[0].num_evicted
     record_evictions(outcome, plans, plan, state, now_ns)
@@ -298,7 +300,7 @@ def run_plan(  # noqa: C901, PLR0912  # one compiled loop
     state: EngineState,
     cost: CostArrays,
     scratch: Scratch,
-    outcome: Outcome,
+    outcome: SimOutcome,
     max_steps: int,
 ) -> None:
     """Simulate one plan from a fresh server to its last completion.
@@ -368,7 +370,7 @@ def run_plans(
     plans: PlanArrays,
     state: EngineState,
     scratch: Scratch,
-    outcome: Outcome,
+    outcome: SimOutcome,
     cost: CostArrays,
     first_plan: int,
     last_plan: int,

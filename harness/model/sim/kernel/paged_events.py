@@ -20,7 +20,7 @@ from harness.model.engine.paged_steps import (
 )
 from harness.model.engine.state import CALLER_REQUEST, ROW_GONE, STEP_DECODE, STEP_PREFILL
 from harness.model.engine.steps import FAR
-from harness.model.sim.kernel.arrays import Outcome, PlanArrays, Scratch
+from harness.model.sim.kernel.arrays import PlanArrays, Scratch, SimOutcome
 from harness.model.sim.kernel.arrivals import (
     arrive,
     begin,
@@ -88,7 +88,7 @@ def schedule_paged(plans: PlanArrays, plan: int, state: PagedState, loaded: int)
 
 
 @jit
-def note_decision(plans: PlanArrays, plan: int, state: PagedState, outcome: Outcome, now_ns: int) -> None:
+def note_decision(plans: PlanArrays, plan: int, state: PagedState, outcome: SimOutcome, now_ns: int) -> None:
     """Note whom the step that begins now admits, and who was preempted for it, unless they are gone since."""
     server, totals = state.server[0], outcome.totals[plan]
     step, first_part = state.steps[server.current], 2 * server.limit * server.current
@@ -111,7 +111,7 @@ def note_decision(plans: PlanArrays, plan: int, state: PagedState, outcome: Outc
 
 
 @jit
-def note_evicted(plan: int, outcome: Outcome, count: int, now_ns: int) -> None:
+def note_evicted(plan: int, outcome: SimOutcome, count: int, now_ns: int) -> None:
     """Record blocks with content that the step used again; a block belongs to no request."""
     totals, room = outcome.totals[plan], len(outcome.evictions)
     totals.evictions += count
@@ -129,7 +129,14 @@ def note_evicted(plan: int, outcome: Outcome, count: int, now_ns: int) -> None:
 
 @jit
 def record_step(
-    outcome: Outcome, plan: int, start_ns: int, kind: int, num_seqs: int, bucket: int, computed: int, duration_ns: int
+    outcome: SimOutcome,
+    plan: int,
+    start_ns: int,
+    kind: int,
+    num_seqs: int,
+    bucket: int,
+    computed: int,
+    duration_ns: int,
 ) -> None:
     """Record one step. computed: tokens of prompts, -1 for a decode step."""
     room, totals = len(outcome.steps), outcome.totals[plan]
@@ -151,7 +158,7 @@ def record_step(
 
 
 @jit
-def run_mixed(plan: int, state: PagedState, cost: PagedCosts, outcome: Outcome, now_ns: int) -> int:
+def run_mixed(plan: int, state: PagedState, cost: PagedCosts, outcome: SimOutcome, now_ns: int) -> int:
     """Record the running step, which computes parts of prompts; returns its duration."""
     step, totals = state.steps[state.server[0].current], outcome.totals[plan]
     each_ns = noisy_ns(cost, steps_so_far(outcome, plan), paged_step_ns(cost, step, int(step.context_tokens)))
@@ -189,7 +196,7 @@ def paged_decodes_until(
 
 @jit
 def record_paged_decodes(
-    plan: int, state: PagedState, cost: PagedCosts, outcome: Outcome, now_ns: int, taken: int
+    plan: int, state: PagedState, cost: PagedCosts, outcome: SimOutcome, now_ns: int, taken: int
 ) -> None:
     """Record so many decode steps from the running one on."""
     step, number = state.steps[state.server[0].current], steps_so_far(outcome, plan)
@@ -205,7 +212,7 @@ def run_decodes(
     plan: int,
     state: PagedState,
     cost: PagedCosts,
-    outcome: Outcome,
+    outcome: SimOutcome,
     now_ns: int,
     until_ns: int,
     abort_ns: int,
@@ -231,7 +238,7 @@ def run_decodes_to_next(
     state: PagedState,
     cost: PagedCosts,
     scratch: Scratch,
-    outcome: Outcome,
+    outcome: SimOutcome,
     expected: int,
     now_ns: int,
     max_steps: int,
@@ -257,7 +264,7 @@ def run_step(
     state: PagedState,
     cost: PagedCosts,
     scratch: Scratch,
-    outcome: Outcome,
+    outcome: SimOutcome,
     expected: int,
     now_ns: int,
     max_steps: int,
@@ -277,7 +284,7 @@ def end_steps(
     plan: int,
     state: PagedState,
     scratch: Scratch,
-    outcome: Outcome,
+    outcome: SimOutcome,
     expected: int,
     now_ns: int,
 ) -> int:
@@ -301,7 +308,7 @@ def run_paged_plan(
     state: PagedState,
     cost: PagedCosts,
     scratch: Scratch,
-    outcome: Outcome,
+    outcome: SimOutcome,
     max_steps: int,
 ) -> None:
     """Simulate one plan from a fresh server to its last completion.
@@ -349,7 +356,7 @@ def run_paged_plans(
     plans: PlanArrays,
     state: PagedState,
     scratch: Scratch,
-    outcome: Outcome,
+    outcome: SimOutcome,
     cost: PagedCosts,
     first_plan: int,
     last_plan: int,

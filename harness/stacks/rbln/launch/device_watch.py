@@ -20,7 +20,7 @@ from harness.clock import Clock
 from harness.errors import ServerError
 from harness.measure.records import layout
 from harness.measure.records.manifest import Finding
-from harness.measure.server.ask import HTTP_OK, METRICS, Get, Reason, Rounds
+from harness.measure.server.ask import HTTP_OK, METRICS, Get, Poller, Reason
 from harness.stacks.rbln.launch.devices import ASSUMED, quantities, read_devices, readings
 
 TIMEOUT_S = 4.0
@@ -145,7 +145,7 @@ def from_exporter(url: str, get: Get | None) -> Report | None:
     return report if get is not None else None
 
 
-class DeviceWatch(Rounds):
+class DeviceWatch(Poller):
     """Records reports from a thread while entered; without a source it does nothing."""
 
     def __init__(self, path: Path, source: Report | None, clock: Clock, interval_s: float = INTERVAL_S) -> None:

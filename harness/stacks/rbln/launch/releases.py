@@ -111,7 +111,7 @@ class Fact(_Row):
         return next((known for known in self.known if release in known.releases), None)
 
 
-class Table(_Row):
+class FactTable(_Row):
     """releases: releases of ``package`` that were read, oldest first, with the vLLM that each pins, or itself is."""
 
     package: Literal["vllm_rbln", "vllm"] = RBLN
@@ -127,11 +127,11 @@ class Table(_Row):
         return rules_for_version(version) if self.package == RBLN else rules_for_vllm(version)
 
 
-def load_table(path: Path | None = None, package: str = RBLN) -> tuple[Path, Table]:
+def load_table(path: Path | None = None, package: str = RBLN) -> tuple[Path, FactTable]:
     """Path and content of a package's table: the shipped file, or ``path``; SpecError says what is wrong with it."""
     place = path or FACTS[package]
     try:
-        table = Table.model_validate_json(place.read_bytes())
+        table = FactTable.model_validate_json(place.read_bytes())
     except OSError as error:
         raise SpecError(
             f"cannot be read ({error.strerror})", where=str(place), hint="Install the harness again"
@@ -150,7 +150,7 @@ def load_table(path: Path | None = None, package: str = RBLN) -> tuple[Path, Tab
     return place, table
 
 
-def recorded(table: Table, release: Release) -> Table:
+def recorded(table: FactTable, release: Release) -> FactTable:
     """The table with ``release`` added, and its vLLM where its sources are at hand. Earlier records are replaced."""
     sources = {release.named.package: release.named} | ({} if release.vllm is None else {VLLM: release.vllm})
     facts = [
@@ -180,7 +180,7 @@ def _with(fact: Fact, release: str, statements: Sequence[Statement]) -> tuple[Kn
     )
 
 
-def write_table(table: Table, path: Path) -> None:
+def write_table(table: FactTable, path: Path) -> None:
     """Write the table atomically, facts in order, so that a new release is a small diff."""
     content: dict[str, Any] = table.model_dump(mode="json", exclude_defaults=True)
     with SpecError.on_os_error("cannot be written", where=path, hint="Give --table FILE"), whole_file(path) as file:
@@ -250,7 +250,7 @@ class ReleaseCheck:
 
 
 def check_release(
-    table: Table,
+    table: FactTable,
     release: Release,
     *,
     against: str = "",
@@ -328,7 +328,7 @@ def _check_installed(site_packages: Path) -> ReleaseCheck:
 class _Comparison:
     """A release held to the table. digests: what it has, by fact; None where not read. releases: compared with."""
 
-    table: Table
+    table: FactTable
     digests: Mapping[str, str | None]
     releases: tuple[str, ...]
 

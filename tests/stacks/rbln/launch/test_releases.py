@@ -11,8 +11,8 @@ from release_wheels import QUEUE, SCHEDULER, SOURCE, empty_table, stack, wheel
 from harness.errors import SpecError
 from harness.stacks.rbln.launch.releases import (
     FACTS,
+    FactTable,
     ReleaseCheck,
-    Table,
     check_release,
     load_table,
     recorded,
@@ -22,7 +22,7 @@ from harness.stacks.rbln.launch.releases import (
 from harness.stacks.rbln.launch.sources import Release, open_sources, vllm_beside, wheel_beside
 
 
-def _read(folder: Path, *wheels: Path) -> Table:
+def _read(folder: Path, *wheels: Path) -> FactTable:
     """A table with these releases recorded, in this order."""
     _path, table = load_table(empty_table(folder))
     for one in wheels:
@@ -31,7 +31,7 @@ def _read(folder: Path, *wheels: Path) -> Table:
     return table
 
 
-def _check(table: Table, path: Path, *, against: str = "") -> ReleaseCheck:
+def _check(table: FactTable, path: Path, *, against: str = "") -> ReleaseCheck:
     rbln = open_sources(path)
     find = lambda package, version: wheel_beside(path, package, version)  # noqa: E731
     return check_release(table, Release(rbln, vllm_beside(rbln)), against=against, find=find)
