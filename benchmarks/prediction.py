@@ -211,7 +211,7 @@ def figures(
     return device_ns, len(again), int(is_reused.sum()), int(again.sum())
 
 
-def _as_simulated(arrays: layout.PlanArrays, config: EngineConfig, steps: Sequence[StepEnd]) -> layout.Outcome:
+def _as_simulated(arrays: layout.PlanArrays, config: EngineConfig, steps: Sequence[StepEnd]) -> layout.SimOutcome:
     """Emulated steps in the tables of a simulation, so that the same function counts the figures of a window."""
     columns = {
         "start_ns": [end.start.start_ns for end in steps],

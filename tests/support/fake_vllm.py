@@ -105,7 +105,7 @@ class Metrics(emulator.ServerMetrics):
 
 
 emulator.StepReporter, emulator.ServerMetrics = Reporter, Metrics
-emulator.ServerLog.line = lambda *arguments, **named: None
+emulator.LogWriter.line = lambda *arguments, **named: None
 for logger in loggers:
     logger.log_engine_initialized()
 print("INFO 01-01 00:00:00 [api_server.py:1] vLLM server version 0.30.0", flush=True)

@@ -160,7 +160,7 @@ def run_naively(
     cost_models: Sequence[CostModel],
     noise_seeds: Sequence[int],
     noise: IntArray,
-) -> layout.Outcome:
+) -> layout.SimOutcome:
     """What ``run_paged`` is held to: each plan on a fresh server, at its own costs; records of the last plan."""
     played = list[NaiveRun]()
     for place, (plan, cost_model) in enumerate(zip(plans_of(arrays), cost_models, strict=True)):
@@ -169,7 +169,7 @@ def run_naively(
     last = played[-1]
     # A block belongs to no request.
     evictions = [(at_ns, -1, _BY_REQUEST, -1, -1) for at_ns in last.evicted.elements()]
-    return layout.Outcome(
+    return layout.SimOutcome(
         requests=records_from(layout.RequestResult, [row for run in played for row in run.rows]),
         histogram=np.array([run.histogram for run in played], dtype=np.int64),
         totals=records_from(layout.PlanTotals, [run.totals for run in played]),

@@ -33,10 +33,10 @@ from tests.support.paged_in_steps import LONGEST, drawn_costs, drawn_plan
 
 def replicas_naively(
     server: ServerSpec, draws: Draws, config: EngineConfig, made: type[CountedReplicas] = CountedReplicas
-) -> layout.Outcome:
+) -> layout.SimOutcome:
     """What ``DrawsOnReplicas`` gives: sums over all replicas, and the requests of each plan, in order."""
     played = [_played(server, draws, place, seed, made) for place, seed in enumerate(draws.noise_seeds)]
-    return layout.Outcome(
+    return layout.SimOutcome(
         requests=records_from(layout.RequestResult, [row for run in played for row in _requests(run)]),
         histogram=np.array([_histogram(run, config) for run in played], dtype=np.int64),
         totals=records_from(layout.PlanTotals, [_totals(run, config) for run in played]),
@@ -107,7 +107,7 @@ class Case(NamedTuple):
     def config(self) -> EngineConfig:
         return EngineConfig.from_server(self.server.replica)
 
-    def simulated(self) -> layout.Outcome:
+    def simulated(self) -> layout.SimOutcome:
         """What the compiled simulator makes of it."""
         return DrawsOnReplicas(self.server)(self.draws, self.config)
 

@@ -286,7 +286,7 @@ def _drawn_results(
         yield _figures(case, config, *run_draw(drawn, config, plan))
 
 
-def run_draw(draws: Draws, config: EngineConfig, plan: int) -> tuple[layout.PlanArrays, layout.Outcome]:
+def run_draw(draws: Draws, config: EngineConfig, plan: int) -> tuple[layout.PlanArrays, layout.SimOutcome]:
     """One plan of the draws, with every step and eviction recorded."""
     alone = draws._replace(
         arrays=one_plan(draws.arrays, plan),
@@ -301,7 +301,7 @@ def run_draw(draws: Draws, config: EngineConfig, plan: int) -> tuple[layout.Plan
     return alone.arrays, run_arrays(alone.arrays, config, alone.costs(config))
 
 
-def outcome_of_plan(arrays: layout.PlanArrays, outcome: layout.Outcome, plan: int) -> layout.Outcome:
+def outcome_of_plan(arrays: layout.PlanArrays, outcome: layout.SimOutcome, plan: int) -> layout.SimOutcome:
     """The results of one plan out of several."""
     record = record_as_dict(arrays.plans, plan)
     first, last = record["first_request"], record["first_request"] + record["num_requests"]
@@ -376,7 +376,7 @@ def _ns(seconds: float) -> int:
 
 
 def _figures(
-    case: SimulationCase, config: EngineConfig, arrays: layout.PlanArrays, outcome: layout.Outcome
+    case: SimulationCase, config: EngineConfig, arrays: layout.PlanArrays, outcome: layout.SimOutcome
 ) -> dict[str, Any]:
     """The fields that a case asks for."""
     totals = record_as_dict(outcome.totals, 0)
@@ -401,7 +401,7 @@ def _figures(
 
 
 def _requests(
-    arrays: layout.PlanArrays, outcome: layout.Outcome, columns: Sequence[str]
+    arrays: layout.PlanArrays, outcome: layout.SimOutcome, columns: Sequence[str]
 ) -> list[dict[str, int | float]]:
     """The requests in plan order, with these columns."""
     session, results = arrays.requests["session"], outcome.requests

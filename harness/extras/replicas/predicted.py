@@ -39,7 +39,7 @@ class DrawsOnReplicas:
     def __post_init__(self) -> None:
         check_simulated_router(self.server)
 
-    def __call__(self, draws: Draws, config: EngineConfig) -> layout.Outcome:
+    def __call__(self, draws: Draws, config: EngineConfig) -> layout.SimOutcome:
         """Sums over all replicas, and the requests of each plan, in the order of ``draws.arrays``."""
         check_slots(draws.arrays, config)
         arrays, replicas = draws.arrays, range(self.server.num_replicas)
@@ -76,7 +76,7 @@ def _costs_of(costs: _Costs, place: int) -> _Costs:
     return cast("_Costs", costs._replace(batch=costs.batch.copy(), other=other, drawn_other=drawn))
 
 
-def _summed(outcomes: Sequence[layout.Outcome]) -> layout.Outcome:
+def _summed(outcomes: Sequence[layout.SimOutcome]) -> layout.SimOutcome:
     """Sums of all replicas. The first has the end of each plan, and the requests of all."""
     first, totals = outcomes[0], outcomes[0].totals.copy()
     for name in set(record_fields(layout.PlanTotals)) - {"end_ns", "stuck_session"}:

@@ -95,7 +95,7 @@ class _Memory(NamedTuple):
     """The kernel bound to state and tables of one size of server, and the table that it writes its results to."""
 
     run_plans: Callable[..., None]
-    outcome: layout.Outcome
+    outcome: layout.SimOutcome
 
 
 def build_plans(inputs: InputSpec) -> tuple[list[Plan], list[tuple[int, str, int, int]]]:

@@ -57,7 +57,7 @@ class WindowFigures(NamedTuple):
     latencies_ns: IntArray
 
 
-def user_timelines(arrays: layout.PlanArrays, outcome: layout.Outcome) -> UserTimelines:
+def user_timelines(arrays: layout.PlanArrays, outcome: layout.SimOutcome) -> UserTimelines:
     """When the requests of each user completed, in the simulation of a single plan."""
     users = users_of(arrays.sessions["after"])
     return UserTimelines.of(users[arrays.requests["session"]], outcome.requests["completed_ns"])
@@ -123,7 +123,7 @@ def _figures_of_half(
     return window_stats(half, outcome, start_ns, end_ns) if end_ns <= known_ns else None
 
 
-def window_stats(arrays: layout.PlanArrays, outcome: layout.Outcome, start_ns: int, end_ns: int) -> WindowFigures:
+def window_stats(arrays: layout.PlanArrays, outcome: layout.SimOutcome, start_ns: int, end_ns: int) -> WindowFigures:
     """Count what a simulated plan did in [start_ns, end_ns)."""
     requests = outcome.requests
     steps = outcome.steps[: outcome.totals["num_step_records"][0]]

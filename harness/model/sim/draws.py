@@ -223,7 +223,7 @@ def jittered_draw(
     )
 
 
-def run_draws(draws: Draws, config: EngineConfig) -> layout.Outcome:
+def run_draws(draws: Draws, config: EngineConfig) -> layout.SimOutcome:
     """Simulate all draws in one call: sums and requests of each plan, in the order of ``draws.arrays``.
 
     Raises PlanError when a request does not fit a slot or can never be admitted.
@@ -234,7 +234,7 @@ def run_draws(draws: Draws, config: EngineConfig) -> layout.Outcome:
     return run_batch(draws.arrays, config, draws.costs(config))
 
 
-def simulator_of(server: ServerSpec) -> Callable[[Draws, EngineConfig], layout.Outcome]:
+def simulator_of(server: ServerSpec) -> Callable[[Draws, EngineConfig], layout.SimOutcome]:
     """What simulates draws on a server: ``run_draws``, or for replicas behind a router what the plug-in offers."""
     return service("replicas", where="server.replicas").drawn(server) if server.is_routed else run_draws
 

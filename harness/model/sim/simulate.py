@@ -99,7 +99,7 @@ def run_batch(
     costs: CostModel | layout.CostArrays,
     *,
     evicts_by_last_use: bool = False,
-) -> layout.Outcome:
+) -> layout.SimOutcome:
     """Many plans, each on a fresh server: their sums and every request, without records of steps.
 
     costs: a model under paged rules; tables may differ from plan to plan. evicts_by_last_use: slots go by last use
@@ -123,7 +123,7 @@ def _run(  # noqa: PLR0913  # what a call of the kernel depends on
     room: tuple[int, int] = (0, 0),
     max_steps: int | None = None,
     evicts_by_last_use: bool = False,
-) -> layout.Outcome:
+) -> layout.SimOutcome:
     """room: for records of steps and of evictions. Raises PlanError when a request can never be admitted."""
     most_requests = int(arrays.plans["num_requests"].max())
     state = new_state(config, most_requests, with_events=False, evicts_by_last_use=evicts_by_last_use)
@@ -139,7 +139,7 @@ def run_arrays(
     config: EngineConfig,
     costs: CostModel | layout.CostArrays,
     max_steps: int | None = None,
-) -> layout.Outcome:
+) -> layout.SimOutcome:
     """Run one plan with every step and eviction recorded; raises PlanError when a request can never be admitted.
 
     costs: a model under paged rules.
@@ -162,7 +162,7 @@ def run_arrays(
         step_room, eviction_room = max(step_room, steps), max(eviction_room, evictions)
 
 
-def _result(arrays: layout.PlanArrays, outcome: layout.Outcome, interpolated: tuple[int, ...]) -> SimResult:
+def _result(arrays: layout.PlanArrays, outcome: layout.SimOutcome, interpolated: tuple[int, ...]) -> SimResult:
     totals = record_as_dict(outcome.totals, 0)
     same = ("decode_ns", "prefill_ns", "end_ns", "computed_tokens", "cached_tokens", "preemptions")
     return SimResult(
@@ -236,7 +236,7 @@ def run_paged(  # noqa: PLR0913  # what a call of the kernel depends on
     *,
     with_records: bool = False,
     max_steps: int = FAR,
-) -> layout.Outcome:
+) -> layout.SimOutcome:
     """Each plan on a fresh server, at its own costs: the tables that the compiled simulator gives of other rules.
 
     cost_models: one for each plan, or one for all. noise_seeds: one for each plan, see ``CostArrays``; default: no
@@ -261,7 +261,7 @@ def run_paged(  # noqa: PLR0913  # what a call of the kernel depends on
         room = needed
 
 
-def check_admitted(outcome: layout.Outcome, hint: str) -> None:
+def check_admitted(outcome: layout.SimOutcome, hint: str) -> None:
     """Raise PlanError naming the session whose request can never be admitted, if there is one."""
     stuck = outcome.totals["stuck_session"]
     if not np.any(stuck >= 0):
