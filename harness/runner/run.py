@@ -287,23 +287,7 @@ def _measure(
         if stop.now.is_set():
             process.kill()
             return None
-        target = Target(
-            launch.endpoint,
-            model=launch.model,
-            options=spec.client,
-            clock=clock,
-            request_timeout_ns=int(spec.limits.request_timeout_s * NS_PER_S),
-            records=writer.folder,
-            is_strict=launch.is_ours,
-            request=with_hints(spec.workload_of(run.condition).request, server),
-            replica_header=server.names_replica_in,
-        )
-        vocabulary = configured_vocabulary(server) if launch.is_ours else remembered_vocabulary(launch.endpoint)
-        target = replace(target, prompt_ids=PromptIds(token_id_range=range_within(vocabulary, plan.token_id_range)))
-        target = replace(target, text_sizes=text_sizes_of(target, plan, is_ours=launch.is_ours))
-        # Read here too, so that they are known where scrapes and logs are kept.
-        _ = RequestOptions(target.request)
-        target, started = (target, {}) if launch.is_ours else clean_start(target)
+        target, started = _target(run, launch, writer.folder, clock)
         if launch.warms_up:
             for each in launch.servers:
                 started = warm_up(plan, server, replace(target, endpoint=each.endpoint), stop.now)
@@ -337,6 +321,28 @@ def _measure(
         frozenset(neighbours),
         changes,
     )
+
+
+def _target(run: PlannedRun, launch: LaunchPlan, records: Path, clock: ScaledClock) -> tuple[Target, dict[str, Any]]:
+    """Whom the client asks and how, and what a clean start did on a server that is not ours."""
+    spec, server, is_ours = run.spec, run.server, launch.is_ours
+    target = Target(
+        launch.endpoint,
+        model=launch.model,
+        options=spec.client,
+        clock=clock,
+        request_timeout_ns=int(spec.limits.request_timeout_s * NS_PER_S),
+        records=records,
+        is_strict=is_ours,
+        request=with_hints(spec.workload_of(run.condition).request, server),
+        replica_header=server.names_replica_in,
+    )
+    vocabulary = configured_vocabulary(server) if is_ours else remembered_vocabulary(launch.endpoint)
+    target = replace(target, prompt_ids=PromptIds(token_id_range=range_within(vocabulary, run.plan.token_id_range)))
+    target = replace(target, text_sizes=text_sizes_of(target, run.plan, is_ours=is_ours))
+    # Read here too, so that they are known where scrapes and logs are kept.
+    _ = RequestOptions(target.request)
+    return (target, {}) if is_ours else clean_start(target)
 
 
 @contextmanager

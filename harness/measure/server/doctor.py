@@ -59,14 +59,13 @@ class Check:
 
 def run_checks(runs: Path = Path("runs")) -> list[Check]:
     """Checks for every backend. runs: folder of the sealed runs."""
+    return [*_of_installation(), *_of_machine(runs), *_of_replay(), *_of_programs()]
+
+
+def _of_installation() -> list[Check]:
     oldest, newest = PYTHON_RANGE
     libraries = required_libraries()
     missing = sorted(set(libraries) - package_versions(libraries).keys())
-    cores, total_bytes, source = num_cores(), psutil.virtual_memory().total, clock_source()
-    timer_problem, port_problem = _problem(lambda: DeadlineTimer().close()), _problem(free_port)
-    has_stamps, is_run_delay_known = kernel_stamps_arrive(), has_run_delay()
-    git = first_line_of("git", "--version")
-    compiler = next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
     return [
         Check(
             name="Python",
@@ -82,6 +81,12 @@ def run_checks(runs: Path = Path("runs")) -> list[Check]:
             need="the packages of requirements.lock",
             how="Run make setup",
         ),
+    ]
+
+
+def _of_machine(runs: Path) -> list[Check]:
+    cores, total_bytes = num_cores(), psutil.virtual_memory().total
+    return [
         Check(
             name="processor cores",
             ok=cores >= 2,
@@ -97,6 +102,14 @@ def run_checks(runs: Path = Path("runs")) -> list[Check]:
             how="Use a machine with more memory",
         ),
         check_disk(runs),
+    ]
+
+
+def _of_replay() -> list[Check]:
+    """What sends on time and knows when a chunk came."""
+    timer_problem, source = _problem(lambda: DeadlineTimer().close()), clock_source()
+    has_stamps, is_run_delay_known = kernel_stamps_arrive(), has_run_delay()
+    return [
         Check(
             name="timerfd",
             ok=not timer_problem,
@@ -140,6 +153,14 @@ def run_checks(runs: Path = Path("runs")) -> list[Check]:
             need=f"one of {', '.join(GOOD_CLOCK_SOURCES)}",
             how=f"Write tsc to {CLOCK_SOURCE} where the machine offers it",
         ),
+    ]
+
+
+def _of_programs() -> list[Check]:
+    """What servers and records need beside the harness."""
+    port_problem, git = _problem(free_port), first_line_of("git", "--version")
+    compiler = next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
+    return [
         Check(
             name="port on 127.0.0.1",
             ok=not port_problem,
