@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from harness.clock import NS_PER_MS
 from harness.extras.formats.reading import mark_replay
 from harness.extras.formats.trajectories import UNSTATED
 from harness.model.traces.account import ReadNotes
@@ -26,7 +27,6 @@ from harness.model.traces.base import (
 )
 from harness.model.traces.rounds import ASK_A_PERSON, Conversation, Log, Round, through_rounds
 
-NS_PER_MS = 1_000_000
 HELD_TO = "1.18.33"
 SEVERAL = "an answer of several calls"
 SEVERAL_BEFORE = "an answer of several calls before theirs was not read"

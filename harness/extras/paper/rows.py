@@ -19,7 +19,7 @@ from harness.judge.decisions.decide import Outcome
 from harness.judge.decisions.verdicts import decide_experiment
 from harness.measure.records import layout
 from harness.measure.records.run import SealedRun
-from harness.model.engine.cost import DeviceSpec
+from harness.model.engine.cost import GIB, DeviceSpec
 from harness.model.spec import ServerShape
 from harness.model.spec.rules import load_rule
 from harness.runner.calibrate import fit_runs
@@ -33,7 +33,6 @@ CONFIGURATIONS = {
 }
 FIT_SEED = 20261208
 SATURATION_SLOTS = (16, 24, 32)
-GIB = 1 << 30
 # A device serves when it holds more than this share of what the fullest one holds: the model lies evenly on them.
 SERVING_SHARE = 0.5
 # Only a host that can compile for the NPU has this package; the twin's stand-in has not.

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from harness.analysis.stats import median, quantile
+from harness.clock import NS_PER_MS
 from harness.extras.formats.vllm_sessions import ObservedRequest
-
-NS_PER_MS = 1e6
 
 
 class StepTimes(NamedTuple):
