@@ -171,16 +171,28 @@ def test_every_module_loads_on_this_interpreter() -> None:
 
 
 @pytest.mark.parametrize(
-    ("door", "most_lines"), [("harness.model.sim.simulate", 15_000), ("harness.measure.client.run", 8_400)]
+    ("module", "most_lines"), [("harness.model.sim.simulate", 15_000), ("harness.measure.client.run", 8_400)]
 )
-def test_who_reads_the_simulator_or_the_client_reads_little_else(door: str, most_lines: int) -> None:
+def test_who_reads_the_simulator_or_the_client_reads_little_else(module: str, most_lines: int) -> None:
     script = (
-        f"import sys, {door}; print(*(each.__file__ for each in sys.modules.values() if hasattr(each, '__file__')))"
+        f"import sys, {module}; print(*(each.__file__ for each in sys.modules.values() if hasattr(each, '__file__')))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     files = [Path(name) for name in done.stdout.split() if Path(name).is_relative_to(ROOT / "harness")]
     assert files
     assert sum(path.read_text(encoding="utf-8").count("\n") for path in files) < most_lines
+
+
+def test_no_two_public_classes_share_a_name() -> None:
+    """Files in a folder ``inside`` run in a vendor's process."""
+    places: dict[str, list[str]] = {}
+    for path in (ROOT / "harness").rglob("*.py"):
+        if "inside" not in path.parts:
+            for name in re.findall(r"^class ([A-Z]\w*)", path.read_text(encoding="utf-8"), re.MULTILINE):
+                places.setdefault(name, []).append(str(path.relative_to(ROOT)))
+    # An answer of a comparison and that of a tune, which holds some of the former.
+    places.pop("Answer")
+    assert {name: files for name, files in places.items() if len(files) > 1} == {}
 
 
 CITED = re.compile(r'docs/(\w[\w-]*\.md)((?:,? (?:and )?"[^"]+")*)')

@@ -1,4 +1,4 @@
-"""What names a server is checked at the door: none of it is ever read as an option of the command that it goes into."""
+"""What names a server is checked as it is read: none of it becomes an option of the command that it goes into."""
 
 from __future__ import annotations
 
