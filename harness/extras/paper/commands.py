@@ -106,15 +106,15 @@ def _perform_all(specs: Sequence[ExperimentSpec], paths: Sequence[Path], runs: P
     results: dict[int, tuple[str, int]] = {}
     num_printed, done = 0, 0.0
 
-    def perform(place: int, on_progress: Callable[[float], None]) -> tuple[str, int]:
+    def perform(place: int, on_share: Callable[[float], None]) -> tuple[str, int]:
         name = specs[place].name
 
         def on_progress(event: ProgressEvent, /) -> None:
             if isinstance(event, RunSealed):
-                on_progress(work[name][event.label])
+                on_share(work[name][event.label])
 
         found = _perform(specs[place], runs, str(paths[place]), resume=resume, on_progress=on_progress)
-        on_progress(analyses[name])
+        on_share(analyses[name])
         return found
 
     with time_left("catalogue") as show:
