@@ -46,7 +46,7 @@ class TestAnswers:
         "choice", [{"text": "to be"}, {"message": {"content": "to be"}}, {"delta": {"content": "to be"}}]
     )
     def test_a_text_is_kept_for_the_next_prompt_from_each_kind_of_choice(self, choice: dict[str, Any]) -> None:
-        answer = Answer(stream=False, needs_token_ids=False)
+        answer = ReceivedAnswer(stream=False, needs_token_ids=False)
         usage = {"prompt_tokens": 4, "completion_tokens": 2}
         piece = (1, b"", json.dumps({"id": "a", "choices": [choice], "usage": usage}).encode())
         answer.feed(piece)
