@@ -18,6 +18,7 @@ from harness.measure.server.ask import ask
 from harness.measure.server.process import free_port
 from tests.docs.pages import GUIDES, START, Block, blocks_of, page_text
 from tests.support.command_line import WIDTH, harness, lines_beyond, start_harness
+from tests.support.experiments import UNHURRIED_TOML
 from tests.support.processes import comes_true
 
 ANSWERS = {
@@ -103,7 +104,7 @@ def test_every_command_of_a_page_runs(
     port = free_port()
     for block in blocks_of(page_text(name)):
         if "file" in block.marks:
-            (folder / block.marks["file"]).write_text(on_port(port, block.text))
+            (folder / block.marks["file"]).write_text(unhurried(on_port(port, block.text)))
     printed: dict[str, str] = {}
     for block, command in commands_run(name):
         words = on_port(port, command.partition("  #")[0].rstrip())
@@ -127,6 +128,11 @@ def test_every_command_of_a_page_runs(
 def on_port(port: int, text: str) -> str:
     """The same with a port that nobody else on this machine has: other tests may run beside these."""
     return text.replace(THE_PAGES_PORT, str(port))
+
+
+def unhurried(text: str) -> str:
+    """An experiment without limits of its own: how busy this machine is decides nothing."""
+    return text + UNHURRIED_TOML if "[[condition]]" in text and "[limits]" not in text else text
 
 
 def called(words: str, folder: Path, shell: dict[str, str]) -> subprocess.CompletedProcess[str]:
