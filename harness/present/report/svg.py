@@ -95,10 +95,6 @@ def _no_manual(_artist: object) -> str:
     return ""
 
 
-def _no_setters(_inspector: object) -> list[str]:
-    return []
-
-
 class Sheet:
     """A context in which figures are drawn in the page's style; ``figure`` makes them, ``render`` ends them."""
 
@@ -108,12 +104,10 @@ class Sheet:
 
         # Each class of matplotlib writes its manual when it is loaded, a third of the loading; nobody reads it here.
         kwdoc, artist.kwdoc = artist.kwdoc, _no_manual
-        inspector = cast("Any", artist.ArtistInspector)
-        setters, inspector.get_setters = inspector.get_setters, _no_setters
         try:
             import_module("matplotlib.figure")
         finally:
-            artist.kwdoc, inspector.get_setters = kwdoc, setters
+            artist.kwdoc = kwdoc
         self._context: Any = mpl.rc_context(_STYLE)
 
     def __enter__(self) -> Sheet:
