@@ -1,8 +1,9 @@
 """Energy of a run: power samples of its devices, integrated over the time in flight.
 
-Between two samples power is taken to go straight from one to the other. What it did between them is not known: the
-error is half of what their difference makes, which holds where power moved one way only between them. Fewer than one
-sample a second say nothing, and give no energy.
+Between two samples power is taken to go straight from one to the other. What it did between them is not known. Where it
+moved one way only, it was at most as far from that line as the line is from the further sample: that is the error. Over
+the whole time between two samples it is half of what their difference makes. Fewer than one sample a second say
+nothing, and give no energy.
 """
 
 from __future__ import annotations
@@ -68,7 +69,9 @@ def energy_of(samples: Sequence[tuple[int, float]], flights: Sequence[Interval])
     passed = ((first_ns - at_ns[before]) + (last_ns - at_ns[before])) / 2 / np.diff(at_ns)[before]
     num_samples = np.searchsorted(at_ns, union[:, 1], side="right") - np.searchsorted(at_ns, union[:, 0])
     joules = ((watts[before] + moves * passed) * seconds).sum()
-    return Energy(float(joules), float((np.abs(moves) / 2 * seconds).sum()), int(num_samples.sum()))
+    # A piece may lie near one sample while power was that of the other all the time.
+    error = (np.abs(moves) * np.maximum(passed, 1 - passed) * seconds).sum()
+    return Energy(float(joules), float(error), int(num_samples.sum()))
 
 
 def _union(intervals: Sequence[Interval]) -> list[Interval]:

@@ -300,8 +300,9 @@ class ExperimentSummary:
         is_emulated = any(one.energy is not None and one.energy.is_emulated for one in known)
         return table_of(
             f"Energy in flight ({'emulated power' if is_emulated else 'measured power'})",
-            "Power between two samples is taken to go straight; the error is half of what each two differ by, which is "
-            "what sampling can have hidden where power moved one way only between two samples."
+            "Power between two samples is taken to go straight; the error is what sampling can have hidden where power "
+            "moved one way only between two samples: half of what they differ by, and up to all of it where requests "
+            "were in flight in a part of that time."
             + (" The power is emulated: no device that served was measured." if is_emulated else ""),
             [_energy_row(one) for one in known],
             self.origin,

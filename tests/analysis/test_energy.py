@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from itertools import accumulate, cycle, pairwise
+from itertools import accumulate, cycle, groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ def test_a_steady_power_gives_its_watts_times_the_seconds_in_flight() -> None:
     assert found.num_samples == 7 + 3
 
 
-def test_a_power_that_moves_is_taken_to_go_straight_and_its_error_is_half_of_each_move() -> None:
+def test_a_power_that_moves_is_taken_to_go_straight_and_its_error_reaches_the_further_sample() -> None:
     found = energy_of(every(1.0, [100.0, 200.0, 100.0]), [(0, 2 * NS_PER_S)])
     assert found is not None
     assert found.joules == pytest.approx(300.0)
@@ -46,6 +46,7 @@ def test_a_power_that_moves_is_taken_to_go_straight_and_its_error_is_half_of_eac
     part = energy_of(every(1.0, [100.0, 200.0]), [(NS_PER_S // 2, NS_PER_S)])
     assert part is not None
     assert part.joules == pytest.approx(87.5)
+    assert part.error_joules == pytest.approx(87.5 - 50.0)  # 100 W until the last instant
 
 
 @pytest.mark.parametrize(
@@ -72,13 +73,16 @@ def test_joules_are_those_of_a_second_opinion_that_adds_up_milliseconds(data: st
     flights = [tuple(sorted((data.draw(ends), data.draw(ends)))) for _ in range(data.draw(st.integers(1, 4)))]
     samples = [(at * ms, each) for at, each in zip(times, watts, strict=True)]
 
-    # A straight line between samples, in the middle of each millisecond in which a request was in flight.
+    # A straight line between samples, in the middle of each millisecond in which a request was in flight. On the way
+    # from sample to sample power may have been either's during all of a stretch.
     joules = error = 0.0
-    for at in range(times[-1]):
-        if any(start <= at < end for start, end in flights):
-            joules += float(np.interp(at + 0.5, times, watts)) / 1000
-            place = max(place for place, time in enumerate(times) if time <= at)
-            error += abs(watts[place + 1] - watts[place]) / 2 / 1000
+    for place, (first, last) in enumerate(pairwise(times)):
+        for is_flight, stretch in groupby(
+            range(first, last), lambda at: any(low <= at < high for low, high in flights)
+        ):
+            line = [float(np.interp(at + 0.5, times, watts)) for at in stretch] if is_flight else []
+            joules += sum(line) / 1000
+            error += max(abs(sum(line) - len(line) * watts[end]) for end in (place, place + 1)) / 1000
     found = energy_of(samples, [(start * ms, end * ms) for start, end in flights])
     if found is None:
         assert joules == 0
@@ -90,7 +94,11 @@ def test_joules_are_those_of_a_second_opinion_that_adds_up_milliseconds(data: st
 def walked(samples: list[tuple[int, float]], flights: list[tuple[int, int]]) -> tuple[float, float, int] | None:
     """Joules, error and samples by a walk over all samples for each stretch of time in flight."""
     ends = sorted({end for flight in flights for end in flight})
-    in_flight = [each for each in pairwise(ends) if any(low <= each[0] < high for low, high in flights)]
+    in_flight: list[tuple[int, int]] = []
+    for start_ns, end_ns in pairwise(ends):
+        if any(low <= start_ns < high for low, high in flights):
+            is_next = bool(in_flight) and in_flight[-1][1] == start_ns
+            in_flight.append((in_flight.pop()[0] if is_next else start_ns, end_ns))
     joules = error = 0.0
     covered_ns = 0
     for start_ns, end_ns in in_flight:
@@ -99,8 +107,9 @@ def walked(samples: list[tuple[int, float]], flights: list[tuple[int, int]]) -> 
             if first_ns < last_ns and after_ns - before_ns <= NS_PER_S:
                 slope = (after - before) / (after_ns - before_ns)
                 seconds = (last_ns - first_ns) / NS_PER_S
-                joules += (before + slope * ((first_ns + last_ns) / 2 - before_ns)) * seconds
-                error += abs(after - before) / 2 * seconds
+                line = before + slope * ((first_ns + last_ns) / 2 - before_ns)
+                joules += line * seconds
+                error += max(abs(line - before), abs(line - after)) * seconds
                 covered_ns += last_ns - first_ns
     if not in_flight or covered_ns < sum(end - start for start, end in in_flight):
         return None
@@ -130,6 +139,21 @@ def test_the_joules_of_a_known_power_are_within_the_error_where_power_moves_one_
     known = 400 + 50 / 3 * 64
     assert 0 < abs(found.joules - known) <= found.error_joules
     assert found.error_joules == pytest.approx(50 * 16 / 2 / per_s)
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_the_joules_of_a_power_that_steps_once_between_samples_are_within_the_error(data: st.DataObject) -> None:
+    ms = 1_000_000
+    times = list(accumulate(data.draw(st.lists(st.integers(1, 1000), min_size=1, max_size=8)), initial=0))
+    watts = [float(data.draw(st.integers(0, 400))) for _ in times]
+    steps = [data.draw(st.integers(first + 1, last)) for first, last in pairwise(times)]
+    start, end = sorted(data.draw(st.lists(st.integers(0, times[-1]), min_size=2, max_size=2, unique=True)))
+    known = sum(watts[sum(step <= at for step in steps)] for at in range(start, end)) / 1000
+    samples = [(at * ms, each) for at, each in zip(times, watts, strict=True)]
+    found = energy_of(samples, [(start * ms, end * ms)])
+    assert found is not None
+    assert abs(found.joules - known) <= found.error_joules + 1e-9
 
 
 @pytest.mark.parametrize(("backend", "word"), [("emulator", "emulated power"), ("attached", "measured power")])
