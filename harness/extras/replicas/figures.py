@@ -180,12 +180,11 @@ def figures_of(done: Served) -> ReplicaFigures:
     requests, served_by = done.requests, done.served_by
     anywhere = rearrivals(requests, done.plan, done.rule, ONE_POOL)
     here = rearrivals(requests, done.plan, done.rule, served_by)
-    reusable = sum(each.reusable_tokens for each in anywhere)
-    on_replica = sum(min(each.reusable_tokens, most.reusable_tokens) for each, most in zip(here, anywhere, strict=True))
-    kept = sum(
-        min(each.cached_tokens or 0, each.reusable_tokens, most.reusable_tokens)
-        for each, most in zip(here, anywhere, strict=True)
-    )
+    most = np.array([each.reusable_tokens for each in anywhere], dtype=np.int64)
+    each_kept = np.minimum([each.cached_tokens or 0 for each in anywhere], most)
+    # A replica that never saw the session may hold what other sessions share with it.
+    on_replica = int(np.maximum(np.minimum([each.reusable_tokens for each in here], most), each_kept).sum())
+    reusable, kept = int(most.sum()), int(each_kept.sum())
     parents, _kept = continuations(done.plan)
     spans: list[list[tuple[int, int]]] = [[] for _ in done.device_ns]
     for session, request, sent_ns, done_ns in values_of(requests, "session", "request", "sent_ns", "done_ns"):

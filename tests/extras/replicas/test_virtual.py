@@ -114,10 +114,10 @@ def test_replicas_together_serve_what_came_through_the_door(
     assert figures.generated_tokens == answered
 
 
-def two_turns(num_sessions: int, apart_ns: int) -> Plan:
+def two_turns(num_sessions: int, apart_ns: int, shared_tokens: int = 0) -> Plan:
     turns = (RequestPlan(0, 1000, 20, 50_000_000), RequestPlan(1020, 200, 20, 0))
     sessions = tuple(SessionPlan(index, index * apart_ns, None, None, turns) for index in range(num_sessions))
-    return Plan("drawn", 1, 0, "as-drawn", 0, (1000, 2000), sessions, {})
+    return Plan("drawn", 1, 0, "as-drawn", shared_tokens, (1000, 2000), sessions, {})
 
 
 def test_reuse_that_is_lost_by_routing_is_told_from_reuse_that_is_lost_by_eviction() -> None:
@@ -132,6 +132,14 @@ def test_reuse_that_is_lost_by_routing_is_told_from_reuse_that_is_lost_by_evicti
     evicted = figures_of_counted(played(two_turns(6, NS_PER_MS), tight, "session-affinity", 2))
     assert evicted.lost_by_routing_tokens == 0
     assert evicted.lost_by_eviction_tokens > 0
+
+
+@pytest.mark.parametrize("server", [ServerSpec(max_num_seqs=4, decode_buckets=(4,), kv_slots=8), PAGED])
+def test_what_sessions_share_is_kept_on_a_replica_that_never_saw_the_session(server: ServerSpec) -> None:
+    moved = figures_of_counted(played(two_turns(3, NS_PER_S * 10, shared_tokens=512), server, "round-robin", 2))
+    # The first return comes to a replica that has seen nothing yet, the others find what the sessions share.
+    assert (moved.num_home, moved.num_returns, moved.kept_tokens) == (0, 3, 2 * 512)
+    assert (moved.lost_by_routing_tokens, moved.lost_by_eviction_tokens) == (moved.reusable_tokens - 2 * 512, 0)
 
 
 def test_a_prefix_aware_router_reads_the_same_of_a_prompt_whatever_blocks_its_servers_have() -> None:
