@@ -38,12 +38,12 @@ class ReplicaFigures:
     """One plan on its replicas. Seconds are model seconds; tokens are of prompts.
 
     device_s: by replica, the sum of its step times (modelled device time, A). in_flight_s: by replica, the union of
-    what it had in flight (B). router_in_flight_s: the union of all. batches: by replica,
-    decode steps by (n, b). num_returns: answered requests that continue an
-    earlier one. num_home: of these, served by the replica that served the one before. reusable_tokens: what returning
-    prompts could reuse of the turn before, were all replicas one. lost_by_routing_tokens: of these, on another replica.
-    lost_by_eviction_tokens: on the same one, and not reused. kept_tokens: reused. ttft_s: of each request. session_s:
-    of each session, without its waits.
+    what it had in flight (B). router_in_flight_s: the union of all. batches: by replica, decode steps by (n, b).
+    num_returns: answered requests that continue an earlier one. num_home: of these, served by the replica that served
+    the one before. reusable_tokens: what returning prompts could reuse of the turn before, were all replicas one.
+    kept_tokens: of these, reused. lost_by_eviction_tokens: computed on the same replica, and not reused.
+    lost_by_routing_tokens: the rest, computed on another replica, evicted there since or not. ttft_s: of each request.
+    session_s: of each session, without its waits.
     """
 
     device_s: tuple[float, ...]
@@ -319,7 +319,8 @@ def compare_policies(played: Mapping[str, Sequence[ReplicaFigures]], origin: str
         table_of(
             "reuse of returning sessions",
             "home: returning requests served by the replica of the turn before. Shares of the tokens that they could "
-            "reuse, were all replicas one: kept; lost_routing: on another replica; lost_eviction: on the same, gone",
+            "reuse, were all replicas one: kept; lost_routing: computed on another replica, which may have evicted "
+            "them since; lost_eviction: on the same, gone",
             reuse,
             origin,
         ),
