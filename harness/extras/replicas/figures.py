@@ -93,12 +93,13 @@ class Served(NamedTuple):
 
 
 def figures_of_sealed(run: SealedRun) -> ReplicaFigures:
-    """The figures of a sealed run of several replicas; RecordsError where its records do not tell them."""
+    """The figures of a sealed run, of one server too; RecordsError where its records do not tell them."""
     servers, served_by, plan = servers_in(run), engines_of(run), run.plan_if_readable
-    if len(servers) == 1:
-        raise RecordsError("is a run of one server", where=run.label, hint="Set server.replicas in its experiment")
     requests = with_logged_prefills(run.table("requests"), run.table("kv_events"))
-    num_answered = sum(prompt is not None for (prompt,) in values_of(requests, "prompt_tokens"))
+    rows = values_of(requests, "session", "request", "prompt_tokens")
+    answered = [(session, request) for session, request, prompt in rows if prompt is not None]
+    if len(servers) == 1:
+        served_by = dict.fromkeys(answered, 0)
     costs = [
         modelled(
             server.steps,
@@ -110,7 +111,7 @@ def figures_of_sealed(run: SealedRun) -> ReplicaFigures:
         for number, server in enumerate(servers)
     ]
     known = [cost.total_ns for cost in costs if cost is not None]
-    unknown = num_answered - len(served_by)
+    unknown = len(answered) - len(served_by)
     if plan is None or unknown:
         raise RecordsError(
             "its plan cannot be read" if plan is None else f"nobody says which replica served {unknown} requests",
@@ -140,6 +141,8 @@ def figures_by_condition(valid: Sequence[SealedRun]) -> dict[str, list[ReplicaFi
         raise SpecError(
             "no replicate has a valid run of every condition", where=where, hint="`harness runs` lists them"
         )
+    if all(len(servers_in(run)) == 1 for run in valid):
+        raise RecordsError("has runs of one server only", where=valid[0].experiment, hint="Set server.replicas in it")
     order = list(dict.fromkeys(condition.name for condition in valid[0].spec.condition))
     return {
         name: [figures_of_sealed(run) for run in by_condition[name] if run.replicate in common]

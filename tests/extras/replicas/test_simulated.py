@@ -10,8 +10,8 @@ from harness.analysis import run_figures
 from harness.analysis.logs.derive import rebuild
 from harness.analysis.logs.replicas import engines_of, servers_in
 from harness.analysis.summary import summarise
-from harness.errors import SpecError
-from harness.extras.replicas.figures import figures_of_sealed
+from harness.errors import RecordsError, SpecError
+from harness.extras.replicas.figures import figures_by_condition, figures_of_sealed
 from harness.extras.replicas.policies import policy_named
 from harness.measure.records.run import SealedRun
 from harness.measure.records.store import RunStore
@@ -77,6 +77,12 @@ def test_the_report_shows_what_routing_lost_and_each_replicas_share(tmp_path: Pa
     runs = run_experiment(spec, runs_root=tmp_path).runs
     shown = {one.name: one for one in routing_of(runs)}
     assert list(shown) == ["rotates", "keeps"], "one server is behind no router"
+    (alone,) = figures_by_condition(runs)["alone"]
+    assert (alone.num_home, alone.lost_by_routing_tokens) == (alone.num_returns, 0)
+    (of_one,) = (run for run in runs if run.condition == "alone")
+    assert alone.device_s == pytest.approx(((run_figures(of_one).a_ns or 0) / 1e9,))
+    with pytest.raises(RecordsError, match="runs of one server only"):
+        figures_by_condition([of_one])
     for name, one in shown.items():
         figures = [figures_of_sealed(run) for run in runs if run.condition == name]
         reusable = sum(each.reusable_tokens for each in figures)
