@@ -250,7 +250,10 @@ def _with_keys(draft: Draft, keys: Mapping[str, Any], words: str, note: str = ""
     name = "-".join([*parts, *([f"{len(sizes)}-sizes"] if sizes else [])])
     lines: list[Line] = [("[[condition]]", "what it changes: harness explain server"), (f'name = "{name}"', "")]
     lines += [(f"server.{key} = {json.dumps(value)}", "") for key, value in keys.items()]
-    return draft.asking(f"Do {words} lower the cost of these agents?", lines, note)
+    question = f"Do {words} lower the cost of these agents?"
+    if words.startswith("compile "):
+        question = f"Does it pay for these agents to {words}?"
+    return draft.asking(question, lines, note)
 
 
 def _fitted(draft: Draft) -> Draft:

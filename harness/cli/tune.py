@@ -192,7 +192,8 @@ def _places(candidates: Sequence[str]) -> dict[str, str]:
     places: dict[str, str] = {}
     for text in candidates:
         name, separator, place = text.partition("=")
-        is_place = place.startswith(("http://", "https://")) or Path(place).is_dir()
+        # An empty place would be the working folder.
+        is_place = bool(place) and (place.startswith(("http://", "https://")) or Path(place).is_dir())
         if not separator or name not in ("smallest", "best", "proposed") or not is_place:
             hint = "Write best=http://HOST:PORT, of a compiled model best=FOLDER; or smallest=, or of agents proposed="
             raise SpecError(f"{text!r} is no NAME=URL of a candidate", where="--candidate", hint=hint)

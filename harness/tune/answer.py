@@ -213,10 +213,14 @@ def commands(spec: ExperimentSpec, setup: Setup, base: Baseline, backend: str = 
         yield f"{shlex.join(words)} --max-num-seqs {setup.max_num_seqs}{captured}{blocks}{caching} {more}".rstrip()
         return
     if kind.has_device or server.artifact:
-        compiled = {"batch_size": setup.max_num_seqs, "decoder_batch_sizes": list(setup.decode_buckets)}
-        yield f"compile with {json.dumps(compiled)}: harness server compile FILE (docs/guides/npu.md)"
+        compiled: dict[str, Any] = {
+            "batch_size": setup.max_num_seqs,
+            "decoder_batch_sizes": list(setup.decode_buckets),
+        }
+        # A server can be started with fewer slots than were compiled, never with more.
         if setup.kv_slots not in (None, setup.max_num_seqs):
-            yield f"serve it with --num-gpu-blocks-override {setup.kv_slots}"
+            compiled["kvcache_num_blocks"] = setup.kv_slots
+        yield f"compile with {json.dumps(compiled)}: harness server compile FILE (docs/guides/npu.md)"
         return
     memory = f" --kv-slots {setup.kv_slots}" if setup.kv_slots is not None else ""
     memory += f" --num-gpu-blocks {setup.num_gpu_blocks}" if has_blocks else ""

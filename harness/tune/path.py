@@ -556,7 +556,8 @@ class Tune:
         except SpecError as error:
             setups = {name: option.setup for name, option in wanted.candidates.items()}
             hint = f"Asked for: {'; '.join(self._commands(setups, wanted.base))}"
-            raise SpecError(error.what, where="--candidate", hint=hint) from error
+            where = f"{'--candidate ' * bool(self.candidates)}{error.where or ''}".strip()
+            raise SpecError(error.what, where=where, hint=hint) from error
 
     def _performed(self, spec: ExperimentSpec, folder: TuneFolder, **options: Any) -> ExperimentOutcome:
         """The experiment with all its runs; runs that a busy machine made INVALID are repeated."""

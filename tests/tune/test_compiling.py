@@ -190,7 +190,9 @@ def test_a_model_that_was_compiled_elsewhere_is_taken_in_its_place(host: Path) -
 
 def test_a_model_that_is_not_as_asked_is_refused_before_anything_is_fixed(host: Path) -> None:
     other = write_artifact(host / "elsewhere", kvcache_num_blocks=12)
-    with pytest.raises(SpecError, match="--candidate: does not fit the experiment: kv_slots is 16, compiled 12"):
+    with pytest.raises(
+        SpecError, match=r"--candidate .*elsewhere.*: does not fit the experiment: kv_slots is 16, compiled 12"
+    ):
         tune([], candidates={"best": str(other)}).run()
     assert not (FOLDER / "frozen.json").exists()
     with pytest.raises(SpecError, match=r"there is no candidate 'smallest'\. Use one of best"):
@@ -217,6 +219,7 @@ def test_a_tune_that_was_killed_while_it_compiled_goes_on_and_takes_no_half_mode
 def test_what_the_machine_lacked_is_tried_again_and_nothing_is_fixed_before() -> None:
     for trouble, words in (
         ("raise OSError(28, os.strerror(28))", r"the disk is full: OSError: \[Errno 28\]"),
+        ("raise OSError(13, os.strerror(13))", r"a file cannot be used: PermissionError: \[Errno 13\]"),
         ("os.kill(os.getpid(), 9)", r"the compiler was ended by signal 9 \(Killed\): compiling graph 3"),
     ):
         TROUBLE.write_text(trouble)
@@ -261,7 +264,10 @@ def test_a_model_of_which_nobody_knows_the_source_is_asked_for() -> None:
     answer = tune(said).run().answer
     assert answer.why == "compile these models, then give the same command with --candidate best=FOLDER"
     assert any("models/today: has no harness-artifact.json" in line for line in said)
-    assert any('best: compile with {"batch_size": 8, "decoder_batch_sizes": [1, 2, 4, 8]}' in line for line in said)
+    assert any(
+        'best: compile with {"batch_size": 8, "decoder_batch_sizes": [1, 2, 4, 8], "kvcache_num_blocks": 16}' in line
+        for line in said
+    )
 
 
 def test_the_model_of_more_agents_is_compiled_too(host: Path) -> None:

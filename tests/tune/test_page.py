@@ -98,7 +98,11 @@ def test_only_a_prediction_is_called_predicted() -> None:
     ("backend", "server", "command"),
     [
         ("emulator", {}, "harness server emulator --max-num-seqs 8 --decode-buckets 1,2,4,8 --kv-slots 16"),
-        ("rbln", {"artifact": "model"}, 'compile with {"batch_size": 8, "decoder_batch_sizes": [1, 2, 4, 8]}'),
+        (
+            "rbln",
+            {"artifact": "model"},
+            'compile with {"batch_size": 8, "decoder_batch_sizes": [1, 2, 4, 8], "kvcache_num_blocks": 16}',
+        ),
         ("vllm", {"model": "Qwen/Qwen3-4B"}, "vllm serve Qwen/Qwen3-4B --max-model-len 8192 --max-num-seqs 8"),
     ],
 )

@@ -48,6 +48,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"agents": 4}, "--agents: goes with --from"),
     ({"candidate": ["best"]}, "--candidate: 'best' is no NAME=URL"),
     ({"candidate": ["other=http://a:1"]}, "--candidate: 'other=http://a:1' is no NAME=URL"),
+    ({"candidate": ["best="]}, "--candidate: 'best=' is no NAME=URL"),
     ({"candidate": ["best=a:1"]}, "--candidate: 'best=a:1' is no NAME=URL"),
     ({"candidate": ["best=http://a:1", "best=http://a:2"]}, "--candidate: 'best' is given twice"),
     ({"candidate": ["best=http://a:1"]}, "--candidate: backend sim starts the servers of its candidates itself"),

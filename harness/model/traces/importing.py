@@ -197,5 +197,7 @@ def _nothing_read(files: Sequence[Path], chosen: str, notes: ReadNotes, *, is_gi
 
 
 def _unknown_format(path: Path) -> SpecError:
-    what = "is empty" if path.stat().st_size == 0 else "is in no known format"
-    return SpecError(what, where=str(path), hint=f"Say which with --format: {', '.join(TRACE_FORMATS)}")
+    if path.stat().st_size == 0:
+        return SpecError("is empty", where=str(path), hint="Give a recording with requests")
+    hint = f"Say which with --format: {', '.join(TRACE_FORMATS)}"
+    return SpecError("is in no known format", where=str(path), hint=hint)

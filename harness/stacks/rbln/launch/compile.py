@@ -300,6 +300,8 @@ def _failed(returncode: int, log: Path) -> HarnessError:
         return ServerError(what, where=str(log), hint="Compile again, with more memory where that was short")
     if any(os.strerror(errno.ENOSPC) in line for line in message):
         return ServerError(f"the disk is full: {message[-1]}", where=str(log), hint="Free some space and compile again")
+    if any(os.strerror(code) in message[-1] for code in (errno.EACCES, errno.EPERM, errno.EROFS, errno.EDQUOT)):
+        return ServerError(f"a file cannot be used: {message[-1]}", where=str(log), hint="Allow it and compile again")
     return SpecError(
         f"the stack refuses to compile it: {message[-1]}",
         where=str(log),
