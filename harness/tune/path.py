@@ -556,7 +556,7 @@ class Tune:
         except SpecError as error:
             setups = {name: option.setup for name, option in wanted.candidates.items()}
             hint = f"Asked for: {'; '.join(self._commands(setups, wanted.base))}"
-            where = f"{'--candidate ' * bool(self.candidates)}{error.where or ''}".strip()
+            where = f"{'--candidate ' * bool(self.candidates)}{error.where or ''}".strip() or None
             raise SpecError(error.what, where=where, hint=hint) from error
 
     def _performed(self, spec: ExperimentSpec, folder: TuneFolder, **options: Any) -> ExperimentOutcome:
