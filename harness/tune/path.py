@@ -30,7 +30,7 @@ from harness.runner.progress import predicted_replay_s
 from harness.table import with_error
 from harness.tune.answer import Answer, answer, commands, sessions_answer, tuned_text, without_search
 from harness.tune.capacity import PROPOSED, Capacity
-from harness.tune.compiling import FOLDER, Compiler, about
+from harness.tune.compiling import FOLDER, Compiler, Say, about
 from harness.tune.confirm import (
     BASE,
     LEAST_BLOCKS,
@@ -101,7 +101,6 @@ class Perform(Protocol):
         ...
 
 
-Say = Callable[[str], None]
 T = TypeVar("T")
 
 

@@ -153,19 +153,14 @@ def compile_artifact(
     """
     for warning in spec.warnings:
         on_progress(f"warning: {warning}")
-    folder = artifact_folder(spec, root, exporter)
+    name = re.sub(r"[^a-z0-9.-]+", "-", Path(spec.model).name.lower()).strip("-") or "model"
+    folder = root.absolute() / f"{name}-{exporter.key(spec)}"
     with ServerError.on_os_error("cannot be written", where=folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _lock(folder.with_name(f".{folder.name}.lock"), on_progress) as lock:
             if folder.exists():
                 return registered_artifact(folder)
             return _compile(spec, folder, exporter, on_progress, lock)
-
-
-def artifact_folder(spec: CompileSpec, root: Path, exporter: Exporter) -> Path:
-    """Where the artifact of ``spec`` is, or would be, below ``root``; where it is, it is whole."""
-    name = re.sub(r"[^a-z0-9.-]+", "-", Path(spec.model).name.lower()).strip("-") or "model"
-    return root.absolute() / f"{name}-{exporter.key(spec)}"
 
 
 def registered_artifact(folder: Path, *, check_hashes: bool = False) -> Artifact:
