@@ -7,30 +7,6 @@ import json
 from harness.stacks.vllm.step_log import COLUMNS, FORMAT
 
 
-def tpu_batch(number: int, prefill: int, decode: int, requests: int, padded: int) -> dict[str, object]:
-    """A batch as tpu-inference 0.32.0 writes it."""
-    return {
-        "batch_id": number,
-        "total_num_scheduled_tokens": prefill + decode,
-        "num_prefill_tokens": prefill,
-        "num_decode_tokens": decode,
-        "padded_total_num_scheduled_tokens": padded,
-        "num_reqs": requests,
-        "min_kv_len": 900,
-        "phase": "DECODE_ONLY" if not prefill else "PREFILL_ONLY" if not decode else "BALANCED",
-    }
-
-
-def gaudi_counter(**arguments: object) -> dict[str, object]:
-    """A counter event of Gaudi's profiler, after its documents."""
-    return {"pid": 7, "tid": 1, "ph": "C", "name": "utils", "ts": 1764000000000000.0, "args": arguments}
-
-
-def gaudi_file(*events: dict[str, object]) -> bytes:
-    """Events as a running server leaves them: an open array on one line."""
-    return ("[" + "".join(json.dumps(event) + "," for event in events)).encode()
-
-
 def rbln_shape(n: int, b: int, *, query: int = 1, prefill: int = 0, idle: int = 0, route: str = "LOCAL") -> str:
     """A debug line of vllm-rbln 0.12.0's native path."""
     return (
@@ -61,15 +37,6 @@ VLLM_HEADER = {
 }
 SAMPLES = {
     "vLLM 0.30.0": lines(VLLM_HEADER, vllm_step(1, 3, 4), vllm_step(2, 3, 4), vllm_step(3, 9, 9, "NONE")),
-    "tpu-inference 0.32.0": lines(
-        tpu_batch(1, 900, 0, 1, 1024), tpu_batch(2, 0, 3, 3, 16), tpu_batch(3, 64, 3, 4, 128), tpu_batch(4, 0, 3, 3, 16)
-    ),
-    "Gaudi, from documents": gaudi_file(
-        {"pid": 7, "tid": 3, "ph": "X", "name": "model_executable", "ts": 1.0, "dur": 2.0, "args": None},
-        gaudi_counter(prompt_bucket_batch_size=1, prompt_batch_size=1, prompt_bucket_seq_len=1024, prompt_seq_len=900),
-        gaudi_counter(decode_bucket_batch_size=4, decode_batch_size=3, decode_seq_len=910),
-        gaudi_counter(decode_bucket_batch_size=8, decode_batch_size=5, decode_seq_len=911),
-    ),
     "vllm-rbln 0.12.0, native": "\n".join(
         [
             "INFO 11-23 10:00:00 [api_server.py:1] started",

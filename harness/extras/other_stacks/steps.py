@@ -1,4 +1,4 @@
-"""Files of engine steps that a server of any stack wrote, and the padding p and h(n) of their decode steps.
+"""Files of engine steps that vLLM or vllm-rbln wrote, and the padding p and h(n) of their decode steps.
 
 A file is recognised by its content and read into the columns of vLLM's step log. A damaged record is counted and
 quoted, never repaired. A value that a stack does not show is null.
@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
-import pydantic_core
 
 from harness.clock import NS_PER_MS
 from harness.errors import RecordsError
 from harness.stacks.vllm.core_steps import MARK
-from harness.stacks.vllm.step_log import MAX_COUNT, SCHEMA, read_step_log
+from harness.stacks.vllm.step_log import SCHEMA, read_step_log
 from harness.table import Table
 
 
@@ -54,134 +53,6 @@ class ForeignSteps:
 def _step_table(records: Iterable[Mapping[str, Any]]) -> pa.Table:
     """Records by column name as a table of ``SCHEMA``; what a record lacks is null."""
     return pa.Table.from_pylist([dict(record) for record in records], schema=SCHEMA)
-
-
-def _json_object(text: bytes) -> dict[str, Any]:
-    """The JSON object in ``text``; empty where there is none."""
-    try:
-        value = pydantic_core.from_json(text)
-    except ValueError:
-        return {}
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_COUNT
-
-
-_BATCH_COUNTS = (
-    "batch_id",
-    "total_num_scheduled_tokens",
-    "num_prefill_tokens",
-    "num_decode_tokens",
-    "padded_total_num_scheduled_tokens",
-    "num_reqs",
-)
-_TPU_NOTES = (
-    "times, graph modes, KV use and prefix hits: tpu-inference does not write them to this file",
-    "tokens are padded, not requests: b is the padded number of tokens of a decode step",
-    "a prompt whose last chunk is one token is counted as a decode request by tpu-inference",
-    "the file is written every 100 steps: a killed server loses the last ones",
-)
-
-
-def _read_tpu(content: bytes) -> ForeignSteps:
-    """Batches of tpu-inference, the TPU plugin of vLLM; a line that is no batch, or out of order, is damaged.
-
-    Source: tpu-inference 0.32.0, runner/utils.py (get_batch_composition_stats, AggregatedStatsLogger).
-    """
-    records: list[dict[str, Any]] = []
-    damaged: list[bytes] = []
-    last_id = num_missing = 0
-    for line in content.splitlines():
-        batch = _json_object(line)
-        if not _is_batch(batch) or batch["batch_id"] <= last_id:
-            damaged.append(line)
-            continue
-        num_missing += batch["batch_id"] - last_id - 1
-        last_id = batch["batch_id"]
-        records.append(_batch_record(batch))
-    missing = (f"{num_missing} batches are missing: their numbers are not in the file",) if num_missing else ()
-    return ForeignSteps("tpu-inference (format of 0.32.0)", _step_table(records), damaged, (*missing, *_TPU_NOTES))
-
-
-def _is_batch(batch: Mapping[str, Any]) -> bool:
-    if not all(_is_count(batch.get(name)) for name in _BATCH_COUNTS):
-        return False
-    tokens = batch["num_prefill_tokens"] + batch["num_decode_tokens"]
-    return (
-        batch["num_reqs"] <= tokens
-        and tokens == batch["total_num_scheduled_tokens"] <= batch["padded_total_num_scheduled_tokens"]
-    )
-
-
-def _batch_record(batch: Mapping[str, Any]) -> dict[str, Any]:
-    padded = batch["padded_total_num_scheduled_tokens"]
-    num_requests = batch["num_reqs"]
-    record = {
-        "unpadded_tokens": batch["total_num_scheduled_tokens"],
-        "padded_tokens": padded,
-        "context_tokens": batch["num_prefill_tokens"],
-        "generation_tokens": batch["num_decode_tokens"],
-    }
-    if not batch["total_num_scheduled_tokens"]:
-        return record | {"kind": "idle"}
-    if batch["num_prefill_tokens"]:
-        return record | {"kind": "mixed" if batch["num_decode_tokens"] else "prefill"}
-    if batch["num_decode_tokens"] != num_requests:
-        return record | {"kind": "speculative"}
-    return record | {"kind": "decode", "n": num_requests, "b": padded}
-
-
-# The file is a JSON array that a running server leaves open, all events on one line.
-_EVENT_START = re.compile(rb'(?=\{\s*"pid")')
-_GAUDI_NOTES = (
-    "times, graph modes, KV use and prefix hits are not read from this file",
-    "whether warm-up steps are in the file is not known: start reading after the warm-up, or leave their sizes out",
-    "query lengths and context blocks are padded to buckets too: this padding is not in b",
-)
-
-
-def _read_gaudi(content: bytes) -> ForeignSteps:
-    """Events of a profile, which name a batch and the bucket it was padded to.
-
-    An event that is no JSON, or whose bucket is smaller than its batch, is damaged. Read from documents only: no
-    package of it was available. Its wall-clock times are not read, since no other record of a run has that clock.
-    """
-    records: list[dict[str, Any]] = []
-    damaged: list[bytes] = []
-    for part in _EVENT_START.split(content):
-        text = part.strip(b" \t\r\n,[]")
-        if not text:
-            continue
-        event = _json_object(text)
-        steps = _steps_of_event(event) if event else None
-        if steps is None:
-            damaged.append(text)
-        else:
-            records += steps
-    source = "vLLM on Gaudi (format from documents, no release read)"
-    return ForeignSteps(source, _step_table(records), damaged, _GAUDI_NOTES)
-
-
-def _steps_of_event(event: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-    """The steps that an event counts, mostly none; None where its counts cannot be right."""
-    given = event.get("args")
-    arguments = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
-    steps: list[dict[str, Any]] = []
-    for phase in ("prompt", "decode"):
-        names = (f"{phase}_batch_size", f"{phase}_bucket_batch_size")
-        if not any(name in arguments for name in names):
-            continue
-        n, b = (arguments.get(name) for name in names)
-        if not (_is_count(n) and _is_count(b)) or cast("int", n) > cast("int", b):
-            return None
-        if phase == "prompt":
-            steps.append({"context_requests": n, "kind": "prefill"})
-            continue
-        tokens = {"unpadded_tokens": n, "padded_tokens": b, "generation_requests": n}
-        steps.append(tokens | ({"kind": "decode", "n": n, "b": b} if n else {"kind": "idle"}))
-    return steps
 
 
 NATIVE_MARK = b"RBLN batch: dp_rank="
@@ -228,44 +99,6 @@ def _shape_record(shape: re.Match[bytes]) -> dict[str, Any]:
     return record | ({"kind": "decode", "n": n, "b": b} if query == 1 else {"kind": "speculative"})
 
 
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    """How the files of a package are read. how: the way to get such a file. mark: bytes that only such a file has."""
-
-    package: str
-    how: str
-    mark: bytes
-    read: Callable[[bytes], ForeignSteps]
-
-
-_READERS = (
-    _Reader(
-        "tpu-inference",
-        "AGGREGATED_STATS_DIR=FOLDER writes all_batches_stats_*.jsonl",
-        b'"padded_total_num_scheduled_tokens"',
-        _read_tpu,
-    ),
-    _Reader(
-        "vllm-gaudi",
-        "VLLM_PROFILER_ENABLED=true writes server_events_*.json",
-        b'_bucket_batch_size"',
-        _read_gaudi,
-    ),
-    _Reader(
-        "vllm-rbln",
-        "VLLM_LOGGING_LEVEL=DEBUG logs each shape of the native path once",
-        NATIVE_MARK,
-        _read_native,
-    ),
-)
-"""Beside vLLM's step log."""
-
-
-def ways_to_steps(packages: Collection[str] | None = None) -> list[str]:
-    """How each stack, or each of these packages, writes its steps to a file."""
-    return [f"{reader.package}: {reader.how}" for reader in _READERS if packages is None or reader.package in packages]
-
-
 def read_steps(content: bytes, *, where: str = "step file") -> ForeignSteps:
     """The steps in a file of any known stack; RecordsError for any other file."""
     if any(mark in content.partition(b"\n")[0] for mark in (b'"vllm_step_log"', MARK)):
@@ -278,15 +111,27 @@ def read_steps(content: bytes, *, where: str = "step file") -> ForeignSteps:
         lost = f"{core.num_missing} steps are not in the file, {core.num_unended} never ended"
         notes = (*([lost] if core.num_missing or core.num_unended else []), *log.unseen)
         return ForeignSteps(f"{name}, engine core {log.engines[0]}", log.steps, damaged, notes, requests=core.requests)
-    for reader in _READERS:
-        if reader.mark in content:
-            return reader.read(content)
-    known = "; ".join(ways_to_steps())
+    if NATIVE_MARK in content:
+        return _read_native(content)
+    for mark, stack in _NO_LONGER_READ.items():
+        if mark in content:
+            raise RecordsError(
+                f"is a step file of {stack}, which this version does not read",
+                where=where,
+                hint="rbln-harness 0.1.0 at commit 1d08ee51 reads it: harness stack steps FILE",
+            )
     raise RecordsError(
         "is no file of steps that is known",
         where=where,
-        hint=f"Known are vLLM's step log (docs/reference/step-files.md) and {known}",
+        hint="Known are vLLM's step log (docs/reference/step-files.md) and a debug log of vllm-rbln's native path "
+        "(VLLM_LOGGING_LEVEL=DEBUG)",
     )
+
+
+_NO_LONGER_READ = {
+    b'"padded_total_num_scheduled_tokens"': "tpu-inference",
+    b'_bucket_batch_size"': "vLLM on Gaudi",
+}
 
 
 def load_steps(path: Path) -> ForeignSteps:

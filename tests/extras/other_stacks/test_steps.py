@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from step_files import SAMPLES, gaudi_counter, gaudi_file, lines, rbln_shape, tpu_batch
+from step_files import SAMPLES, rbln_shape
 from typer.testing import CliRunner
 
 from harness.cli.tree import app
@@ -45,63 +45,6 @@ def test_padding_and_h_of_a_step_log_of_vllm() -> None:
     assert padding.eager_by_shape == {(3, 4): 0, (9, 9): 1}
 
 
-def test_only_pure_decode_steps_of_tpu_inference_count_as_decode_steps() -> None:
-    file = read_steps(SAMPLES["tpu-inference 0.32.0"])
-    assert file.num_by_kind == {"prefill": 1, "decode": 2, "mixed": 1}
-    padding = padding_of(file)
-    assert padding.steps_by_shape == {(3, 16): 2}
-    assert padding.p == pytest.approx(13 / 16)
-    assert padding.eager_by_shape is None
-
-
-def test_a_speculative_step_of_tpu_inference_is_no_decode_step() -> None:
-    file = read_steps(lines(tpu_batch(1, 0, 12, 3, 16)))
-    assert file.num_by_kind == {"speculative": 1}
-    assert not shapes(file)
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        b'{"batch_id": 5, "total_num_sch',
-        lines(tpu_batch(2, 0, 3, 3, 16)).strip(),
-        lines(tpu_batch(9, 0, 32, 32, 16)).strip(),
-        lines(tpu_batch(9, 0, 3, 3, 16) | {"num_reqs": True}).strip(),
-        lines(tpu_batch(9, 0, 3, 3, 16) | {"num_reqs": 10**30}).strip(),
-        lines(tpu_batch(9, 0, 3, 5, 16)).strip(),
-        b"\xff\xfe",
-        b"",
-    ],
-)
-def test_a_damaged_batch_is_counted_with_the_first_of_them_and_left_out(damage: bytes) -> None:
-    file = read_steps(SAMPLES["tpu-inference 0.32.0"] + damage + b"\n[]\n")
-    assert len(file.damaged) == 2
-    assert file.first_damaged == damage[:120].decode("utf-8", "replace")
-    assert shapes(file) == {(3, 16): 2}
-
-
-def test_batches_that_are_not_in_the_file_are_noted() -> None:
-    file = read_steps(lines(tpu_batch(1, 0, 3, 3, 16), tpu_batch(5, 0, 3, 3, 16)))
-    assert file.notes[0].startswith("3 batches are missing")
-
-
-def test_a_profiler_file_of_gaudi_is_read_while_its_array_is_still_open() -> None:
-    file = read_steps(SAMPLES["Gaudi, from documents"])
-    assert shapes(file) == {(3, 4): 1, (5, 8): 1}
-    assert file.num_by_kind == {"prefill": 1, "decode": 2}
-    assert "documents" in file.source
-    closed = SAMPLES["Gaudi, from documents"].rstrip(b",") + b"]\n"
-    assert shapes(read_steps(closed)) == shapes(file)
-
-
-def test_a_bucket_of_gaudi_smaller_than_its_batch_and_a_torn_event_are_damaged() -> None:
-    good = gaudi_counter(decode_bucket_batch_size=4, decode_batch_size=3)
-    bad = gaudi_counter(decode_bucket_batch_size=2, decode_batch_size=3)
-    file = read_steps(gaudi_file(good, bad, good)[:-40])
-    assert shapes(file) == {(3, 4): 1}
-    assert len(file.damaged) == 2
-
-
 def test_shapes_of_the_native_path_of_rbln_have_no_counts() -> None:
     file = read_steps(SAMPLES["vllm-rbln 0.12.0, native"])
     assert not file.has_each_step
@@ -121,30 +64,36 @@ def test_a_changed_shape_line_of_rbln_is_damaged() -> None:
     assert len(file.damaged) == 2
 
 
-def test_another_file_is_refused_with_the_files_that_are_known(tmp_path: Path) -> None:
-    with pytest.raises(RecordsError, match="no file of steps") as refused:
-        read_steps(b"hello\n")
-    assert "all_batches_stats" in str(refused.value.hint)
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"hello\n", "no file of steps"),
+        (b'{"batch_id": 1, "padded_total_num_scheduled_tokens": 16}\n', "tpu-inference"),
+        (b'[{"pid": 7, "args": {"decode_bucket_batch_size": 4}},', "Gaudi"),
+    ],
+)
+def test_another_file_is_refused_with_what_it_is_and_what_is_read(content: bytes, words: str, tmp_path: Path) -> None:
+    with pytest.raises(RecordsError, match=words) as refused:
+        read_steps(content)
+    assert refused.value.hint
     with pytest.raises(RecordsError, match="cannot be read"):
         load_steps(tmp_path / "absent")
 
 
 def test_the_command_prints_tables_and_json(tmp_path: Path) -> None:
-    file = tmp_path / "all_batches_stats_x.jsonl"
-    file.write_bytes(SAMPLES["tpu-inference 0.32.0"] + b"torn")
+    file = tmp_path / "core_steps.jsonl"
+    file.write_bytes(SAMPLES["vLLM 0.30.0"] + b"torn")
     printed = CliRunner().invoke(app, ["stack", "steps", str(file)]).stdout
-    assert "tpu-inference" in printed
+    assert "vLLM 0.30.0" in printed
     assert "first damaged line: 'torn'" in printed
     report = json.loads(CliRunner().invoke(app, ["stack", "steps", str(file), "--format", "json"]).stdout)
-    assert report["padding_p"] == pytest.approx(13 / 16)
+    assert report["padding_p"] == pytest.approx(2 / 17)
     assert (report["damaged_lines"], report["first_damaged"]) == (1, "torn")
-    assert report["shapes"] == [
-        {
-            "n": 3,
-            "b": 16,
-            "steps": 2,
-            "share_of_decode_steps": 1.0,
-            "steps_with_n": 2,
-            "steps_without_graph": None,
-        }
-    ]
+    assert report["shapes"][0] == {
+        "n": 3,
+        "b": 4,
+        "steps": 2,
+        "share_of_decode_steps": pytest.approx(2 / 3),
+        "steps_with_n": 2,
+        "steps_without_graph": 0,
+    }
