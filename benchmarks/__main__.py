@@ -28,7 +28,7 @@ def bench(  # noqa: PLR0913, PLR0917  # options of a command
         list[str] | None,
         typer.Argument(
             help="`client`, `emulator`, `parser`, `plan`, `simulator`, `paged`, `stopping`, `power`, "
-            "`coverage`, `gate`, `tuning`, `agents`, `channels`, `costs`, `history`, `devices`, "
+            "`coverage`, `gate`, `tuning`, `agents`, `channels`, `costs`, `devices`, "
             "`memory`, `late`. Default: all."
         ),
     ] = None,

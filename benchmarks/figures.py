@@ -162,7 +162,6 @@ SECTIONS: dict[str, Callable[[], Iterator[Figure]]] = {
     "prediction": section("prediction"),
     "channels": section("channels"),
     "costs": section("costs"),
-    "history": section("history"),
     "devices": section("devices"),
     "memory": section("long_run"),
     "late": section("late"),

@@ -16,7 +16,6 @@ MOST_WORDS_IN_A_SENTENCE = 30
 WIDTH = 100
 LONGER_FOR_A_REASON = {
     "guides/own-server.md": "what a server that others started may do, proxies and clean starts among it",
-    "guides/gate.md": "releases and long histories, with what each check can see",
     "reference/data-dictionary.md": "every column of the records, held to their schema",
     "reference/method.md": "every figure with its formula: a reviewer searches a single page",
     "evidence/client-timing.md": "measurements with the command of each, most of it tables",

@@ -36,20 +36,20 @@ def history(
         ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Plots as a page (.html) or a picture (.svg).")
+        Path | None, typer.Option("--output", "-o", help="A page (.html), or a file for Apache Otava (.csv).")
     ] = None,
     session_target: SessionTargetOption = None,
     runs: RunsOption = Path("runs"),
     form: TableFormOption = TableForm.text,
 ) -> None:
-    """Follow a figure over dates and releases, and name its changes.
+    """Follow a figure over dates and releases.
 
-    Points are ordered by date. Where all points have runs of the same plans, these alone count. Change points need six
-    points or more, and the extra `history` (docs/guides/gate.md).
+    Points are ordered by date. Where all points have runs of the same plans, these alone count. Change points are found
+    by Apache Otava from `-o history.csv` (docs/guides/gate.md).
 
     Example: `harness history runs/may runs/june runs/july --figure tpot -o history.html`
     """
-    from harness.extras.history.page import history_lines, history_table, write_history
+    from harness.extras.history.page import history_notes, history_table, write_history
     from harness.extras.history.points import histories, refuse_same_runs
 
     targets = None if session_target is None else {"session_s": session_target}
@@ -59,7 +59,7 @@ def history(
     table = history_table(results)
     if form not in (TableForm.csv, TableForm.json):
         table = with_four_digits(table, ("value", "low", "high"))
-    print_tables(_by_series(table) if form is TableForm.text else [table], form, remarks=history_lines(results))
+    print_tables(_by_series(table) if form is TableForm.text else [table], form, remarks=history_notes(results))
     if output is not None:
         write_history(output, results)
 

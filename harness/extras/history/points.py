@@ -1,6 +1,5 @@
-"""One figure over many sets of runs, by date; change points come from ruptures (the extra "history").
+"""One figure over many sets of runs, by date. Nothing is decided, and no run is made.
 
-Nothing is decided, and no run is made.
 Definitions: docs/guides/gate.md, "Over many releases".
 """
 
@@ -9,10 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations, pairwise
-from typing import Any
-
-import numpy as np
+from itertools import combinations
 
 from harness.analysis.compare.measures import log_values, mean_of
 from harness.analysis.cost.devices import estimate_of
@@ -23,10 +19,7 @@ from harness.measure.records import layout
 from harness.measure.records.manifest import LaunchReport, table_at
 from harness.measure.records.run import origin_of
 
-MIN_POINTS = 6
-MIN_BETWEEN = 2
-# Of the variance of a point. With it at most one null series in twenty shows a change (`python -m benchmarks history`).
-PENALTY = 10.5
+MIN_POINTS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +27,6 @@ class HistoryPoint:
     """One set of runs. date: of its first run (UTC, ISO 8601). release: of what served. value: mean.
 
     interval: over the runs, and wider by what late reads, or power that was sampled, leave open.
-
-    change: the level from this point on over the level before it; None where no change is shown.
     """
 
     place: str
@@ -44,7 +35,6 @@ class HistoryPoint:
     num_runs: int
     value: float
     interval: Interval | None
-    change: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +47,6 @@ class History:
     points: tuple[HistoryPoint, ...]
     notes: tuple[str, ...]
     origin: str
-
-    @property
-    def changes(self) -> tuple[HistoryPoint, ...]:
-        return tuple(point for point in self.points if point.change is not None)
-
-
-INDEPENDENT = (
-    "changes are named as if points were independent: where neighbours move together, as on a host that changes "
-    "slowly, many more are named without a cause (docs/guides/gate.md)"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,17 +115,13 @@ def _history(key: tuple[str, str], places: Sequence[PlacedRuns], figure: str) ->
     points = [
         point for one, runs in zip(places, chosen, strict=True) if (point := _point(one, runs, figure)) is not None
     ]
-    if len(points) < MIN_BETWEEN:
+    if len(points) < MIN_POINTS:
         return None
     kinds = sorted({run.manifest.kind.name for runs in chosen for run in runs})
     if len(kinds) > 1:
         notes = [*notes, f"several kinds of server: {', '.join(kinds)}; a change may be from one to another"]
     if len({FIGURES[figure].target_of(run.manifest) for runs in chosen for run in runs}) > 1:
         notes = [*notes, f"the points have other targets: [slo] {FIGURES[figure].target}"]
-    if len(points) < MIN_POINTS:
-        notes = [*notes, f"{len(points)} points: change points are sought from {MIN_POINTS} on"]
-    points = _with_changes(points)
-    notes = [*notes, *([INDEPENDENT] if any(point.change is not None for point in points) else [])]
     notes = [*notes, *_of_costs([run for runs in chosen for run in runs])]
     origin = origin_of(run for runs in chosen for run in runs)
     return History(*key, figure, tuple(points), tuple(notes), origin)
@@ -185,34 +161,3 @@ def _point(one: PlacedRuns, runs: Sequence[GateRun], figure: str) -> HistoryPoin
         down, up = map(math.exp, log_bounds(figure, runs))
         interval = replace(interval, low=interval.low * down, high=interval.high * up)
     return HistoryPoint(one.place, one.date, one.release, len(runs), mean_of(values), interval)
-
-
-def _with_changes(points: Sequence[HistoryPoint]) -> list[HistoryPoint]:
-    logs = [math.log(point.value) for point in points]
-    bounds = [0, *change_points(logs), len(points)]
-    levels = [float(np.mean(logs[first:last])) for first, last in pairwise(bounds)]
-    changes = {bounds[place]: math.exp(levels[place] - levels[place - 1]) for place in range(1, len(levels))}
-    return [replace(point, change=changes.get(place)) for place, point in enumerate(points)]
-
-
-def change_points(values: Sequence[float]) -> list[int]:
-    """Places from which on the level is another one; none below MIN_POINTS values, or where all are equal.
-
-    PELT on squared deviations. The variance of a point is taken from the differences of neighbours, so that a single
-    change of level hardly enters it. Source: Killick, Fearnhead and Eckley (2012), Optimal detection of changepoints
-    with a linear computational cost.
-    """
-    if len(values) < MIN_POINTS:
-        return []
-    try:
-        import ruptures  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        hint = "pip install 'rbln-harness[history]'"
-        raise SpecError("ruptures is not installed, which finds change points", where="history", hint=hint) from error
-    series = np.asarray(values, dtype=np.float64)
-    sd = math.sqrt(float((np.diff(series) ** 2).mean()) / 2)
-    if sd == 0:
-        return []
-    search: Any = ruptures.KernelCPD(kernel="linear", min_size=MIN_BETWEEN)
-    places: list[int] = search.fit_predict(((series - series.mean()) / sd)[:, None], pen=PENALTY)
-    return [int(place) for place in places[:-1]]

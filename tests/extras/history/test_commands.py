@@ -32,19 +32,30 @@ def test_each_place_is_a_point_of_each_condition(places: list[str]) -> None:
     table = harness("history", *places, "--format", "csv").stdout
     assert [row["condition"] for row in csv.DictReader(table.splitlines())] == 3 * ["base"] + 3 * ["more"]
     shown = harness("history", *places).stdout
-    assert "base, cost: no change shown" in shown
     assert "Predicted: simulated in virtual time" in shown
 
 
-def test_the_plots_are_a_page_or_a_picture(places: list[str], tmp_path: Path) -> None:
-    for suffix in ("html", "svg"):
-        path = tmp_path / f"history.{suffix}"
-        assert harness("history", *places, "-o", str(path)).returncode == 0
-        text = path.read_text()
-        assert "<svg" in text
-        assert "no accelerator was measured" in text
+def test_the_page_has_a_plot_and_the_table(places: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "history.html"
+    assert harness("history", *places, "-o", str(path)).returncode == 0
+    text = path.read_text()
+    assert "<svg" in text
+    assert "no accelerator was measured" in text
     refused = harness("history", *places, "-o", str(tmp_path / "history.pdf"))
-    assert (refused.returncode, "neither .html nor .svg" in refused.stderr) == (2, True)
+    assert (refused.returncode, "neither .html nor .csv" in refused.stderr) == (2, True)
+
+
+def test_the_file_for_otava_has_a_row_for_each_place_and_a_column_for_each_figure(
+    places: list[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "history.csv"
+    assert harness("history", *places, "-o", str(path)).returncode == 0
+    rows = list(csv.DictReader(path.read_text().splitlines()))
+    assert [row["place"] for row in rows] == places
+    assert list(rows[0])[:3] == ["time", "release", "place"]
+    columns = [name for name in rows[0] if name.endswith(".cost")]
+    assert len(columns) == 2
+    assert all(float(row[column]) > 0 for row in rows for column in columns)
 
 
 def test_one_place_has_no_history(places: list[str]) -> None:

@@ -1,22 +1,17 @@
-"""A figure over releases: points by date, changes where the level changed and seldom elsewhere."""
+"""A figure over releases: points by date, each with its interval and release."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
-from importlib.util import find_spec
 from typing import Any
 
-import numpy as np
 import pytest
 
 from harness.analysis.compare.measures import Bounds, Value
 from harness.errors import SpecError
-from harness.extras.history.points import MIN_POINTS, PlacedRuns, change_points, histories
+from harness.extras.history.points import PlacedRuns, histories
 from harness.judge.decisions.gate import GateRun
 from harness.measure.records.manifest import Manifest
-
-pytestmark = pytest.mark.skipif(find_spec("ruptures") is None, reason="the extra history is not installed")
 
 
 def a_place(
@@ -45,14 +40,10 @@ def a_place(
     return PlacedRuns(name, tuple(runs))
 
 
-def test_points_stand_by_date_and_the_first_of_a_new_level_says_by_how_much() -> None:
-    places = [a_place(f"r{day}", day, 1.1 if day > 4 else 1.0) for day in (7, 1, 5, 3, 2, 8, 4, 6)]
-    (history,) = histories(places, ["cost"])
-    assert [point.place for point in history.points] == [f"r{day}" for day in range(1, 9)]
-    (change,) = history.changes
-    assert (change.place, change.change) == ("r5", pytest.approx(1.1))
+def test_points_stand_by_date() -> None:
+    (history,) = histories([a_place(f"r{day}", day) for day in (7, 1, 5, 3)], ["cost"])
+    assert [point.place for point in history.points] == ["r1", "r3", "r5", "r7"]
     assert all(point.interval is not None for point in history.points)
-    assert any("as if points were independent" in note for note in history.notes)
     assert "no accelerator was measured" in history.origin
 
 
@@ -69,15 +60,6 @@ def test_a_point_whose_tokens_were_read_late_is_as_wide_as_they_leave_it() -> No
     assert one is not None
     assert other is not None
     assert (other.low, other.high) == (pytest.approx(0.95 * one.low), pytest.approx(one.high))
-
-
-def test_a_constant_figure_has_no_change_and_few_points_are_not_searched() -> None:
-    (constant,) = histories([a_place(f"r{day}", day) for day in range(1, 9)], ["cost"])
-    assert constant.changes == ()
-    assert not any("independent" in note for note in constant.notes)
-    (few,) = histories([a_place(f"r{day}", day, float(day)) for day in range(1, MIN_POINTS)], ["cost"])
-    assert few.changes == ()
-    assert f"change points are sought from {MIN_POINTS} on" in few.notes[0]
 
 
 def test_only_the_plans_that_every_point_has_are_taken() -> None:
@@ -99,14 +81,6 @@ def test_what_is_no_figure_or_was_not_observed_twice_is_refused() -> None:
     for figures, places in ((["speed"], both), (["padding"], both), (["cost"], both[:1])):
         with pytest.raises(SpecError, match=r"is no figure|more than one place"):
             histories(places, figures)
-
-
-def test_null_series_show_a_change_in_one_of_twenty_at_most_and_large_changes_are_found() -> None:
-    null = np.random.default_rng(3).normal(size=(200, 12))
-    assert sum(bool(change_points(row.tolist())) for row in null) / 200 <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 200)
-    null[:, 6:] += 6.0
-    found = [change_points(row.tolist()) for row in null]
-    assert sum(places == [6] for places in found) > 180
 
 
 def test_a_point_carries_the_release_of_the_server_and_never_that_of_the_harness() -> None:
