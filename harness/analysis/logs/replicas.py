@@ -36,6 +36,7 @@ _Counts = TypeVar("_Counts", ParseCounts, SlotWalk)
 STEPS_OF_A_REPLICA = 1 << 24
 SLOTS_OF_A_REPLICA = 1 << 16
 FINISHED_COUNTER = "vllm:request_success_total"
+PROMPT_COUNTER, ANSWER_COUNTER = "vllm:prompt_tokens_total", "vllm:generation_tokens_total"
 NEAR_NS = 100 * NS_PER_MS
 """A reading of counters within this of a request's end may or may not count it."""
 _REPLICA = re.compile(r'(?:^|,)replica="(\d+)"')
@@ -136,9 +137,9 @@ def served_by_counters(requests: pa.Table, metrics: pa.Table, num_replicas: int)
     return served
 
 
-def finished_by_counters(metrics: pa.Table, num_replicas: int) -> list[int] | None:
-    """Requests that each replica counted as finished from the first to the last reading; None without two."""
-    readings = list(_readings(rows_where(metrics, "name", FINISHED_COUNTER), num_replicas))
+def counted_by_replica(metrics: pa.Table, counter: str, num_replicas: int) -> list[int] | None:
+    """By how much each replica's counter rose from the first to the last reading; None without two."""
+    readings = list(_readings(rows_where(metrics, "name", counter), num_replicas))
     if len(readings) < 2:
         return None
     return [round(last - first) for first, last in zip(readings[0].counts, readings[-1].counts, strict=True)]
@@ -160,7 +161,7 @@ def who_served(
 
 
 class _Reading(NamedTuple):
-    """Finished requests of each replica, and when the first and the last of them was asked."""
+    """A counter of each replica, and when the first and the last of them was asked."""
 
     first_ns: int
     last_ns: int

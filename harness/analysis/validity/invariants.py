@@ -20,8 +20,11 @@ from harness.analysis.cost.step_parts import MAX_DRIFT, step_parts
 from harness.analysis.figures import lateness, modelled_of
 from harness.analysis.logs.engine_steps import check_step_log
 from harness.analysis.logs.replicas import (
+    ANSWER_COUNTER,
+    FINISHED_COUNTER,
+    PROMPT_COUNTER,
     ServerTables,
-    finished_by_counters,
+    counted_by_replica,
     requests_of,
     served_by,
     served_by_counters,
@@ -143,16 +146,28 @@ def _check_witnesses(
             "the log",
             hint,
         )
-    counted = finished_by_counters(derived.tables["metrics"], num_replicas)
-    num_ended = requests.num_rows - requests["done_ns"].null_count
-    if logged or counted is None or not len(headed) == num_ended == sum(counted):
+    if logged or len(headed) != requests.num_rows - requests["done_ns"].null_count:
         return
-    named = [sum(at == number for at in headed.values()) for number in range(num_replicas)]
-    if named != counted:
-        texts = (", ".join(map(str, numbers)) for numbers in (named, counted))
-        yield invalid(
-            "replicas-disagree", "requests by replica: {} by response headers, {} by counters".format(*texts), hint
-        )
+    # Under round robin each replica serves as many requests as under swapped names, and seldom as many tokens.
+    for what, (counter, column) in _COUNTED.items():
+        counted = counted_by_replica(derived.tables["metrics"], counter, num_replicas)
+        named = [0] * num_replicas
+        for session, request, number in values_of(requests, "session", "request", column or "session"):
+            if (at := headed.get((session, request))) is not None:
+                named[at] += (number or 0) if column else 1
+        # Other sums are a finding of their own.
+        if counted is not None and sum(named) == sum(counted) and named != counted:
+            texts = (", ".join(f"{number:,}" for number in numbers) for numbers in (named, counted))
+            evidence = f"{what} by replica: {{}} by response headers, {{}} by counters".format(*texts)
+            yield invalid("replicas-disagree", evidence, hint)
+            return
+
+
+_COUNTED = {
+    "requests": (FINISHED_COUNTER, ""),
+    "prompt tokens": (PROMPT_COUNTER, "prompt_tokens"),
+    "answer tokens": (ANSWER_COUNTER, "completion_tokens"),
+}
 
 
 def _check_server_stalls(run: Evidence) -> Iterator[Finding]:

@@ -179,6 +179,20 @@ def test_replicas_that_run_already_have_their_cost_from_their_step_logs(
 
 
 @live
+def test_swapped_names_are_noticed_where_each_replica_serves_as_many_requests(
+    in_turns: str, replicas: list[Emulator], tmp_path: Path
+) -> None:
+    swapped = [each.address for each in reversed(replicas)]
+    server = {"url": in_turns, "replica_urls": swapped, "replica_header": "X-Replica"}
+    lengths = {"distribution": "uniform", "low": 20, "high": 400}
+    workload = {"num_sessions": 2, "prompt_tokens": lengths, "generate_tokens": {**lengths, "high": 60}}
+    spec = attached(in_turns, server=server, workload=workload, condition=[{"name": "base"}])
+    (run,) = run_experiment(spec, runs_root=tmp_path).runs
+    (reason,) = run.invalid_reasons
+    assert reason.startswith("replicas-disagree: prompt tokens by replica: "), reason
+
+
+@live
 def test_replicas_that_run_already_with_other_settings_are_told_apart(
     router: str, replicas: list[Emulator], tmp_path: Path
 ) -> None:
