@@ -146,6 +146,45 @@ def test_at_the_limit_of_disk_the_recorder_ends_and_says_so_in_the_file(tmp_path
         SessionFile(str(tmp_path / "a.jsonl"), {}, Limits(disk_bytes=3500))
 
 
+def play_alone(file: SessionFile, numbers: range) -> None:
+    """Requests with a common first block, each over before the next comes."""
+    for number in numbers:
+        hashes = [b"system", number.to_bytes(4, "big")]
+        file.came(number, (number, number), (36, 1), hashes)
+        file.ended(number, Ended(number, number, number, 0, 1, 0, "length"), hashes)
+    file.flush()
+
+
+def test_a_file_that_is_copied_and_emptied_goes_on_with_a_header_of_its_own(tmp_path: Path) -> None:
+    path, copied = tmp_path / "a.jsonl", tmp_path / "copied.jsonl"
+    file = SessionFile(str(path), {"engine": 0, "block_tokens": 16})
+    play_alone(file, range(3))
+    copied.write_bytes(path.read_bytes())
+    with path.open("r+b") as emptied:
+        emptied.truncate()
+    play_alone(file, range(3, 6))
+    play_alone(file, range(6, 7))
+    assert ["part" in line for line in lines_of(path)] == [True, *([False] * 8)]
+    trace = imported(copied, path)
+    assert trace.num_requests == 7
+    assert trace.head.broken == {}
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_after_its_file_was_removed_the_recorder_writes_the_next_one(tmp_path: Path, is_replaced: bool) -> None:
+    path = tmp_path / "a.jsonl"
+    file = SessionFile(str(path), {"engine": 0, "block_tokens": 16})
+    play_alone(file, range(3))
+    path.unlink()
+    if is_replaced:
+        path.touch()
+    play_alone(file, range(3, 6))
+    play_alone(file, range(6, 7))
+    (now,) = (each for each in tmp_path.iterdir() if each.stat().st_size)
+    assert ["part" in line for line in lines_of(now)] == [True, *([False] * 8)]
+    assert imported(now).num_requests == 4
+
+
 def packed(path: Path) -> None:
     """As gzip does: the packed file is made, then the other removed."""
     path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))

@@ -108,6 +108,8 @@ def test_the_clock_of_the_day_says_when_a_request_came_unless_it_was_set_meanwhi
         ({"VLLM_SESSIONS_DISK_BYTES": "1400"}, "stopped after [0-9]+ requests: OSError: the limit of disk is reached"),
         ({"VLLM_SESSIONS_FILE": "/proc/no/s.jsonl"}, "not observing: FileNotFoundError"),
         ({"VLLM_SESSIONS_FILE_BYTES": "much"}, "not observing: ValueError"),
+        # Every line would begin a file, which holds its header alone.
+        ({"VLLM_SESSIONS_FILE_BYTES": "100"}, "not observing: ValueError: .* is 100, and the least is 65536"),
     ],
 )
 def test_what_goes_wrong_is_a_line_and_the_server_goes_on(
@@ -121,6 +123,29 @@ def test_what_goes_wrong_is_a_line_and_the_server_goes_on(
     assert re.search(rf"\[SESSIONS\] {reason}", done.stderr)
     # The other record goes on too.
     assert len(read_core_steps((tmp_path / "core.jsonl").read_bytes()).steps) == 6
+
+
+def test_a_recorder_that_stops_raises_nothing_into_the_server_though_its_last_lines_cannot_be_written(
+    tmp_path: Path,
+) -> None:
+    script = TURNS.partition("scheduler = core()")[0] + (
+        "from vllm.sched import Scheduler\n"
+        "decide = Scheduler.schedule\n"
+        "def of_an_unknown_version(self):\n"
+        "    output = decide(self)\n"
+        "    output.scheduled_new_reqs = 5\n"
+        "    return output\n"
+        "Scheduler.schedule = of_an_unknown_version\n"
+        "scheduler = core()\n"
+        "made = request('a', 36, [b'system'])\n"
+        "made.max_tokens = '\\ud800'\n"
+        "scheduler.add_request(made)\n"
+        "scheduler.schedule()\n"
+        "print('goes on')\n"
+    )
+    done = run_core(tmp_path, script, **{SESSIONS: str(tmp_path / "s.jsonl")})
+    assert (done.returncode, done.stdout) == (0, "goes on\n"), done.stderr
+    assert re.search(r"\[SESSIONS\] stopped after 1 requests: TypeError", done.stderr)
 
 
 def test_the_kinds_of_kv_memory_are_among_the_settings(tmp_path: Path) -> None:

@@ -57,6 +57,9 @@ class LineFile:
         if os.write(self._descriptor, line) != len(line):
             raise OSError("the record was written only in part")
 
+    def status(self) -> os.stat_result:
+        return os.fstat(self._descriptor)
+
     def close(self) -> None:
         os.close(self._descriptor)
 

@@ -29,6 +29,8 @@ DISK_BYTES_VARIABLE = "VLLM_SESSIONS_DISK_BYTES"
 BLOCKS_VARIABLE = "VLLM_SESSIONS_BLOCKS"
 FORMAT = 1
 FILE_BYTES = 256 << 20
+LEAST_FILE_BYTES = 64 << 10
+"""Room for a header and some lines: a smaller file would hold its header alone."""
 DISK_BYTES = 4 << 30
 MAX_BLOCKS = 1 << 20
 """Blocks that the table knows at most, the latest used: some 200 bytes each where vLLM has forgotten them."""
@@ -135,7 +137,7 @@ class SessionFile:
         self._path, self._limits = Path(path), limits or Limits()
         self._lines: list[str] = []
         self._header = {**header, "recorder": secrets.token_hex(8)}
-        self._part = 0
+        self._part = self._next = 0
         self._open(0)
 
     def came(
@@ -151,6 +153,7 @@ class SessionFile:
         """
         if self._room < MAX_LINE_BYTES:
             self._make_room(request)
+        self._next = request + 1
         like, known = self._table.add(request, hashes)
         arrival_ns, queued_ns = instants_ns
         prompt, most = tokens
@@ -173,9 +176,9 @@ class SessionFile:
         )
 
     def _make_room(self, next_request: int) -> None:
+        self.flush()
         if not self._is_last:
             return self._open(next_request)
-        self.flush()
         self._file.write({"stopped": "the limit of disk is reached"})
         raise OSError("the limit of disk is reached")
 
@@ -186,37 +189,51 @@ class SessionFile:
             self.flush()
 
     def flush(self) -> None:
-        """Write the lines that wait."""
+        """Write the lines that wait, behind a new header where the file was emptied or removed meanwhile."""
         if self._lines:
+            status = self._file.status()
+            is_emptied = status.st_size < self._size
+            if is_emptied or not status.st_nlink:
+                self._open(self._next, is_emptied=is_emptied and status.st_nlink > 0)
             lines, self._lines = self._lines, []
             # Nothing but absent numbers is written so.
-            self._file.write_bytes("".join(lines).replace("None", "null").encode())
+            data = "".join(lines).replace("None", "null").encode()
+            self._file.write_bytes(data)
+            self._size += len(data)
 
-    def _open(self, first: int) -> None:
-        """Begin the next file, with a table of its own: no request of it refers to one before ``first``."""
-        self.flush()
+    def _open(self, first: int, *, is_emptied: bool = False) -> None:
+        """Begin the next file, with a table of its own: no later request of it refers to one before ``first``.
+
+        is_emptied: go on in the file, which somebody copied and emptied (``copytruncate`` of logrotate).
+        """
         self._table, self._first = BlockTable(self._limits.blocks), first
         taken = _taken(self._path)
         disk_room = self._limits.disk_bytes - sum(taken.values())
         if disk_room < MAX_LINE_BYTES:
             raise OSError("the limit of disk is reached")
+        if not is_emptied:
+            name = self._new_file(taken)
+            if self._part:
+                self._file.close()
+            self._file = LineFile(os.fspath(name))
+        opened = {"vllm_sessions": FORMAT, "part": self._part, **self._header}
+        self._file.write({**opened, "boot": boot(), "opened_ns": now_ns(), "opened_unix_ns": unix_ns()})
+        # Bytes until the next file begins, or until there is no further one.
+        self._size = self._file.status().st_size
+        self._room = min(self._limits.file_bytes, disk_room) - self._size
+        self._is_last = disk_room <= self._limits.file_bytes
+        self._part += 1
+
+    def _new_file(self, taken: Iterable[str]) -> Path:
+        """Make the file of the next free number."""
         number = _next_number(self._path, taken)
         while True:
             name = self._path if not number else self._path.with_name(f"{self._path.stem}.{number}{self._path.suffix}")
             try:
                 os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
-                break
+                return name
             except FileExistsError:
                 number += 1
-        if self._part:
-            self._file.close()
-        self._file = LineFile(os.fspath(name))
-        opened = {"vllm_sessions": FORMAT, "part": self._part, **self._header}
-        self._file.write({**opened, "boot": boot(), "opened_ns": now_ns(), "opened_unix_ns": unix_ns()})
-        # Bytes until the next file begins, or until there is no further one.
-        self._room = min(self._limits.file_bytes, disk_room) - name.stat().st_size
-        self._is_last = disk_room <= self._limits.file_bytes
-        self._part += 1
 
 
 def _taken(path: Path) -> dict[str, int]:
@@ -256,10 +273,13 @@ def boot() -> str:
 
 
 def limits_of(variables: Any) -> Limits:
-    """The limits that the environment sets; ValueError for one that is no number."""
+    """The limits that the environment sets; ValueError for one that is no number, or too small for a file."""
     names = (FILE_BYTES_VARIABLE, DISK_BYTES_VARIABLE, BLOCKS_VARIABLE)
     usual = Limits()
-    return Limits(*(int(variables.get(name) or value) for name, value in zip(names, usual, strict=True)))
+    limits = Limits(*(int(variables.get(name) or value) for name, value in zip(names, usual, strict=True)))
+    if limits.file_bytes < LEAST_FILE_BYTES:
+        raise ValueError(f"{FILE_BYTES_VARIABLE} is {limits.file_bytes}, and the least is {LEAST_FILE_BYTES}")
+    return limits
 
 
 class _Open:
@@ -292,10 +312,10 @@ class SessionObserver:
         self._num_requests = 0
 
     def stop(self, error: Exception) -> None:
-        """Log the first error; afterwards only the original functions run."""
+        """Log the first error, and raise none; afterwards only the original functions run."""
         self._open.clear()
         self._prefilling.clear()
-        with suppress(OSError):
+        with suppress(Exception):  # the caller is the engine
             self._file.flush()
         LOG.warning("[SESSIONS] stopped after %d requests: %s: %s", self._num_requests, type(error).__name__, error)
 
