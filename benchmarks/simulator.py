@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
@@ -19,7 +18,7 @@ from benchmarks.figure import Figure, cpu_s, in_turns, per_cpu_s
 from harness.analysis.compare.drawn import DrawnCosts
 from harness.clock import NS_PER_S, process_cpu_ns
 from harness.extras.search.evaluate import Evaluator
-from harness.extras.search.run import compute_here, search
+from harness.extras.search.run import search
 from harness.extras.search.space import load_space
 from harness.judge.prereg import predict_experiment
 from harness.model.engine.config import EngineConfig, new_state
@@ -46,8 +45,6 @@ MOST_BYTES = 200
 TRACE_REQUESTS = 12_031
 # So many of a trace's sessions the naive walk takes: it needs milliseconds for each.
 NAIVE_SESSIONS = 60
-
-ALONE = partial(compute_here, processes=1)
 
 
 def simulator_figures() -> Iterator[Figure]:
@@ -108,7 +105,7 @@ def whole_search() -> Iterator[Figure]:
             # Another title is another search: a process keeps what it has simulated for one.
             renamed = kept.model_copy(update={"title": f"{kept.title} {process_cpu_ns()}"})
             with TemporaryDirectory() as folder:
-                simulations.append(search(renamed, Path(folder) / "search", run_chunks=ALONE).num_simulations)
+                simulations.append(search(renamed, Path(folder), workers=1).num_simulations)
 
         def unshared(kept: Any = kept, simulations: list[int] = simulations) -> None:
             evaluator = Evaluator(kept, is_sharing=False)

@@ -30,6 +30,9 @@ Report = Callable[[Any], None]
 # Forking, and fetching results, cost up to a quarter of this.
 MIN_PARALLEL_S = 0.4
 END_TIMEOUT_S = 10.0
+CONNECT_TIMEOUT_S = 10.0
+ALLOWED_DEATHS = 5
+"""A task is given up when its workers died more often: then the task is the likely cause."""
 
 
 def num_cores() -> int:
@@ -75,19 +78,23 @@ def parallel_map(
     work: Callable[[Task, Report], Result],
     tasks: Sequence[Task],
     on_progress: Report = lambda _progress: None,
-    processes: int | None = None,
+    workers: int | str | None = None,
     min_parallel_s: float = MIN_PARALLEL_S,
 ) -> Iterator[tuple[int, Result]]:
     """Yield the place and result of each task as it is done.
 
-    work: gets a task and a function that passes picklable progress to ``on_progress``. processes: the most that are
-    used, by default one per core. The first task is done in this process; the others are distributed, in order, only
+    work: gets a task and a function that passes picklable progress to ``on_progress``. workers: the most
+    processes, by default one per core; or the address of a Dask scheduler, whose workers do all tasks and pass no
+    progress on. The first task is done in this process; the others are distributed, in order, only
     where they would last longer than ``min_parallel_s``. Results must be picklable.
     Raises what ``work`` raises, and HarnessError when a process dies.
     """
+    if isinstance(workers, str):
+        yield from _on_cluster(work, tasks, workers)
+        return
     clock = MonotonicClock()
     began_ns, left = clock.now_ns(), list(range(len(tasks)))
-    count = 1 if multiprocessing.parent_process() is not None else processes or num_cores()
+    count = 1 if multiprocessing.parent_process() is not None else workers or num_cores()
     while left and (len(left) == len(tasks) or count < 2 or len(left) < 2):
         place = left.pop(0)
         yield place, work(tasks[place], on_progress)
@@ -96,6 +103,32 @@ def parallel_map(
             count = 1
     if left:
         yield from _distributed(work, tasks, left, on_progress, min(count, len(left)))
+
+
+def _on_cluster(
+    work: Callable[[Task, Report], Result], tasks: Sequence[Task], address: str
+) -> Iterator[tuple[int, Result]]:
+    """``parallel_map`` on the workers of a Dask cluster; a task whose worker dies is tried again by another."""
+    dask = distributed("--cluster")
+    try:
+        client = dask.Client(address, timeout=CONNECT_TIMEOUT_S)
+    except (OSError, ValueError) as error:
+        raise SpecError(f"no scheduler answers ({error})", where=address, hint="Check the address") from error
+    with client:
+        place_of = {
+            client.submit(work, task, _no_progress, pure=False, retries=ALLOWED_DEATHS): place
+            for place, task in enumerate(tasks)
+        }
+        try:
+            for future in dask.as_completed(list(place_of)):
+                yield place_of.pop(future), future.result()
+        finally:
+            # After Ctrl-C nothing fetches the remaining results.
+            client.cancel(list(place_of))
+
+
+def _no_progress(_progress: object) -> None:
+    pass
 
 
 def _distributed(

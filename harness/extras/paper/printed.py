@@ -132,8 +132,9 @@ def prediction_figures(rules: str) -> Iterator[Figure]:
 def run_search(rules: str, on_progress: Callable[[float], None] = lambda _share: None) -> SearchResult:
     """The paper's search under ``rules``, in a folder that is gone afterwards. on_progress: takes the share done."""
     space = load_space("paper").model_copy(update={"rules": rules})
+    num_candidates = space.count()
     with TemporaryDirectory() as folder:
-        return search(space, Path(folder) / "search", on_progress=lambda now: on_progress(now.done / now.total))
+        return search(space, Path(folder), on_progress=lambda done, _left_s: on_progress(done / num_candidates))
 
 
 def search_figures(result: SearchResult) -> Iterator[Figure]:

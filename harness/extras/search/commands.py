@@ -14,7 +14,7 @@ import typer
 
 from harness.api import override_table
 from harness.cli.terminal import format_duration, say, show, terminal, time_left
-from harness.errors import ExitCode, SpecError
+from harness.errors import SpecError
 from harness.shipped import find_shipped, shipped_names
 from harness.table import Table, interval_text, with_error
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from harness.extras.search.result import SearchResult
-    from harness.extras.search.run import Progress
     from harness.extras.search.space import SpaceSpec
 
 SpaceArgument = Annotated[str, typer.Argument(help="A shipped search space, or a TOML file.")]
@@ -33,43 +32,34 @@ SetOption = Annotated[list[str] | None, typer.Option("--set", help="Change one k
 
 ClusterOption = Annotated[
     str | None,
-    typer.Option(help="`local`, or a Dask scheduler such as `tcp://host:8786`. Default: all cores of this machine."),
+    typer.Option(help="A Dask scheduler such as `tcp://host:8786`. Default: all cores of this machine."),
 ]
 
 
 def search(
     space: SpaceArgument = "paper",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder of the ledger.")] = None,
-    budget_s: Annotated[
-        float | None, typer.Option("--budget-s", min=0.001, help="Seconds to search; halving when all does not fit.")
-    ] = None,
     cluster: ClusterOption = None,
-    workers: Annotated[int | None, typer.Option(min=1, max=1024, help="Processes of a local cluster.")] = None,
     top: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many candidates to show.")] = 10,
     intervals: Annotated[bool, typer.Option(help="Compare the best with intervals.")] = True,
     changes: SetOption = None,
 ) -> None:
     """Simulate every configuration of a search space, best first.
 
-    After Ctrl-C the same command continues the ledger.
+    A finished ledger in the folder is read, not made again.
 
     Example: `harness search paper -o runs/search-paper --set rules=paper`
     """
-    from harness.extras.search.run import compute_here
+    from harness.extras.search.run import LEDGER
     from harness.extras.search.run import search as run_search
 
     console = terminal()
     spec = read_space(space, changes)
     folder = output or Path("runs") / f"search-{spec.name}"
-    with _runner(cluster, workers, compute_here) as run_chunks, _progress(console, spec) as on_progress:
-        try:
-            result = run_search(spec, folder, budget_s=budget_s, run_chunks=run_chunks, on_progress=on_progress)
-        except KeyboardInterrupt:
-            kept = len(list(folder.glob("rung-*.parquet")))
-            say(console, f"stopped; {kept} chunks are kept in {folder}; the same command goes on from there")
-            raise typer.Exit(int(ExitCode.INTERRUPTED)) from None
+    with _progress(console, spec) as on_progress:
+        result = run_search(spec, folder, workers=cluster, on_progress=on_progress)
     _show(console, result, top, with_intervals=intervals)
-    say(console, f"ledger: {folder / 'ledger.parquet'}")
+    say(console, f"ledger: {folder / LEDGER}")
 
 
 def ratios(
@@ -146,17 +136,6 @@ def _not_a_space(experiment: str) -> SpecError:
 
 
 @contextmanager
-def _runner(cluster: str | None, workers: int | None, here: Any) -> Generator[Any]:
-    if cluster is None:
-        yield here
-        return
-    from harness.extras.search.run import cluster_runner
-
-    with cluster_runner(cluster, workers) as run_chunks:
-        yield run_chunks
-
-
-@contextmanager
 def _progress(console: Console, spec: SpaceSpec) -> Generator[Any]:
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
     from rich.progress import Progress as Bars
@@ -172,10 +151,9 @@ def _progress(console: Console, spec: SpaceSpec) -> Generator[Any]:
     )
     task = bars.add_task(spec.name, total=spec.count(), left="")
 
-    def on_progress(progress: Progress) -> None:
-        left = "" if progress.left_s is None else f"{format_duration(progress.left_s)} left"
-        name = spec.name if progress.rungs == 1 else f"{spec.name}, pass {progress.rung + 1} of {progress.rungs}"
-        bars.update(task, description=name, completed=progress.done, total=progress.total, left=left)
+    def on_progress(done: int, left_s: float | None) -> None:
+        left = "" if left_s is None else f"{format_duration(left_s)} left"
+        bars.update(task, completed=done, left=left)
 
     with bars:
         yield on_progress

@@ -48,8 +48,6 @@ LEDGER_SCHEMA = pa.schema(
         pa.field("compile_s", pa.float64(), nullable=False),
         pa.field("artifact_gib", pa.float64(), nullable=False),
         pa.field("excluded", pa.string(), nullable=False),
-        pa.field("rung", pa.int32(), nullable=False),
-        pa.field("num_plans", pa.int32(), nullable=False),
         # Per N, in the order of inputs.users; null where nothing was simulated.
         pa.field("search_device_ns", pa.list_(pa.int64())),
         pa.field("search_completed", pa.list_(pa.int64())),
@@ -163,16 +161,6 @@ class Evaluator:
     def candidates(self) -> list[ServerShape]:
         return list(self.space.candidates())
 
-    def groups_of(self, plans: int) -> list[PlanGroup]:
-        """The groups of the search, ``plans`` of each; -1: whole, and those of the evaluation."""
-        if plans < 0:
-            return self.groups
-        return [
-            self._group(group.users, group.role, group.first, min(group.last, group.first + plans))
-            for group in self.groups
-            if group.role == "search"
-        ]
-
     def single_plans(self) -> list[PlanGroup]:
         """Each plan of the search as a group of its own: all of the first N, then all of the next."""
         return [
@@ -182,23 +170,20 @@ class Evaluator:
             for place in range(group.first, group.last)
         ]
 
-    def rows(self, indices: Sequence[int], rung: int, groups: Sequence[PlanGroup]) -> list[Row]:
-        """Rows of the ledger: candidates by their index, on ``groups``."""
-        num_plans = sum(group.last - group.first for group in groups if group.role == "search")
+    def rows(self, indices: Sequence[int]) -> list[Row]:
+        """Rows of the ledger: candidates by their index, on all plans."""
         rows: list[Row] = []
         for index in indices:
-            row = self.row_without_figures(index, rung)
+            row = self._row_without_figures(index)
             rows.append(row)
             if not row["excluded"]:
                 try:
-                    row |= self.figures_row(self.candidates[index], groups)
-                    row["num_plans"] = num_plans
+                    row |= self.figures_row(self.candidates[index], self.groups)
                 except PlanError as error:
                     row["excluded"] = str(error)
         return rows
 
-    def row_without_figures(self, index: int, rung: int = -1) -> Row:
-        """A row before anything is simulated; rung -1: never simulated."""
+    def _row_without_figures(self, index: int) -> Row:
         space, candidate = self.space, self.candidates[index]
         return {
             "index": index,
@@ -207,8 +192,6 @@ class Evaluator:
             "compile_s": space.device.compile_s(candidate),
             "artifact_gib": space.device.artifact_gib(candidate),
             "excluded": space.constraints.violated(space.device, candidate),
-            "rung": rung,
-            "num_plans": 0,
         }
 
     def figures_row(self, candidate: ServerShape, groups: Sequence[PlanGroup]) -> Row:

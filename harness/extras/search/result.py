@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -63,10 +62,6 @@ class Judged:
     rows: pa.Table
     baseline: Row
 
-    def only(self, indices: Sequence[int]) -> Judged:
-        is_kept = np.isin(self.rows["index"].to_numpy(), indices)
-        return Judged(self.space, self.rows.filter(pa.array(is_kept)), self.baseline)
-
     def scores(self, role: str = "search", users: Sequence[int] = ()) -> Scores:
         """Scores on the plans of ``role``, over the set of N ``users``; default: all of them.
 
@@ -100,28 +95,6 @@ class Judged:
 
 
 @dataclass(frozen=True)
-class Halving:
-    """What a search that was not exhaustive left out, and the evidence for the candidates that it kept.
-
-    not_simulated: candidates excluded at random before the first rung. partial: for each rung, (plans, candidates that
-    were dropped after them). rank_correlations: of a rung's score with that of the next rung, among the candidates
-    kept. audited: candidates left out that were drawn at random and judged on all plans; better: how many of them beat
-    the selected one.
-    """
-
-    not_simulated: int
-    partial: tuple[tuple[int, int], ...]
-    rank_correlations: tuple[float, ...]
-    audited: int
-    better: int
-
-    @property
-    def better_share_at_most(self) -> float:
-        """Upper bound of the share of all left out that beats the selected candidate, with 95 % confidence."""
-        return share_at_most(self.better, self.audited)
-
-
-@dataclass(frozen=True)
 class SearchResult:
     """A finished search. ``ledger``: one row per candidate, in enumeration order. ``judged``: those with all plans.
 
@@ -129,11 +102,9 @@ class SearchResult:
     """
 
     space: SpaceSpec
-    folder: Path
     ledger: pa.Table
     judged: Judged
     num_simulations: int
-    halving: Halving | None
 
     @cached_property
     def scores(self) -> Scores:
@@ -252,21 +223,6 @@ def pareto_front(values: FloatArray) -> IndexArray:
     return np.array(places, dtype=np.int64)
 
 
-def spearman(left: FloatArray, right: FloatArray) -> float:
-    """Rank correlation; nan for fewer than two values. Equal values rank in their order."""
-    if len(left) < 2:
-        return float("nan")
-    ranks = [np.argsort(np.argsort(values, kind="stable"), kind="stable") for values in (left, right)]
-    return float(np.corrcoef(ranks)[0, 1])
-
-
-def share_at_most(hits: int, drawn: int, confidence: float = 0.95) -> float:
-    """Clopper-Pearson upper bound of a share that had ``hits`` in ``drawn`` tries (0 of n: about 3 / n)."""
-    from scipy.special import betaincinv
-
-    return 1.0 if hits >= drawn else float(betaincinv(hits + 1, drawn - hits, confidence))
-
-
 def search_tables(
     result: SearchResult,
     top: int,
@@ -274,28 +230,16 @@ def search_tables(
     with_intervals: bool = True,
     on_progress: Callable[[float], None] = lambda _share: None,
 ) -> Iterator[Table | str]:
-    """The results of a search, in reading order; what was not evaluated comes first.
+    """The results of a search, in reading order.
 
     on_progress: receives the share of intervals that are computed.
     """
-    space, halving = result.space, result.halving
+    space = result.space
     num_excluded = sum(row != "" for row in result.ledger["excluded"].to_pylist())
     yield (
         f"{space.name}: {result.ledger.num_rows:,} candidates, {num_excluded:,} left out by constraints, "
         f"{len(result.ranked):,} judged on all plans; rules {space.rules}, costs {space.cost_model}"
     )
-    if halving is not None:
-        yield "The time given was too short for all candidates:"
-        if halving.not_simulated:
-            yield f"  {halving.not_simulated:,} candidates were excluded at random, unseen"
-        for plans, count in halving.partial:
-            yield f"  {count:,} were dropped after {plans} plan(s) per N"
-        for rung, correlation in enumerate(halving.rank_correlations, 1):
-            yield f"  rank correlation of pass {rung} with the next, among candidates kept: {correlation:.2f}"
-        yield (
-            f"  {halving.audited} candidates left out were drawn and judged in full: {halving.better} beat the "
-            f"selected, so at most {100 * halving.better_share_at_most:.1f} % of all left out do (95 % confidence)"
-        )
     # Intervals are drawn by the compiled simulator, which does not know paged rules.
     with_intervals = with_intervals and not space.is_paged
     yield _best_table(result, top, with_intervals=with_intervals, on_progress=on_progress)

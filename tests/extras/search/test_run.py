@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,8 @@ from hypothesis import strategies as st
 
 from harness.errors import RecordsError, SpecError
 from harness.extras.search.evaluate import Evaluator, nearest_rank
-from harness.extras.search.result import pareto_front, score_interval, search_tables, sensitivity, share_at_most
-from harness.extras.search.run import Chunk, Progress, Search, compute_here, search
+from harness.extras.search.result import pareto_front, score_interval, search_tables, sensitivity
+from harness.extras.search.run import search
 from harness.extras.search.space import SpaceSpec, load_space, parse_space
 from harness.model.engine import load_cost_model
 from harness.model.engine.config import EngineConfig
@@ -225,25 +224,28 @@ def test_what_the_papers_search_does_not_simulate_loses_nothing() -> None:
     assert shared.num_simulated < 0.6 * alone.num_simulated == 0.6 * 27 * len(candidates)
 
 
-def test_a_search_goes_on_where_it_was_stopped_and_gives_the_same_bytes(tmp_path: Path) -> None:
+def test_a_finished_ledger_is_read_and_one_made_by_other_processes_has_the_same_bytes(tmp_path: Path) -> None:
     spec = space(max_num_seqs=[4, 6, 8], buckets={"most": 6})
-    whole = search(spec, tmp_path / "whole")
-    computed: list[int] = []
+    done: list[int] = []
+    whole = search(spec, tmp_path / "one", workers=1, on_progress=lambda number, _left_s: done.append(number))
+    assert (done[0], done[-1]) == (0, spec.count())
+    assert search(spec, tmp_path / "many").ranked == whole.ranked
+    ledgers = [(tmp_path / name / "ledger.parquet").read_bytes() for name in ("one", "many")]
+    assert ledgers[0] == ledgers[1]
+    done.clear()
+    again = search(spec, tmp_path / "one", on_progress=lambda number, _left_s: done.append(number))
+    assert done == []
+    assert again.ledger.equals(whole.ledger)
 
-    def stopped(space_json: str, chunks: Sequence[Chunk]) -> Iterator[tuple[Chunk, bytes]]:
-        for chunk, data in compute_here(space_json, chunks):
-            computed.append(chunk.number)
-            yield chunk, data
-            if len(computed) == 1:
-                raise KeyboardInterrupt
+
+def test_an_interrupted_search_leaves_no_ledger(tmp_path: Path) -> None:
+    def stop(done: int, _left_s: float | None) -> None:
+        if done:
+            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        search(spec, tmp_path / "parts", run_chunks=stopped)
-    assert not (tmp_path / "parts" / "ledger.parquet").exists()
-    resumed = search(spec, tmp_path / "parts", run_chunks=stopped)
-    assert sorted(computed) == list(range(len(set(computed))))
-    assert (tmp_path / "parts" / "ledger.parquet").read_bytes() == (tmp_path / "whole" / "ledger.parquet").read_bytes()
-    assert resumed.ranked == whole.ranked
+        search(space(), tmp_path, on_progress=stop)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_holds_one_search_only(tmp_path: Path) -> None:
@@ -252,22 +254,15 @@ def test_a_folder_holds_one_search_only(tmp_path: Path) -> None:
         search(space(rules="paper"), tmp_path)
 
 
-def test_a_damaged_chunk_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_cut", [True, False], ids=["cut", "changed bytes"])
+def test_a_damaged_ledger_is_named_and_is_not_another_result(is_cut: bool, tmp_path: Path) -> None:
     search(space(), tmp_path)
-    chunk = next(tmp_path.glob("rung-*.parquet"))
-    chunk.write_bytes(chunk.read_bytes()[:100])
-    with pytest.raises(RecordsError, match=chunk.name):
-        search(space(), tmp_path)
-
-
-def test_a_chunk_with_one_changed_byte_is_damaged_and_not_another_result(tmp_path: Path) -> None:
-    search(space(), tmp_path)
-    chunk = next(tmp_path.glob("rung-*.parquet"))
-    content = bytearray(chunk.read_bytes())
+    ledger = tmp_path / "ledger.parquet"
+    content = bytearray(ledger.read_bytes())
     for place in range(40, len(content) // 2, 37):
         content[place] ^= 0xFF
-    chunk.write_bytes(content)
-    with pytest.raises(RecordsError, match=chunk.name):
+    ledger.write_bytes(ledger.read_bytes()[:100] if is_cut else content)
+    with pytest.raises(RecordsError, match=r"ledger\.parquet"):
         search(space(), tmp_path)
 
 
@@ -346,61 +341,6 @@ def test_nobody_on_the_pareto_front_is_beaten_and_everybody_else_is(points: list
         beaten = any(np.all(other <= value) and np.any(other < value) for other in values)
         repeated = any(np.array_equal(other, value) for other in values[:place])
         assert (place in front) == (not beaten and not repeated)
-
-
-class SlowClock:
-    """A clock on which every look takes a while, so that budgets are short without waiting."""
-
-    scale = 1.0
-
-    def __init__(self, step_ns: int) -> None:
-        self._now_ns, self._step_ns = 0, step_ns
-
-    def now_ns(self) -> int:
-        self._now_ns += self._step_ns
-        return self._now_ns
-
-    def sleep_until_ns(self, deadline_ns: int) -> None:
-        self._now_ns = max(self._now_ns, deadline_ns)
-
-    async def wait_until_ns(self, deadline_ns: int) -> None:
-        self.sleep_until_ns(deadline_ns)
-
-
-def timed(
-    clock: SlowClock, spec: SpaceSpec, folder: Path, on_progress: Callable[[Progress], None] = lambda _: None
-) -> Search:
-    return Search(spec, folder, compute_here, on_progress, clock)
-
-
-def test_a_short_budget_halves_and_says_what_was_left_out(tmp_path: Path) -> None:
-    spec = space(max_num_seqs=[4, 6, 8], buckets={"most": 6})
-    shown: list[Progress] = []
-    result = timed(SlowClock(20_000_000_000), spec, tmp_path, shown.append).run(40.0)
-    halving = result.halving
-    assert halving is not None
-    assert 0 < len(result.ranked) < spec.count()
-    assert result.ledger.num_rows == spec.count()
-    judged = {row["index"] for row in result.ledger.to_pylist() if row["num_plans"] == 8}
-    assert set(result.ranked) <= judged
-    left_out = spec.count() - len(result.ranked)
-    assert halving.not_simulated + sum(count for _, count in halving.partial) == left_out
-    assert halving.audited == min(200, left_out)
-    assert 0 < halving.better_share_at_most <= 1
-    again = timed(SlowClock(1), spec, tmp_path).run(None)
-    assert again.ledger.equals(result.ledger)
-    assert shown[-1].done == shown[-1].total
-
-
-def test_a_generous_budget_is_exhaustive(tmp_path: Path) -> None:
-    assert timed(SlowClock(1000), space(), tmp_path).run(1000.0).halving is None
-
-
-def test_of_none_in_sixty_at_most_five_percent_are_better() -> None:
-    assert share_at_most(0, 59) == pytest.approx(0.0495, abs=1e-3)
-    assert share_at_most(3, 3) == 1.0
-    # At this true share, 195 or fewer of 200 are seen with 5 %.
-    assert share_at_most(195, 200) == pytest.approx(0.9901, abs=1e-4)
 
 
 def test_percentiles_are_nearest_rank() -> None:

@@ -1,17 +1,18 @@
-"""A Dask cluster gives the ledger of one process, byte for byte, also when a worker is killed in the middle."""
+"""A Dask cluster writes the ledger of one process, byte for byte, also when a worker is killed in the middle."""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from harness import processes
 from harness.errors import SpecError
-from harness.extras.search.run import Chunk, cluster_runner, runner_of, search
+from harness.extras.search.run import search
 from harness.extras.search.space import SpaceSpec, parse_space
 
 distributed = pytest.importorskip("distributed")
@@ -41,57 +42,29 @@ def cluster() -> Iterator[Any]:
         yield cluster
 
 
-def ledger_bytes(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.glob("*.parquet")}
+def ledger_bytes(folder: Path) -> bytes:
+    return (folder / "ledger.parquet").read_bytes()
 
 
 def test_a_cluster_that_loses_a_worker_writes_the_ledger_of_one_process(cluster: Any, tmp_path: Path) -> None:
-    search(space(), tmp_path / "alone")
+    alone = search(space(), tmp_path / "alone")
     with distributed.Client(cluster) as client:
         pids: dict[str, int] = client.run(os.getpid)
-        assert len(set(pids.values())) == 2
-        run_chunks = runner_of(client)
-        received: list[int] = []
+    assert len(set(pids.values())) == 2
+    progress: list[int] = []
 
-        def killing(space_json: str, chunks: Sequence[Chunk]) -> Iterator[tuple[Chunk, bytes]]:
-            assert len(chunks) > 4
-            for chunk, data in run_chunks(space_json, chunks):
-                received.append(chunk.number)
-                if len(received) == 1:
-                    os.kill(next(iter(pids.values())), signal.SIGKILL)
-                yield chunk, data
+    def kill_one(done: int, _left_s: float | None) -> None:
+        progress.append(done)
+        if len(progress) == 2:
+            os.kill(next(iter(pids.values())), signal.SIGKILL)
 
-        result = search(space(), tmp_path / "cluster", run_chunks=killing)
-    assert sorted(received) == list(range(len(received)))
+    result = search(space(), tmp_path / "cluster", workers=cluster.scheduler_address, on_progress=kill_one)
+    assert len(progress) > 4
     assert ledger_bytes(tmp_path / "cluster") == ledger_bytes(tmp_path / "alone")
-    assert result.ranked == search(space(), tmp_path / "alone").ranked
+    assert result.ranked == alone.ranked
 
 
-def test_a_scheduler_given_by_address_does_the_same(cluster: Any, tmp_path: Path) -> None:
-    search(space(), tmp_path / "alone")
-    with cluster_runner(cluster.scheduler_address) as run_chunks:
-        search(space(), tmp_path / "cluster", run_chunks=run_chunks)
-    assert ledger_bytes(tmp_path / "cluster") == ledger_bytes(tmp_path / "alone")
-
-
-def test_stopping_a_cluster_search_keeps_what_has_arrived(cluster: Any, tmp_path: Path) -> None:
-    with distributed.Client(cluster) as client:
-        run_chunks = runner_of(client)
-
-        def stopped(space_json: str, chunks: Sequence[Chunk]) -> Iterator[tuple[Chunk, bytes]]:
-            for number, (chunk, data) in enumerate(run_chunks(space_json, chunks)):
-                if number == 2:
-                    raise KeyboardInterrupt
-                yield chunk, data
-
-        with pytest.raises(KeyboardInterrupt):
-            search(space(), tmp_path / "cluster", run_chunks=stopped)
-        assert len(list((tmp_path / "cluster").glob("rung-*.parquet"))) == 2
-        search(space(), tmp_path / "cluster", run_chunks=run_chunks)
-    search(space(), tmp_path / "alone")
-    assert ledger_bytes(tmp_path / "cluster") == ledger_bytes(tmp_path / "alone")
-
-
-def test_a_scheduler_that_does_not_answer_is_a_plain_error() -> None:
-    with pytest.raises(SpecError, match="no scheduler"), cluster_runner("tcp://127.0.0.1:9", connect_timeout_s=0.5):
-        pass
+def test_a_scheduler_that_does_not_answer_is_a_plain_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(processes, "CONNECT_TIMEOUT_S", 0.5)
+    with pytest.raises(SpecError, match="no scheduler"):
+        search(space(), tmp_path, workers="tcp://127.0.0.1:9")
