@@ -52,7 +52,7 @@ PARTS = '''
 from dataclasses import dataclass
 
 from harness.judge.catalogue import Analysis
-from harness.model.engine.config import ENGINE_KEYS
+from harness.model.spec.server import ENGINE_KEYS
 from harness.present.export import Format
 from harness.kinds import KINDS, BackendKind
 from harness.runner.backends.base import Backend

@@ -122,15 +122,18 @@ def _topics() -> list[str]:
 
 
 def _explain_model(topic: str, model: type[BaseModel], only: str = "") -> None:
-    meaning = " ".join((model.__doc__ or "").split())
-    print_folded(f"{PLACES.get(topic, f'[{topic}]')}  {meaning}\n")
+    from harness.model.spec.server import key_in_words
+
+    about = " ".join((model.__doc__ or "").split())
+    print_folded(f"{PLACES.get(topic, f'[{topic}]')}  {about}\n")
     document = model.model_json_schema()
     for name, key in document["properties"].items():
         if only not in ("", name):
             continue
         is_required = name in document.get("required", ())
         default = "required" if is_required else _default(model, name)
-        notes = [note for note in (key.get("description", ""), _allowed(key)) if note]
+        meaning = key_in_words(name) if topic == "server" else key.get("description", "")
+        notes = [note for note in (meaning, _allowed(key)) if note]
         print_with_comment(f"{name} = {default}", "; ".join(notes))
     print()
 

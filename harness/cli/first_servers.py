@@ -20,12 +20,6 @@ if TYPE_CHECKING:
     from harness.model.spec import ServerSpec
     from harness.runner.backends.base import FirstExperiment, Line
 
-# Settings that are written where they are not the defaults; the second line is of slots, the third of paged KV memory.
-SHOWN_KEYS = (
-    *("rules", "cost_model", "max_num_seqs", "decode_buckets", "prefix_caching"),
-    *("kv_slots", "max_active_seqs"),
-    *("num_gpu_blocks", "block_size", "max_num_batched_tokens", "long_prefill_tokens", "async_scheduling"),
-)
 MOST_SERVERS = 2
 KEY_ELSEWHERE = "holds the key; the key itself is in no record"
 DECLARED: Line = ("declared = true", "what nothing shows is as written here; reports call it declared")
@@ -177,12 +171,11 @@ def _probed(servers: Sequence[ServerSpec]) -> tuple[list[ProbeReport], str]:
 
 def _shown_lines(shown: dict[str, Any]) -> list[str]:
     """Settings in force that are not the defaults, as TOML."""
-    from harness.model.spec import ServerSpec
-    from harness.model.spec.server import default_buckets
+    from harness.model.spec.server import DEFAULTS, ENGINE_KEYS, SERVER_KEYS, default_buckets
     from harness.shipped import shipped_names
     from harness.stacks.rbln.rules.kv_rules import NEWEST_STABLE, is_paged
 
-    usual, limit = ServerSpec(), shown.get("max_num_seqs", ServerSpec().max_num_seqs)
+    limit = shown.get("max_num_seqs", DEFAULTS["max_num_seqs"])
     settings = dict(shown)
     if is_paged(shown.get("rules", "")):
         settings = {key: value for key, value in shown.items() if key != "max_active_seqs"}
@@ -193,14 +186,8 @@ def _shown_lines(shown: dict[str, Any]) -> list[str]:
     if shown.get("cost_model") not in shipped_names("costs"):
         # A file on the host of the server is none here.
         settings.pop("cost_model", None)
-    defaults = {
-        "rules": NEWEST_STABLE,
-        "cost_model": usual.cost_model,
-        "max_num_seqs": usual.max_num_seqs,
-        "decode_buckets": list(default_buckets(limit)),
-        "kv_slots": limit,
-        "max_active_seqs": limit,
-        "prefix_caching": usual.prefix_caching,
-    }
-    kept = [key for key in SHOWN_KEYS if key in settings and settings[key] != defaults.get(key)]
+    sizes = list(default_buckets(limit))
+    usual = {**DEFAULTS, "rules": NEWEST_STABLE, "decode_buckets": sizes, "kv_slots": limit, "max_active_seqs": limit}
+    shown_here = settings.keys() & ENGINE_KEYS - {"slot_tokens"}
+    kept = [key for key in SERVER_KEYS if key in shown_here and settings[key] != usual[key]]
     return [f"{key} = {json.dumps(settings[key])}" for key in kept]

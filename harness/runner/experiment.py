@@ -23,10 +23,10 @@ from harness.measure.records.run import SealedRun
 from harness.measure.records.schema import ABORTED
 from harness.measure.records.store import RunStore
 from harness.measure.records.writer import keep_for_retry
-from harness.model.engine.config import HARNESS_KEYS, changed_keys, differences, keys_shown, requested_settings
+from harness.model.engine.config import changed_keys, differences, keys_shown, requested_settings
 from harness.model.experiment import PlannedRun, PlannedRuns, resolve
 from harness.model.spec import ExperimentSpec
-from harness.model.spec.server import RETENTION_KEYS
+from harness.model.spec.server import HARNESS_KEYS, RETENTION_KEYS
 from harness.outputs import check_runs_folder
 from harness.plugins import service
 from harness.redact import redacted_text

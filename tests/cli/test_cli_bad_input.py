@@ -186,6 +186,8 @@ def test_one_key_is_explained_by_the_name_that_errors_give_it():
     assert "physical KV slots" in named
     assert "decode_buckets" not in named
     assert harness("explain", "kv_slots").stdout == named
+    explained = harness("explain", "block_size").stdout
+    assert "paged KV memory: tokens of a block; default: the server's (--block-size)" in explained
     assert "Did you mean 'server.kv_slots'?" in harness("explain", "server.kv_slot").stderr
 
 

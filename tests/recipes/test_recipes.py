@@ -43,7 +43,7 @@ KIND = """    BackendKind(
 BACKEND = """
 from dataclasses import dataclass
 
-from harness.model.engine.config import ENGINE_KEYS
+from harness.model.spec.server import ENGINE_KEYS
 from harness.kinds import KINDS, BackendKind
 from harness.measure.server.doctor import Check
 from harness.runner.backends.base import Backend

@@ -21,10 +21,9 @@ from harness.measure.records.store import RunStore
 from harness.measure.server.life import LaunchPlan
 from harness.measure.server.process import free_port
 from harness.model.engine import EngineConfig
-from harness.model.engine.config import ENGINE_KEYS, HARNESS_KEYS
 from harness.model.experiment import resolve
 from harness.model.spec import ExperimentSpec, ServerSpec
-from harness.model.spec.server import PAGED_KEYS
+from harness.model.spec.server import ENGINE_KEYS, HARNESS_KEYS, PAGED_KEYS
 from harness.runner import StopFlag, run_experiment
 from harness.runner.backends import backend_named
 from harness.runner.backends.base import ServerBackend

@@ -64,9 +64,9 @@ from harness.kinds import kind_of_run
 from harness.measure.records.manifest import SETTING_DECLARED, Finding, Manifest, info, invalid, table_at, warning
 from harness.measure.records.run import SealedRun
 from harness.measure.records.schema import ABORTED, rows_where, values_of
-from harness.model.engine.config import HARNESS_KEYS, changed_keys, differences, keys_shown, requested_settings
+from harness.model.engine.config import changed_keys, differences, keys_shown, requested_settings
 from harness.model.spec import ServerSpec
-from harness.model.spec.server import RETENTION_KEYS
+from harness.model.spec.server import HARNESS_KEYS, RETENTION_KEYS
 
 if TYPE_CHECKING:
     from harness.analysis.logs.derived import Derived

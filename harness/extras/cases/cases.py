@@ -26,7 +26,7 @@ from harness.model.sim.kernel import arrays as layout
 from harness.model.sim.plans import check_slots, one_plan, session_arrays
 from harness.model.sim.simulate import run_arrays, run_paged
 from harness.model.spec import RulesName, ServerSpec
-from harness.model.spec.server import PAGED_KEYS, RETENTION_KEYS
+from harness.model.spec.server import keys_of
 from harness.processes import parallel_map
 from harness.stacks.rbln.rules.kv_rules import AUTO, rule_set
 
@@ -170,7 +170,7 @@ class SimulationCase(_Part):
     @model_validator(mode="after")
     def _keys_fit_the_rules(self) -> SimulationCase:
         paged = {
-            **{f"config.{key}": getattr(self.config, key) for key in sorted(PAGED_KEYS - RETENTION_KEYS)},
+            **{f"config.{key}": getattr(self.config, key) for key in sorted(keys_of("paged"))},
             "cost.chunked_prefill": self.cost.chunked_prefill,
             "cost.eager_s": self.cost.eager_s,
         }

@@ -60,7 +60,7 @@ class TwinBackend(ServerBackend):
     """
 
     kind: BackendKind = KINDS["twin"]
-    shown_keys: ClassVar[frozenset[str]] = STACK_KEYS
+    shown_keys: ClassVar[frozenset[str]] = STACK_KEYS - {"ssh"}
     folder: Path | None = None
     timing: str = "period"
     faults: tuple[dict[str, Any], ...] = ()

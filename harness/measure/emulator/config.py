@@ -17,7 +17,7 @@ from pydantic import Field, ValidationError, field_validator
 from harness.errors import SpecError
 from harness.measure.emulator.model import VOCAB_SIZE
 from harness.model.spec import ServerSpec, Spec, describe_validation_error
-from harness.model.spec.server import MOST_SEQS
+from harness.model.spec.server import MOST_SEQS, SERVER_KEYS, key_in_words, keys_of
 
 LogFormat = Literal["default", "precise"]
 
@@ -132,11 +132,7 @@ _FLAG_OF = {
     "step_log_path": "step-log",
     "trace_path": "trace",
 }
-SERVER_KEYS = (
-    *("max_num_seqs", "max_active_seqs", "rules", "decode_buckets", "kv_slots", "slot_tokens", "cost_model"),
-    *("prefix_caching", "num_gpu_blocks", "block_size"),
-    *("max_num_batched_tokens", "long_prefill_tokens", "async_scheduling"),
-)
+SERVER_FLAGS = tuple(key for key in SERVER_KEYS if key in keys_of("engine", "slots", "paged"))
 """Keys of a ServerSpec that are flags. Every key of an EmulatorConfig is."""
 
 
@@ -149,7 +145,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--config", type=Path, help="JSON file with the keys of EmulatorConfig; flags win over it")
     fields = {key: field for key, field in EmulatorConfig.model_fields.items() if key not in ("server", "fault")}
-    for key, field in (fields | {key: ServerSpec.model_fields[key] for key in SERVER_KEYS}).items():
+    for key, field in (fields | {key: ServerSpec.model_fields[key] for key in SERVER_FLAGS}).items():
         default = "" if field.default is None else f" ({field.default})"
         is_switch = bool in (field.annotation, *get_args(field.annotation))
         action = argparse.BooleanOptionalAction if is_switch else "store"
@@ -159,7 +155,7 @@ def _parser() -> argparse.ArgumentParser:
             dest=key,
             default=argparse.SUPPRESS,
             action=action,
-            help=f"{field.description}{default}".replace("%", "%%"),
+            help=f"{key_in_words(key) if key in SERVER_FLAGS else field.description}{default}".replace("%", "%%"),
         )
     faults = "one of: " + ", ".join(Fault.names())
     add("--fault", action="append", default=argparse.SUPPRESS, metavar="NAME[=VALUE]", help=faults)
@@ -171,7 +167,7 @@ def config_from_arguments(arguments: Sequence[str] | None = None) -> EmulatorCon
     options = vars(_parser().parse_args(arguments))
     path: Path | None = options.pop("config")
     table = {} if path is None else load_config(path)
-    given = {key: options.pop(key) for key in SERVER_KEYS if key in options}
+    given = {key: options.pop(key) for key in SERVER_FLAGS if key in options}
     if "decode_buckets" in given:
         given["decode_buckets"] = given["decode_buckets"].split(",")
     # The default sizes follow from the limit, which must be a number for that; a wrong text is refused later.

@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 
 from harness.measure.emulator.logs import BackgroundWriter
 from harness.model.engine import EngineConfig
+from harness.model.engine.config import settings_of
 from harness.model.engine.core import StepEnd
+from harness.model.spec.server import SERVER_KEYS
 
 
 def step_log_header(config: EngineConfig, started_ns: int) -> dict[str, Any]:
@@ -21,7 +23,7 @@ def step_log_header(config: EngineConfig, started_ns: int) -> dict[str, Any]:
     # Imported here: it loads pyarrow, and a server with slots writes no such log.
     from harness.stacks.vllm.step_log import COLUMNS, FORMAT
 
-    paged = config.paged
+    settings = settings_of(config, "")
     return {
         "vllm_step_log": FORMAT,
         "columns": list(COLUMNS),
@@ -30,18 +32,10 @@ def step_log_header(config: EngineConfig, started_ns: int) -> dict[str, Any]:
         "engine": 0,
         "started_ns": started_ns,
         "effective": {
-            "max_model_len": paged.max_model_len,
+            **{SERVER_KEYS[key].header: value for key, value in settings.items() if SERVER_KEYS[key].header},
             "enforce_eager": False,
-            "max_num_seqs": paged.max_num_seqs,
-            "max_num_batched_tokens": paged.max_num_batched_tokens,
-            "long_prefill_token_threshold": paged.long_prefill_tokens,
             "enable_chunked_prefill": True,
-            "async_scheduling": paged.async_scheduling,
-            "num_gpu_blocks": paged.num_gpu_blocks,
-            "block_size": paged.block_size,
-            "enable_prefix_caching": paged.prefix_caching,
             "cudagraph_mode": "FULL_AND_PIECEWISE",
-            "cudagraph_capture_sizes": list(paged.capture_sizes),
             "cudagraph_metrics": True,
             "iteration_details": True,
         },

@@ -78,6 +78,15 @@ def find_stack(environment: str, packages: Sequence[str], hint: str, package: st
     return Stack(Path(command), versions, Path(found[package][1] if package in found else ""))
 
 
+def flag_words(flag: str, value: object) -> tuple[str, ...]:
+    """A flag of ``vllm serve`` with its value: --x or --no-x of a switch; nothing where the value is left to vLLM."""
+    if isinstance(value, bool):
+        return (flag if value else flag.replace("--", "--no-", 1),)
+    if isinstance(value, tuple):
+        return (flag, *map(str, value)) if value else ()
+    return () if value is None else (flag, str(value))
+
+
 @dataclass(frozen=True, slots=True)
 class VllmPlugin:
     """A vLLM plugin of the harness. file_variable: names the file of its records, and so switches it on."""

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
 
-from harness.clock import NS_PER_S, NS_PER_US
 from harness.compiled.records import IntArray, Records, new_records, record_fields, records_of
 from harness.errors import SpecError
 from harness.model.engine.state import EVENT_HEADER, Block, EngineState, Eviction, Place, Prefix, Row, Server, Slot
 from harness.model.spec import ServerShape, ServerSpec
-from harness.model.spec.server import PAGED_KEYS, ROUTED_KEYS
+from harness.model.spec.server import DEFAULTS, HARNESS_KEYS, SERVER_KEYS
 from harness.stacks.rbln.rules.kv_rules import AUTO, RULE_SETS, RuleSet, check_active_limit, is_paged, rule_set
 
 PREFILL_CHUNK_TOKENS = 128
@@ -31,61 +30,46 @@ CPU_BLOCK_TOKENS = 128
 PAGED_STEP_TOKENS = 2048
 """Default token budget of a step of ``vllm serve`` on a device of less than 70 GiB; 8,192 on H100 and H200, 16,384 from
 160 GiB. Source: vLLM 0.30.0, engine/arg_utils.py, get_batch_defaults."""
-HARNESS_KEYS = ROUTED_KEYS | {
-    "start_timeout_s",
-    "stop_grace_s",
-    "port",
-    "device_metrics_url",
-    "metrics_url",
-    "declared",
-    "api_key_env",
-}
-"""Keys of a ServerSpec for the harness alone: the server never sees them."""
-ENGINE_KEYS = frozenset(
-    {
-        "max_num_seqs",
-        "decode_buckets",
-        "kv_slots",
-        "slot_tokens",
-        "prefix_caching",
-        "rules",
-        "max_active_seqs",
-        "cost_model",
-        *PAGED_KEYS,
-    }
-)
-"""Keys that the engine uses: all settings of a simulated or emulated server."""
-
-
 GraphMode = Literal["FULL", "PIECEWISE", "NONE"]
 
 
+@dataclass(frozen=True, kw_only=True)
+class PagedSettings:
+    """Keys of a server with paged KV memory, as the engine takes them (``SERVER_KEYS``); the defaults of vllm serve.
+
+    max_num_batched_tokens: most tokens of a step. long_prefill_tokens: most tokens of a prompt in a step; 0: no such
+    limit. async_scheduling: each step is decided when the step before it begins. keep_kv_ns: longest that the blocks of
+    a request that asks for it are pinned once it has ended; 0: never. offload_blocks: of a second memory; 0: none.
+    offload_block_ns: to load one of them.
+    """
+
+    max_num_batched_tokens: int = PAGED_STEP_TOKENS
+    long_prefill_tokens: int = 0
+    async_scheduling: bool = False
+    keep_kv_ns: int = 0
+    offload_blocks: int = 0
+    offload_block_ns: int = 0
+
+
+PAGED_SCALARS = {field.name for field in fields(PagedSettings)}
+
+
 @dataclass(frozen=True)
-class PagedConfig:
+class PagedConfig(PagedSettings):
     """One vLLM server, in its own terms.
 
     capture_sizes: ascending sizes that a decode step is padded to (--cudagraph-capture-sizes); a larger step runs
-    without a graph, unpadded. num_gpu_blocks: KV blocks, one of which vLLM keeps as a placeholder.
-    max_num_batched_tokens: most tokens of a step. long_prefill_tokens: most tokens of a prompt in a step
-    (--long-prefill-token-threshold); 0: no such limit. caps_lone_requests: that limit also holds for a request without
-    others. async_scheduling: each step is decided when the step before it begins. keep_kv_ns: longest that the blocks
-    of a request that asks for it are pinned once it has ended; 0: never. offload_blocks: of a second memory; 0: none.
-    offload_block_ns: to load one of them.
+    without a graph, unpadded. num_gpu_blocks: KV blocks, one of which vLLM keeps as a placeholder. caps_lone_requests:
+    ``long_prefill_tokens`` also holds for a request without others.
     """
 
     max_num_seqs: int
     capture_sizes: tuple[int, ...]
     num_gpu_blocks: int
-    block_size: int = 16
-    max_num_batched_tokens: int = 2048
+    block_size: int = PAGED_BLOCK_TOKENS
     max_model_len: int = 8192
     prefix_caching: bool = True
-    long_prefill_tokens: int = 0
-    async_scheduling: bool = False
     caps_lone_requests: bool = False
-    keep_kv_ns: int = 0
-    offload_blocks: int = 0
-    offload_block_ns: int = 0
 
     def __post_init__(self) -> None:
         if min(self.max_num_seqs, self.block_size, self.max_num_batched_tokens, self.max_model_len) < 1:
@@ -150,7 +134,7 @@ class PagedConfig:
 
 
 @dataclass(frozen=True)
-class EngineConfig:
+class EngineConfig(PagedSettings):
     """One server configuration, in the vendor's terms.
 
     max_num_seqs: the limit, most requests running at once (the artifact's batch_size).
@@ -159,9 +143,8 @@ class EngineConfig:
     decode_buckets: ascending compiled decode batch sizes; the last is the limit.
     kv_slots: physical KV regions (kvcache_num_blocks, or --num-gpu-blocks-override).
     slot_tokens: longest request, prompt and output together (max_model_len).
-    num_gpu_blocks, max_num_batched_tokens, long_prefill_tokens, async_scheduling, keep_kv_ns, offload_blocks,
-    offload_block_ns: paged rules only, see PagedConfig; block_tokens is their block size, and kv_slots has no meaning
-    there.
+    num_gpu_blocks, and all of PagedSettings: paged rules only; block_tokens is their block size, and kv_slots has no
+    meaning there.
     partition_tokens: length of one physical region when a request spans several (kvcache_partition_len of a
     flash-attention artifact); None: one region holds a whole request (eager attention).
     """
@@ -176,12 +159,6 @@ class EngineConfig:
     rules: str = AUTO
     max_active_seqs: int | None = None
     num_gpu_blocks: int | None = None
-    max_num_batched_tokens: int = PAGED_STEP_TOKENS
-    long_prefill_tokens: int = 0
-    async_scheduling: bool = False
-    keep_kv_ns: int = 0
-    offload_blocks: int = 0
-    offload_block_ns: int = 0
 
     def __post_init__(self) -> None:
         if is_paged(self.rules):
@@ -227,18 +204,13 @@ class EngineConfig:
                 where="server.replicas",
                 hint="A run with --backend sim simulates them",
             )
-        block_tokens = paged_block_tokens(server) if server.is_paged else PREFILL_CHUNK_TOKENS
+        written = {key: getattr(server, key) for key in SCALAR_OF}
         return cls(
             **server.shape._asdict(),
             prefix_caching=server.prefix_caching,
             rules=server.rule_set().name,
-            block_tokens=block_tokens,
-            max_num_batched_tokens=server.max_num_batched_tokens or PAGED_STEP_TOKENS,
-            long_prefill_tokens=server.long_prefill_tokens or 0,
-            async_scheduling=bool(server.async_scheduling),
-            keep_kv_ns=round((server.keep_kv_s or 0) * NS_PER_S),
-            offload_blocks=server.offload_blocks or 0,
-            offload_block_ns=round((server.offload_block_us or 0) * NS_PER_US),
+            block_tokens=paged_block_tokens(server) if server.is_paged else PREFILL_CHUNK_TOKENS,
+            **{SCALAR_OF[key]: _scaled(key, value) for key, value in written.items() if value is not None},
         )
 
     @classmethod
@@ -261,15 +233,10 @@ class EngineConfig:
             captured_sizes(self.decode_buckets, self.max_num_batched_tokens),
             self.max_num_seqs * per_seq + 1 if self.num_gpu_blocks is None else self.num_gpu_blocks,
             self.block_tokens,
-            self.max_num_batched_tokens,
             self.slot_tokens,
             self.prefix_caching,
-            long_prefill_tokens=self.long_prefill_tokens,
-            async_scheduling=self.async_scheduling,
-            caps_lone_requests=self.rule_set.caps_lone_requests,
-            keep_kv_ns=self.keep_kv_ns,
-            offload_blocks=self.offload_blocks,
-            offload_block_ns=self.offload_block_ns,
+            self.rule_set.caps_lone_requests,
+            **{name: getattr(self, name) for name in PAGED_SCALARS},
         )
 
     @property
@@ -316,6 +283,16 @@ class EngineConfig:
         if self.rule_set.is_paged:
             return self.paged.padded(num_seqs)
         return self.decode_buckets[bisect_left(self.decode_buckets, num_seqs)]
+
+
+SCALAR_OF = {key: row.engine or key for key, row in SERVER_KEYS.items() if (row.engine or key) in PAGED_SCALARS}
+"""The engine's name of each key that it takes over as it is, by its key."""
+
+
+def _scaled(key: str, value: Any) -> Any:
+    """A key's value in the engine's unit."""
+    unit = SERVER_KEYS[key].unit
+    return value if unit == 1 else round(value * unit)
 
 
 def paged_block_tokens(server: ServerSpec) -> int:
@@ -381,32 +358,27 @@ def requested_settings(server: ServerSpec) -> dict[str, Any]:
 
 def settings_of(config: EngineConfig, cost_model: str) -> dict[str, Any]:
     """The settings that an engine really runs with. cost_model: the name by which its costs were loaded."""
-    settings = {
+    settings: dict[str, Any] = {
         "max_num_seqs": config.max_num_seqs,
         "decode_buckets": list(config.decode_buckets),
-        "kv_slots": config.kv_slots,
         "slot_tokens": config.slot_tokens,
         "prefix_caching": config.prefix_caching,
         "rules": config.rules,
         "max_active_seqs": config.active_limit,
         "cost_model": cost_model,
     }
-    if config.rule_set.is_paged:
-        del settings["kv_slots"]
-        settings |= {
-            "num_gpu_blocks": config.paged.num_gpu_blocks,
-            "block_size": config.block_tokens,
-            "max_num_batched_tokens": config.max_num_batched_tokens,
-            "long_prefill_tokens": config.long_prefill_tokens,
-            "async_scheduling": config.async_scheduling,
-            "decode_buckets": list(config.paged.capture_sizes),
-        }
-        retained = {
-            "keep_kv_s": config.keep_kv_ns / NS_PER_S,
-            "offload_blocks": config.offload_blocks,
-            "offload_block_us": config.offload_block_ns / NS_PER_US,
-        }
-        settings |= {key: value for key, value in retained.items() if value}
+    if not config.rule_set.is_paged:
+        return {**settings, "kv_slots": config.kv_slots}
+    settings |= {
+        "num_gpu_blocks": config.paged.num_gpu_blocks,
+        "block_size": config.block_tokens,
+        "decode_buckets": list(config.paged.capture_sizes),
+    }
+    for key, scalar in SCALAR_OF.items():
+        value, row = getattr(config, scalar), SERVER_KEYS[key]
+        # What only models have is shown where it is on.
+        if value or row.kind != "modelled":
+            settings[key] = value if row.unit == 1 else value / row.unit
     return settings
 
 
@@ -418,8 +390,7 @@ def keys_shown(in_force: Iterable[str]) -> frozenset[str]:
 
 def changed_keys(server: ServerSpec) -> frozenset[str]:
     """Settings whose value is not the default's."""
-    table, usual = server.model_dump(), ServerSpec().model_dump()
-    return frozenset(key for key, value in table.items() if key not in usual or value != usual[key]) - HARNESS_KEYS
+    return frozenset(key for key, usual in DEFAULTS.items() if getattr(server, key) != usual) - HARNESS_KEYS
 
 
 def differences(server: ServerSpec, in_force: Mapping[str, Any], keys: Set[str]) -> list[str]:

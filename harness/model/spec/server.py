@@ -20,6 +20,7 @@ from pydantic import (
     model_validator,
 )
 
+from harness.clock import NS_PER_S, NS_PER_US
 from harness.model.spec.base import DeviceNumbers, Spec
 from harness.redact import redacted_arguments, redacted_env, redacted_text
 from harness.stacks.rbln.rules.kv_rules import (
@@ -147,20 +148,6 @@ class ServerShape(NamedTuple):
 
 
 RulesName = Annotated[str, AfterValidator(check_rules)]
-RETENTION_KEYS = frozenset({"keep_kv_s", "offload_blocks", "offload_block_us"})
-"""Keys of a ServerSpec for what becomes of KV that nobody holds; only models have them."""
-PAGED_KEYS = RETENTION_KEYS | {
-    "num_gpu_blocks",
-    "block_size",
-    "max_num_batched_tokens",
-    "long_prefill_tokens",
-    "async_scheduling",
-}
-"""Keys of a ServerSpec that only a server with paged KV memory has."""
-ROUTED_KEYS = frozenset({"replicas", "router", "replica_urls", "replica_header"})
-"""Keys of a ServerSpec for several replicas behind a router; records of one server do not have them."""
-_USUAL_ROUTED: dict[str, Any] = {"replicas": 1, "router": None, "replica_urls": (), "replica_header": ""}
-_USUALLY_UNWRITTEN: dict[str, Any] = {**_USUAL_ROUTED, **dict.fromkeys(RETENTION_KEYS), "metrics_url": ""}
 MOST_REPLICAS = 64
 SSH_DESTINATION = re.compile(r"(ssh://)?(\w[\w.+-]*@)?([\w:][\w.:%-]*|\[[0-9a-fA-F:.%]+\](:\d+)?)/?")
 PatchMode = Literal["overlay", "none"]
@@ -196,121 +183,176 @@ def set_keys(changes: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(key for key, value in changes.items() if key != "decode_buckets" or value)
 
 
+KeyKind = Literal["engine", "slots", "paged", "modelled", "launch", "harness", "routed"]
+"""engine: of every server. slots, paged: of one kind of KV memory. modelled: of paged memory, and only of models.
+launch: how a server is started or reached. harness: never seen by a server. routed: of replicas behind a router."""
+_KIND_WORDS = {"paged": "paged KV memory: ", "modelled": "paged KV memory, modelled: "}
+
+
+class ServerKey(NamedTuple):
+    """What a row of the table of server keys holds beside name, type, default and words.
+
+    flag: of ``vllm serve``. header: its name in the step log of a vLLM. backends: those whose launch applies it, so
+    that nothing has to show it. engine: the engine's name of it, and unit: how many of the engine's units one of the
+    key's is, where these differ. is_newer: records leave it out where it has its default.
+    """
+
+    kind: KeyKind
+    flag: str = ""
+    header: str = ""
+    backends: tuple[str, ...] = ()
+    engine: str = ""
+    unit: int = 1
+    is_newer: bool = False
+
+
+def shown(kind: KeyKind, header: str, flag: str = "") -> ServerKey:
+    """A row that a vLLM shows. flag: default: as the header has it."""
+    return ServerKey(kind, flag or f"--{header.replace('_', '-')}", header)
+
+
+def key(row: ServerKey, default: Any, words: str, **limits: Any) -> Any:
+    """A row of the table. words: its description; limits: as pydantic's ``Field`` takes them."""
+    return Field(default, description=words, json_schema_extra=row._asdict(), **limits)
+
+
+ENGINE, SLOTS, HARNESS = ServerKey("engine"), ServerKey("slots"), ServerKey("harness")
+ROUTED = ServerKey("routed", is_newer=True)
+RBLN = ServerKey("launch", backends=("rbln",))
+ATTACHED = ServerKey("launch", backends=("attached",))
+STACKS = ServerKey("launch", backends=("rbln", "vllm"))
+
+
 class ServerSpec(Spec):
     """The server's compile-time configuration, and how it is launched."""
 
-    max_num_seqs: int = Field(default=8, ge=1, le=MOST_SEQS, description="the limit: most requests running at once")
-    decode_buckets: tuple[int, ...] = Field(
-        default=(1, 2, 4, 8),
-        description="compiled batch sizes; default: max_num_seqs, its half, and so on down to 1; of a vLLM: its own",
+    # The table of server keys, from which lists of keys, launches, the engine's settings and `explain server` follow.
+    max_num_seqs: int = key(
+        shown("engine", "max_num_seqs"), 8, "the limit: most requests running at once", ge=1, le=MOST_SEQS
     )
-    kv_slots: int | None = Field(
-        default=None, ge=1, description="physical KV slots; left out: room for max_num_seqs of the longest requests"
+    decode_buckets: tuple[int, ...] = key(
+        shown("engine", "cudagraph_capture_sizes"),
+        (1, 2, 4, 8),
+        "compiled batch sizes; default: max_num_seqs, its half, and so on down to 1; of a vLLM: its own",
     )
-    slot_tokens: int = Field(default=8192, ge=256, le=32768, multiple_of=128, description="max_model_len")
-    cost_model: str = Field(default="paper", description="step times: a shipped model, or the path of a TOML file")
-    prefix_caching: bool = Field(default=True, description="reuse the KV of prompts that begin alike")
-    rules: RulesName = Field(default=AUTO, description="scheduler and KV rules; auto: those of the server")
-    max_active_seqs: int | None = Field(
-        default=None, ge=1, description="--max-num-active-seqs: admits fewer than max_num_seqs without recompiling"
+    kv_slots: int | None = key(
+        SLOTS, None, "physical KV slots; left out: room for max_num_seqs of the longest requests", ge=1
     )
-    num_gpu_blocks: int | None = Field(
-        default=None, ge=2, description="paged KV memory: its blocks (--num-gpu-blocks-override); default: what fits"
+    slot_tokens: int = key(
+        shown("engine", "max_model_len"),
+        8192,
+        "longest request, prompt and answer together",
+        ge=256,
+        le=32768,
+        multiple_of=128,
     )
-    block_size: int | None = Field(
-        default=None, ge=1, description="paged KV memory: tokens of a block; default: the server's"
+    cost_model: str = key(
+        ServerKey("engine", backends=("rbln", "vllm", "attached")),
+        "paper",
+        "step times: a shipped model, or the path of a TOML file",
     )
-    max_num_batched_tokens: int | None = Field(
-        default=None,
+    prefix_caching: bool = key(
+        shown("engine", "enable_prefix_caching"), True, "reuse the KV of prompts that begin alike"
+    )
+    rules: RulesName = key(ENGINE, AUTO, "scheduler and KV rules; auto: those of the server")
+    max_active_seqs: int | None = key(
+        ServerKey("slots", "--max-num-active-seqs", backends=("rbln",)),
+        None,
+        "admits fewer than max_num_seqs without recompiling",
         ge=1,
-        description="paged KV memory: most tokens of an engine step; default: the server's, which vLLM takes from the "
-        "device: 2,048 below 70 GiB (so modelled ones), 8,192 on H100 and H200, 16,384 from 160 GiB",
     )
-    long_prefill_tokens: int | None = Field(
-        default=None,
+    num_gpu_blocks: int | None = key(
+        shown("paged", "num_gpu_blocks", "--num-gpu-blocks-override"), None, "its blocks; default: what fits", ge=2
+    )
+    block_size: int | None = key(shown("paged", "block_size"), None, "tokens of a block; default: the server's", ge=1)
+    max_num_batched_tokens: int | None = key(
+        shown("paged", "max_num_batched_tokens"),
+        None,
+        "most tokens of an engine step; default: the server's, which vLLM takes from the device: 2,048 below 70 GiB "
+        "(so modelled ones), 8,192 on H100 and H200, 16,384 from 160 GiB",
+        ge=1,
+    )
+    long_prefill_tokens: int | None = key(
+        shown("paged", "long_prefill_token_threshold"),
+        None,
+        "most tokens of one prompt in a step; default: the server's, which is 0: no such limit",
         ge=0,
-        description="paged KV memory: most tokens of one prompt in a step (--long-prefill-token-threshold); default: "
-        "the server's, which is 0: no such limit",
     )
-    async_scheduling: bool | None = Field(
-        default=None,
-        description="paged KV memory: each step is decided when the one before it begins; default: the server's, or "
-        "false where it is emulated or simulated",
+    async_scheduling: bool | None = key(
+        shown("paged", "async_scheduling"),
+        None,
+        "each step is decided when the one before it begins; default: the server's, or false where it is emulated or "
+        "simulated",
     )
-    keep_kv_s: float | None = Field(
-        default=None,
+    keep_kv_s: float | None = key(
+        ServerKey("modelled", engine="keep_kv_ns", unit=NS_PER_S, is_newer=True),
+        None,
+        "longest that the KV of a request is pinned that says when its session returns; default: none",
         gt=0,
-        description="paged KV memory, modelled: longest that the KV of a request is pinned that says when its session "
-        "returns; default: none",
     )
-    offload_blocks: int | None = Field(
-        default=None,
+    offload_blocks: int | None = key(
+        ServerKey("modelled", is_newer=True),
+        None,
+        "blocks of a second memory, which overwritten ones go to; default: none",
         ge=1,
-        description="paged KV memory, modelled: blocks of a second memory, which overwritten ones go to; default: none",
     )
-    offload_block_us: float | None = Field(
-        default=None, ge=0, description="paged KV memory, modelled: time to load a block from there; default: 0"
+    offload_block_us: float | None = key(
+        ServerKey("modelled", engine="offload_block_ns", unit=NS_PER_US, is_newer=True),
+        None,
+        "time to load a block from there; default: 0",
+        ge=0,
     )
-    start_timeout_s: float = Field(default=60.0, gt=0)
-    stop_grace_s: float = Field(default=10.0, gt=0)
-    port: int = Field(default=0, ge=0, le=65535, description="0: any free port")
-    model: str = Field(
-        default="",
-        description="the model: of backend 'vllm' as `vllm serve` takes it; of 'attached' as the server lists it",
+    start_timeout_s: float = key(HARNESS, 60.0, "longest wait until the server answers", gt=0)
+    stop_grace_s: float = key(HARNESS, 10.0, "time that it has to end by itself", gt=0)
+    port: int = key(ServerKey("harness", "--port"), 0, "0: any free port", ge=0, le=65535)
+    model: str = key(
+        ServerKey("launch", "--model", "model", ("vllm", "attached")),
+        "",
+        "the model: of backend 'vllm' as `vllm serve` takes it; of 'attached' as the server lists it",
     )
-    artifact: str = Field(default="", description="backend 'rbln': folder of the compiled model")
-    environment: str = Field(
-        default="",
-        description="virtual environment that holds vllm; default: the one on PATH. Twin: or a version",
+    artifact: str = key(RBLN, "", "backend 'rbln': folder of the compiled model")
+    environment: str = key(
+        STACKS, "", "virtual environment that holds vllm; default: the one on PATH. Twin: or a version"
     )
-    devices: DeviceNumbers = Field(
-        default=(), description="NPUs that the server sees; default: what the artifact needs, from 0"
+    devices: DeviceNumbers = key(RBLN, (), "NPUs that the server sees; default: what the artifact needs, from 0")
+    patch: PatchMode = key(RBLN, "overlay", "how the [BUCKET] line gets into a real stack")
+    observer: bool = key(STACKS, True, "real stacks: one record per engine step, from inside")
+    extra_args: tuple[str, ...] = key(STACKS, (), "more arguments of `vllm serve`; the last one counts")
+    env: dict[str, str] = key(STACKS, {}, "more environment variables of the server; secrets are left out of records")
+    url: str = key(ATTACHED, "", "backend 'attached': the server somebody else started")
+    step_log: str = key(
+        ATTACHED,
+        "",
+        "backend 'attached': file that the server's step log is written to (docs/guides/vllm-steps.md); of replicas "
+        "with {replica} for the number of each",
     )
-    patch: PatchMode = Field(default="overlay", description="how the [BUCKET] line gets into a real stack")
-    observer: bool = Field(default=True, description="real stacks: one record per engine step, from inside")
-    extra_args: tuple[str, ...] = Field(default=(), description="more arguments of `vllm serve`; the last one counts")
-    env: dict[str, str] = Field(
-        default_factory=dict, description="more environment variables of the server; secrets are left out of records"
-    )
-    url: str = Field(default="", description="backend 'attached': the server somebody else started")
-    step_log: str = Field(
-        default="",
-        description="backend 'attached': file that the server's step log is written to (docs/guides/vllm-steps.md); of "
-        "replicas with {replica} for the number of each",
-    )
-    api_key_env: str = Field(
-        default="",
+    api_key_env: str = key(
+        HARNESS,
+        "",
+        "backend 'attached': name of the environment variable that holds the server's API key",
         pattern=r"^([A-Za-z_]\w*)?$",
-        description="backend 'attached': name of the environment variable that holds the server's API key",
     )
-    declared: bool = Field(
-        default=False, description="what nothing shows is as you say; reports call it declared, not verified"
+    declared: bool = key(HARNESS, False, "what nothing shows is as you say; reports call it declared, not verified")
+    ssh: str = key(RBLN, "", "backend 'rbln': start the server on this host, over ssh")
+    device_metrics_url: str = key(
+        HARNESS, "", "of rbln-metrics-exporter, e.g. http://127.0.0.1:9090/metrics; read through every run"
     )
-    ssh: str = Field(default="", description="backend 'rbln': start the server on this host, over ssh")
-    device_metrics_url: str = Field(
-        default="", description="of rbln-metrics-exporter, e.g. http://127.0.0.1:9090/metrics; read through every run"
+    metrics_url: str = key(
+        ServerKey("harness", is_newer=True),
+        "",
+        "backend 'attached': where the server's metrics are, when not at url + /metrics; its key is sent there only if "
+        "the server is the same",
     )
-    metrics_url: str = Field(
-        default="",
-        description="backend 'attached': where the server's metrics are, when not at url + /metrics; its key is sent "
-        "there only if the server is the same",
+    replicas: int = key(
+        ROUTED, 1, "servers of this shape behind one router (docs/guides/routers.md)", ge=1, le=MOST_REPLICAS
     )
-    replicas: int = Field(
-        default=1,
-        ge=1,
-        le=MOST_REPLICAS,
-        description="servers of this shape behind one router (docs/guides/routers.md)",
+    router: RouterSpec | None = key(
+        ROUTED, None, "the router before two or more replicas: kind, policy; default: the harness's, round-robin"
     )
-    router: RouterSpec | None = Field(
-        default=None,
-        description="the router before two or more replicas: kind, policy; default: the harness's, round-robin",
+    replica_urls: tuple[str, ...] = key(
+        ROUTED, (), "backend 'attached': the replicas' own addresses behind the router at url"
     )
-    replica_urls: tuple[str, ...] = Field(
-        default=(), description="backend 'attached': the replicas' own addresses behind the router at url"
-    )
-    replica_header: str = Field(
-        default="", description="response header by which the router names the replica that answered"
-    )
+    replica_header: str = key(ROUTED, "", "response header by which the router names the replica that answered")
 
     @model_validator(mode="before")
     @classmethod
@@ -323,10 +365,10 @@ class ServerSpec(Spec):
 
     @model_serializer(mode="wrap")
     def _without_newer_keys(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Records of one server are as they were before there were routers and retention."""
+        """Records of a server without newer keys are as they were before there were these."""
         table: dict[str, Any] = dump(self)
-        unused = {key for key, usual in _USUALLY_UNWRITTEN.items() if getattr(self, key) == usual}
-        return {key: value for key, value in table.items() if key not in unused}
+        unset = {key for key in NEWER_KEYS if getattr(self, key) == DEFAULTS[key]}
+        return {key: value for key, value in table.items() if key not in unset}
 
     @field_serializer("env", when_used="json")
     def _env_without_secrets(self, env: dict[str, str]) -> dict[str, str]:
@@ -432,7 +474,7 @@ class ServerSpec(Spec):
     @property
     def replica(self) -> ServerSpec:
         """One of the replicas, as a server by itself."""
-        return self.model_copy(update=_USUAL_ROUTED) if self.is_routed else self
+        return self.model_copy(update={key: DEFAULTS[key] for key in ROUTED_KEYS}) if self.is_routed else self
 
     @property
     def is_vllm(self) -> bool:
@@ -471,3 +513,38 @@ class ServerSpec(Spec):
     def of_shape(cls, shape: ServerShape, rules: str) -> ServerSpec:
         """A server of this shape, otherwise with the defaults."""
         return cls(**shape._asdict(), rules=rules)
+
+
+SERVER_KEYS: Mapping[str, ServerKey] = {
+    name: ServerKey(**cast("dict[str, Any]", field.json_schema_extra))
+    for name, field in ServerSpec.model_fields.items()
+}
+NEWER_KEYS = [name for name, row in SERVER_KEYS.items() if row.is_newer]
+DEFAULTS: Mapping[str, Any] = {name: field.default for name, field in ServerSpec.model_fields.items()}
+
+
+def keys_of(*kinds: KeyKind) -> frozenset[str]:
+    """The keys of these kinds."""
+    return frozenset(name for name, row in SERVER_KEYS.items() if row.kind in kinds)
+
+
+def keys_applied_by(backend: str) -> frozenset[str]:
+    """The keys whose values a launch of this backend applies, so that nothing has to show them."""
+    return frozenset(name for name, row in SERVER_KEYS.items() if backend in row.backends)
+
+
+def key_in_words(name: str) -> str:
+    """Which servers have a key, what it is, and the flag of ``vllm serve`` that sets it."""
+    row = SERVER_KEYS[name]
+    flag = f" ({row.flag})" if row.flag else ""
+    return f"{_KIND_WORDS.get(row.kind, '')}{ServerSpec.model_fields[name].description}{flag}"
+
+
+RETENTION_KEYS = keys_of("modelled")
+"""What becomes of KV that nobody holds."""
+PAGED_KEYS = keys_of("paged", "modelled")
+ROUTED_KEYS = keys_of("routed")
+HARNESS_KEYS = keys_of("harness", "routed")
+"""The server never sees them."""
+ENGINE_KEYS = keys_of("engine", "slots", "paged", "modelled")
+"""All settings of a simulated or emulated server."""

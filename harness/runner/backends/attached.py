@@ -24,7 +24,7 @@ from harness.measure.server.tokenizer import forget_text_sizes, remember_vocabul
 from harness.model.engine.config import PREFILL_CHUNK_TOKENS, changed_keys, requested_settings
 from harness.model.experiment import PlannedRun
 from harness.model.spec import ServerSpec
-from harness.model.spec.server import PAGED_KEYS
+from harness.model.spec.server import PAGED_KEYS, keys_applied_by
 from harness.plugins import BackendKind
 from harness.redact import redacted_text
 from harness.runner.backends.base import FirstExperiment, ServerBackend
@@ -49,8 +49,7 @@ class AttachedBackend(ServerBackend):
     """Somebody else's OpenAI-compatible server at ``server.url``; its model is ``server.model`` or the first."""
 
     kind: BackendKind = KINDS["attached"]
-    # The harness connects to the URL, and the cost model prices what was measured: both hold without being shown.
-    shown_keys: ClassVar[frozenset[str]] = frozenset({"url", "model", "cost_model", "step_log"})
+    shown_keys: ClassVar[frozenset[str]] = keys_applied_by("attached")
 
     @property
     def first_command(self) -> str:

@@ -17,11 +17,11 @@ from harness.measure.records.run import SealedRun
 from harness.measure.server.doctor import Check
 from harness.measure.server.life import LaunchPlan
 from harness.model.engine import CostModel, EngineConfig
-from harness.model.engine.config import ENGINE_KEYS, changed_keys
+from harness.model.engine.config import changed_keys
 from harness.model.engine.paged import scheduler_of
 from harness.model.experiment import PlannedRun
 from harness.model.spec import ServerSpec
-from harness.model.spec.server import PAGED_KEYS
+from harness.model.spec.server import ENGINE_KEYS, PAGED_KEYS, keys_applied_by, keys_of
 from harness.plugins import BackendKind, service
 from harness.runner.run import Launch, LaunchOptions, RunContext, perform_run
 from harness.stacks.rbln.launch.artifacts import check_artifact, read_artifact
@@ -141,7 +141,7 @@ class Backend(ABC):
         """Perform a run and seal it, valid or not; None when the user aborted it."""
 
 
-STACK_KEYS = ENGINE_KEYS | {"artifact", "environment", "devices", "patch", "observer", "extra_args", "env"}
+STACK_KEYS = ENGINE_KEYS | keys_applied_by("rbln")
 """Settings that a launch of the real stack applies, or that the stack shows."""
 
 
@@ -211,7 +211,7 @@ def check_simulated_server(server: ServerSpec) -> None:
     rules = server.rule_set()
     unknown = VLLM_KEYS - PAGED_KEYS if rules.is_paged else VLLM_KEYS
     if rules.is_paged:
-        unknown |= {"kv_slots", "max_active_seqs"}
+        unknown |= keys_of("slots")
     refuse_keys(server, unknown, f"the rules {rules.name} do not have it")
     if server.offload_block_us is not None and not server.offload_blocks:
         raise SpecError(

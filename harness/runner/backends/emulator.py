@@ -16,9 +16,9 @@ from harness.measure.records import layout
 from harness.measure.server.doctor import Check
 from harness.measure.server.life import LOOPBACK, LaunchPlan, write_config
 from harness.measure.server.process import require_port
-from harness.model.engine.config import ENGINE_KEYS
 from harness.model.experiment import PlannedRun
 from harness.model.spec import ServerSpec
+from harness.model.spec.server import ENGINE_KEYS
 from harness.plugins import BackendKind
 from harness.runner.backends.base import (
     MODELLED,

@@ -60,7 +60,7 @@ class RblnBackend(ServerBackend):
     """vllm-rbln on RBLN NPUs. The artifact is compiled before: ``harness server compile``."""
 
     kind: BackendKind = KINDS["rbln"]
-    shown_keys: ClassVar[frozenset[str]] = STACK_KEYS | {"ssh"}
+    shown_keys: ClassVar[frozenset[str]] = STACK_KEYS
 
     def check_server(self, server: ServerSpec) -> None:
         check_compiled_server(server)

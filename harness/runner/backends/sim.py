@@ -32,7 +32,7 @@ from harness.measure.records.writer import RawFile
 from harness.measure.server import provenance
 from harness.measure.server.doctor import Check
 from harness.model.engine import DECODE, PREFILL, CostModel, EngineConfig, KvEvent
-from harness.model.engine.config import ENGINE_KEYS, PREFILL_CHUNK_TOKENS, settings_of
+from harness.model.engine.config import PREFILL_CHUNK_TOKENS, settings_of
 from harness.model.engine.core import EngineCore, EngineRequest, StepEnd, StepStart
 from harness.model.engine.paged import scheduler_of
 from harness.model.experiment import PlannedRun
@@ -41,6 +41,7 @@ from harness.model.plan.model import Plan
 from harness.model.sim import simulate
 from harness.model.sim.driver import UnreadRequests, VirtualDriver
 from harness.model.spec import ServerSpec
+from harness.model.spec.server import ENGINE_KEYS
 from harness.plugins import BackendKind, service
 from harness.runner.backends.base import (
     MODELLED,

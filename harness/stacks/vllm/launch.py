@@ -19,39 +19,26 @@ from harness.measure.server.vllm_serve import (
     Stack,
     VllmPlugin,
     find_stack,
+    flag_words,
     requested_plugins,
     scratch_variable,
     serve_environment,
 )
 from harness.model.engine.config import requested_settings
 from harness.model.spec import ServerSpec
-from harness.model.spec.server import RETENTION_KEYS
+from harness.model.spec.server import RETENTION_KEYS, SERVER_KEYS, keys_applied_by, keys_of
 from harness.stacks.vllm.step_log import INSIDE, STEP_LOG_KEYS
 
 NO_SIZES = "captures no graphs, so that there are no sizes to set"
 LEAVE_OUT = "Leave server.decode_buckets out, in [server] and in every condition"
 STEP_LOG = VllmPlugin("vllm_step_log", "VLLM_STEP_LOG_FILE")
 CORE_STEPS = VllmPlugin("vllm_step_log", "VLLM_CORE_STEPS_FILE")
-LAUNCH_KEYS = frozenset({"environment", "extra_args", "env", "cost_model", "observer"})
-"""Keys that the launch itself applies; the step log shows the others."""
-SHOWN_KEYS = LAUNCH_KEYS | STEP_LOG_KEYS
-FIXED_KEYS = RETENTION_KEYS | {"kv_slots", "max_active_seqs", "artifact", "devices", "url", "ssh", "step_log"}
+SHOWN_KEYS = keys_applied_by("vllm") | STEP_LOG_KEYS
+FIXED_KEYS = RETENTION_KEYS | keys_of("slots") | (keys_of("launch") - keys_applied_by("vllm"))
 """Keys of other stacks, which this launch would ignore."""
 PACKAGES = ("vllm", "torch", "transformers", "tpu-inference", "vllm-ascend", "vllm-gaudi", "vllm-spyre")
-_FLAGS = {
-    "--host": "port",
-    "--port": "port",
-    "--model": "model",
-    "--max-num-seqs": "max_num_seqs",
-    "--max-model-len": "slot_tokens",
-    "--cudagraph-capture-sizes": "decode_buckets",
-    "--enable-prefix-caching": "prefix_caching",
-    "--num-gpu-blocks-override": "num_gpu_blocks",
-    "--block-size": "block_size",
-    "--max-num-batched-tokens": "max_num_batched_tokens",
-    "--long-prefill-token-threshold": "long_prefill_tokens",
-    "--async-scheduling": "async_scheduling",
-}
+_FLAGS = {SERVER_KEYS[key].flag: key for key in SERVER_KEYS if key in STEP_LOG_KEYS - {"model"}}
+_KEY_OF = {**_FLAGS, "--host": "port", "--port": "port", "--model": "model"}
 _LOG_FLAGS = ("--disable-log-stats", "--cudagraph-metrics", "--enable-logging-iteration-details", "--api-server-count")
 
 
@@ -71,8 +58,8 @@ def check_serving(server: ServerSpec) -> None:
         raise SpecError("is missing", where="server.model", hint="Name the model, as `vllm serve` takes it")
     for word in server.extra_args:
         flag = word.partition("=")[0].replace("_", "-").replace("--no-", "--", 1)
-        if flag in _FLAGS:
-            raise SpecError(f"repeats server.{_FLAGS[flag]}", where=f"server.extra_args: {word}", hint="Use the key")
+        if flag in _KEY_OF:
+            raise SpecError(f"repeats server.{_KEY_OF[flag]}", where=f"server.extra_args: {word}", hint="Use the key")
         if flag in _LOG_FLAGS:
             raise SpecError(
                 "is set by the harness for the step log", where=f"server.extra_args: {word}", hint="Leave it out"
@@ -89,23 +76,11 @@ def check_graphs(server: ServerSpec, versions: Mapping[str, str]) -> None:
 
 def serve_arguments(server: ServerSpec, port: int) -> tuple[str, ...]:
     """The arguments after ``vllm``."""
-    sizes = (
-        *("--num-gpu-blocks-override", "--block-size"),
-        *("--max-num-batched-tokens", "--long-prefill-token-threshold"),
-    )
-    optional = [(flag, getattr(server, _FLAGS[flag])) for flag in sizes]
-    switches = {
-        "enable-prefix-caching": server.prefix_caching,
-        "async-scheduling": server.async_scheduling,
-    }
     return (
         "serve",
         server.model,
         *("--host", LOOPBACK, "--port", str(port)),
-        *("--max-num-seqs", str(server.max_num_seqs), "--max-model-len", str(server.slot_tokens)),
-        *(("--cudagraph-capture-sizes", *map(str, server.decode_buckets)) if server.decode_buckets else ()),
-        *(f"--{name}" if is_on else f"--no-{name}" for name, is_on in switches.items() if is_on is not None),
-        *(word for flag, value in optional if value is not None for word in (flag, str(value))),
+        *(word for flag, key in _FLAGS.items() for word in flag_words(flag, getattr(server, key))),
         *("--cudagraph-metrics", "--enable-logging-iteration-details", "--api-server-count", "1"),
         "--enable-prompt-tokens-details",
         *("--generation-config", "vllm"),
@@ -133,7 +108,7 @@ def serve_plan(server: ServerSpec, *, backend: str, port: int, run_folder: Path)
         files=files,
         requested={"server": server.model_dump(mode="json"), "versions": dict(vllm.versions)},
         observation=Observation(steps="step-log", has_kv_log=False),
-        effective={key: requested_settings(server)[key] for key in LAUNCH_KEYS},
+        effective={key: requested_settings(server)[key] for key in keys_applied_by("vllm") - STEP_LOG_KEYS},
         scratch_variable=scratch_variable(server.env),
         warms_up=True,
     )

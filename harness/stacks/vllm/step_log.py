@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from harness.errors import RecordsError
+from harness.model.spec.server import SERVER_KEYS
 from harness.stacks.vllm.core_steps import (
     MARK,
     MAX_ENGINES,
@@ -68,18 +69,7 @@ SCHEMA = pa.schema([*_COLUMNS.items(), *_DERIVED.items()])
 Of an engine core, null for others: began_ns, when schedule() was called; decode_context, summed sequence lengths of the
 step's decodes.
 """
-_SETTINGS = {
-    "model": "model",
-    "max_num_seqs": "max_num_seqs",
-    "slot_tokens": "max_model_len",
-    "decode_buckets": "cudagraph_capture_sizes",
-    "prefix_caching": "enable_prefix_caching",
-    "num_gpu_blocks": "num_gpu_blocks",
-    "block_size": "block_size",
-    "max_num_batched_tokens": "max_num_batched_tokens",
-    "long_prefill_tokens": "long_prefill_token_threshold",
-    "async_scheduling": "async_scheduling",
-}
+_SETTINGS = {key: row.header for key, row in SERVER_KEYS.items() if row.header}
 ENGINE_SETTINGS = ("scheduler", "kv_coordinator", "kv_groups", "num_hash_lookahead_tokens")
 """What the header of an engine core shows of its scheduler and its KV memory, beside the keys of a ServerSpec."""
 OTHER_STACK = "vllm_rbln"

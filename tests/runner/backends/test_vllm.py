@@ -240,6 +240,7 @@ def test_keys_become_the_options_of_vllm_serve_and_what_is_left_out_is_the_serve
         ({"extra_args": ["--no-enable-prefix-caching"]}, "repeats server.prefix_caching"),
         ({"extra_args": ["--disable-log-stats"]}, "set by the harness for the step log"),
         ({"kv_slots": 12}, "server.kv_slots: vLLM itself does not have it"),
+        ({"patch": "none"}, "server.patch: vLLM itself does not have it"),
     ],
 )
 def test_what_vllm_cannot_be_started_with_is_refused(tmp_path: Path, server: dict[str, Any], problem: str) -> None:

@@ -16,6 +16,7 @@ from typing import Any, cast
 from harness.errors import SpecError
 from harness.model.engine.config import requested_settings
 from harness.model.spec import ServerSpec
+from harness.model.spec.server import keys_applied_by
 from harness.stacks.rbln.launch.devices import DeviceReport
 from harness.stacks.rbln.launch.inside.remote_host import describe_artifact
 from harness.stacks.rbln.rules.kv_rules import RuleSet
@@ -149,14 +150,9 @@ def settings_applied(
     The stack ends at its start for an unknown argument, and logs the effect of the others. rules: of the
     release; None: unknown. patch: the manifest's record of the patch.
     """
-    by_launch = (
-        *("artifact", "environment", "devices", "observer", "extra_args", "env", "ssh", "max_active_seqs"),
-        # Used for the analysis; the server does not know it.
-        "cost_model",
-    )
     requested = requested_settings(server)
     return {
-        **{key: requested[key] for key in by_launch},
+        **{key: requested[key] for key in keys_applied_by("rbln")},
         "decode_buckets": list(config.decoder_batch_sizes),
         "patch": patch["mode"],
         "partition_tokens": config.partition_tokens,

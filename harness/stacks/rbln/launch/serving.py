@@ -22,6 +22,7 @@ from harness.measure.server.vllm_serve import (
     Stack,
     VllmPlugin,
     find_stack,
+    flag_words,
     requested_plugins,
     scratch_variable,
     serve_environment,
@@ -139,12 +140,12 @@ def serve_arguments(server: ServerSpec, artifact: ServedArtifact, port: int) -> 
         "--enable-prompt-tokens-details",
         "--enable-logging-iteration-details",
         "--enable-log-requests",
-        "--enable-prefix-caching" if server.prefix_caching else "--no-enable-prefix-caching",
+        *flag_words("--enable-prefix-caching", server.prefix_caching),
         *("--generation-config", "vllm"),
         # 0 would let the API server kill the engine before it prints its step statistics.
         *("--shutdown-timeout", str(max(1, int(server.stop_grace_s)))),
         *(() if server.max_active_seqs is None else limits),
-        *(() if override is None else ("--num-gpu-blocks-override", str(override))),
+        *flag_words("--num-gpu-blocks-override", override),
         *server.extra_args,
     )
 
