@@ -129,7 +129,15 @@ class DeadlineTimer:
         self._spec = (ctypes.c_long * 4)()
 
     def arm(self, deadline_ns: int) -> None:
-        """Fire at ``deadline_ns`` (CLOCK_MONOTONIC); 0 disarms. Does nothing when it is armed for that instant."""
+        """Fire at ``deadline_ns`` (CLOCK_MONOTONIC), at once where that has passed; does nothing when armed for it."""
+        # The kernel refuses instants before the clock's zero, which is the machine's start, and takes 0 as "disarm".
+        self._set(max(deadline_ns, 1))
+
+    def clear(self) -> None:
+        """Disarm: nothing fires, and the descriptor of a timer that fired is no longer readable."""
+        self._set(0)
+
+    def _set(self, deadline_ns: int) -> None:
         if deadline_ns == self._armed_ns:
             return
         self._armed_ns = deadline_ns
@@ -139,10 +147,6 @@ class DeadlineTimer:
         self._spec[2], self._spec[3] = divmod(deadline_ns, NS_PER_S)
         if self._libc.timerfd_settime(self.fd, _TIMER_ABSTIME, self._spec, None) < 0:
             raise OSError(self._errno(), "timerfd_settime")
-
-    def clear(self) -> None:
-        """Disarm a timer that fired, so that its descriptor is no longer readable."""
-        self.arm(0)
 
     def __enter__(self) -> DeadlineTimer:
         return self

@@ -80,6 +80,12 @@ class TestTheTimer:
             assert monotonic_ns() >= deadline_ns
         timer.close()
 
+    @pytest.mark.parametrize("deadline_ns", [0, -1, -NS_PER_S, -6_000 * NS_PER_S])
+    def test_an_instant_before_the_machine_started_has_passed(self, deadline_ns: int) -> None:
+        with DeadlineTimer() as timer:
+            timer.arm(deadline_ns)
+            assert select.select([timer.fd], [], [], 5)[0]
+
     def test_disarming_clears_a_deadline_that_has_passed(self) -> None:
         timer = DeadlineTimer()
         timer.arm(monotonic_ns() - NS_PER_S)

@@ -152,7 +152,10 @@ class EpollReplay:
                 if monotonic_ns() >= now_ns + TURN_NS:
                     break
             return events
-        self._timer.arm(next_ns - self._spin_ns if next_ns < FAR_AWAY_NS else 0)
+        if next_ns < FAR_AWAY_NS:
+            self._timer.arm(next_ns - self._spin_ns)
+        else:
+            self._timer.clear()
         self.num_wakeups += 1
         return self._poll(HEARTBEAT_NS / NS_PER_S, now_ns)
 

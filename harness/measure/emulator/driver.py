@@ -12,6 +12,7 @@ import os
 import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import NoReturn
 
 from harness.clock import NS_PER_MS, NS_PER_US, DeadlineTimer, ScaledClock
 from harness.errors import SpecError
@@ -29,8 +30,14 @@ CRASH_EXIT_CODE = 1
 SPIN_SHARE = 10  # at most this part of a step is spent busy-waiting
 
 
+class _CrashAsked(Exception):  # noqa: N818  # the fault that the configuration asks for is no error
+    """The fault ``crash-after-steps``."""
+
+
 class StepReporter:
-    """The driver's listener. answers: by handle of an engine request."""
+    """The driver's listener. answers: by handle of an engine request. ends_process: a crash ends this process."""
+
+    ends_process = False
 
     def __init__(
         self,
@@ -103,9 +110,16 @@ class StepReporter:
             now_ns = self._clock.now_ns()
             self._files.trace.append({"kind": "STALL", "start_ns": now_ns, "duration_ns": 0, "moved_ns": by_ns})
 
-    def engine_crashed(self, traceback: str) -> None:
-        """The engine cannot continue: the configured crash (no traceback), or a defect."""
-        self.log.line(logs.FATAL, f"EngineCore encountered a fatal error.\n{traceback}".rstrip())
+    def engine_crashed(self, traceback: str) -> NoReturn:
+        """The engine cannot continue: the fault that was asked for (no traceback), or a defect.
+
+        The log says so. Then the process ends, or where it is not the emulator's, every answer does.
+        """
+        message = f"EngineCore encountered a fatal error.\n{traceback}".rstrip()
+        self.log.line(logs.FATAL, message)
+        if not self.ends_process:
+            self.abort_all()
+            raise RuntimeError(message)
         self.log.close()
         self._files.close()
         os._exit(CRASH_EXIT_CODE)
@@ -229,9 +243,8 @@ class RealTimeDriver:
         # asyncio would log the exception and continue; a stopped engine must not look alive.
         try:
             act()
-        except Exception:
-            self.reporter.engine_crashed(traceback.format_exc())
-            raise
+        except Exception as error:
+            self.reporter.engine_crashed("" if isinstance(error, _CrashAsked) else traceback.format_exc())
 
     def _timer_fired(self) -> None:
         self._timer.clear()
@@ -248,7 +261,7 @@ class RealTimeDriver:
             self._config.fault.crash_after_steps is not None
             and self.core.num_steps >= self._config.fault.crash_after_steps
         ):
-            self.reporter.engine_crashed("")
+            raise _CrashAsked
         # The report comes last: tokens, logs and metrics of this step are made while the next step runs.
         start, moved_ns = self._arm_next(now_ns)
         self.reporter.step_ended(end, now_ns)

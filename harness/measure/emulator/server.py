@@ -80,7 +80,8 @@ class EmulatorServer:
         self._stop = asyncio.Event()
 
     async def run(self) -> None:
-        """Serve until a signal ends it."""
+        """Serve until a signal ends it: the process is the server's from now on."""
+        self.reporter.ends_process = True
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled)

@@ -12,20 +12,21 @@ from aiohttp.test_utils import TestClient, TestServer
 from harness.clock import NS_PER_S, ScaledClock
 from harness.measure.emulator import api
 from harness.measure.emulator import server as server_module
-from harness.measure.emulator.config import EmulatorConfig
+from harness.measure.emulator.config import EmulatorConfig, Fault
 from harness.measure.emulator.driver import RealTimeDriver
 from harness.measure.emulator.server import EmulatorServer
 from harness.measure.emulator.step_log import read_trace
 
 
-async def ask(server: EmulatorServer) -> None:
-    """One request of 2,000 tokens, answered with two."""
+async def ask(server: EmulatorServer) -> dict[str, Any]:
+    """The answer to one request of 2,000 tokens, which asks for two."""
     driver = RealTimeDriver(server.core, server.clock, server.reporter, server.config)
     async with TestClient(TestServer(api.Api(driver, server.config).application())) as client:
         answer = await client.post("/v1/completions", json={"prompt": [1] * 2000, "max_tokens": 2})
         assert answer.status == 200
-        await answer.read()
+        body = await answer.json()
     driver.close()
+    return body
 
 
 def test_the_emulators_own_work_on_a_request_is_no_time_of_the_model(
@@ -104,3 +105,17 @@ def test_what_is_still_late_when_the_first_step_ends_moves_the_schedule(
 ) -> None:
     (moved_ns,) = moves_after_work_of(6000, tmp_path, monkeypatch)
     assert moved_ns >= 5900 * NS_PER_S
+
+
+def test_an_engine_that_crashes_in_the_process_of_somebody_else_says_why_and_ends_no_process(
+    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    server = EmulatorServer(EmulatorConfig(port=0, fault=Fault(crash_after_steps=1)))
+    try:
+        answer = asyncio.run(ask(server))
+    finally:
+        server.close()
+        server.socket.close()
+    assert answer["choices"][0]["finish_reason"] == "abort"
+    assert "EngineCore encountered a fatal error." in capfd.readouterr().err
+    assert "EngineCore encountered a fatal error." in caplog.text
