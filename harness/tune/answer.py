@@ -16,6 +16,7 @@ import tomli_w
 from harness.errors import ExitCode
 from harness.kinds import kind_named, kind_of_run
 from harness.model.spec import ExperimentSpec
+from harness.stacks.vllm.launch import key_arguments
 from harness.tune.capacity import Capacity
 from harness.tune.confirm import BEST, SMALLEST, Confirmed
 from harness.tune.diagnose import Diagnosis
@@ -179,8 +180,7 @@ def tuned_text(spec: ExperimentSpec, found: Answer, base: Baseline) -> str:
     keys: dict[str, Any] = {
         "max_num_seqs": server.max_num_seqs,
         **({"decode_buckets": list(server.decode_buckets)} if server.decode_buckets else {}),
-        **({} if server.kv_slots is None else {"kv_slots": server.kv_slots}),
-        **({} if server.num_gpu_blocks is None else {"num_gpu_blocks": server.num_gpu_blocks}),
+        **{key: value for key in ("kv_slots", "num_gpu_blocks") if (value := getattr(server, key)) is not None},
     }
     keys |= changes(found, base)
     lines = [f"# {found.state}: {found.sentence}", *(f"# {line}" for line in to_copy(spec, found, base))]
@@ -201,16 +201,11 @@ def to_copy(spec: ExperimentSpec, found: Answer, base: Baseline) -> Iterator[str
 def commands(spec: ExperimentSpec, setup: Setup, base: Baseline, backend: str = "") -> Iterator[str]:
     """The commands that start a server with this configuration. backend: as runs name it; default: the experiment's."""
     server = base.server
-    sizes = ",".join(map(str, setup.decode_buckets))
     kind = kind_of_run(backend or spec.backend)
     has_blocks = server.num_gpu_blocks is not None or "num_gpu_blocks" in base.levers(setup)
     if server.is_vllm:
-        captured = f" --cudagraph-capture-sizes {' '.join(map(str, setup.decode_buckets))}" if sizes else ""
-        blocks = f" --num-gpu-blocks-override {setup.num_gpu_blocks}" if has_blocks else ""
-        caching = " --enable-prefix-caching" if setup.prefix_caching else " --no-enable-prefix-caching"
-        words = ["vllm", "serve", server.model or "MODEL", "--max-model-len", str(server.slot_tokens)]
-        more = shlex.join(server.extra_args)
-        yield f"{shlex.join(words)} --max-num-seqs {setup.max_num_seqs}{captured}{blocks}{caching} {more}".rstrip()
+        served = setup.on(server).model_copy(update={} if has_blocks else {"num_gpu_blocks": None})
+        yield shlex.join(["vllm", "serve", server.model or "MODEL", *key_arguments(served), *server.extra_args])
         return
     if kind.has_device or server.artifact:
         compiled: dict[str, Any] = {
@@ -224,4 +219,5 @@ def commands(spec: ExperimentSpec, setup: Setup, base: Baseline, backend: str = 
         return
     memory = f" --kv-slots {setup.kv_slots}" if setup.kv_slots is not None else ""
     memory += f" --num-gpu-blocks {setup.num_gpu_blocks}" if has_blocks else ""
+    sizes = ",".join(map(str, setup.decode_buckets))
     yield f"harness server emulator --max-num-seqs {setup.max_num_seqs} --decode-buckets {sizes}{memory}"

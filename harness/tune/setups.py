@@ -14,15 +14,13 @@ from harness.errors import SpecError
 from harness.model.engine.config import EngineConfig
 from harness.model.engine.cost import DeviceSpec
 from harness.model.spec import ServerSpec
-from harness.model.spec.server import MOST_SEQS, ServerShape, default_buckets
+from harness.model.spec.server import LEVERS, MOST_SEQS, ROUTED_KEYS, SERVER_KEYS, ServerShape, default_buckets
 
 STEPS = (1.25, 1.5, 2.0)
 """Rungs of a ladder, between a number and its double."""
 MOST_RUNGS = 24
 MORE_SIZES, MOST_SIZES = 2, 8
 """Compiled sizes that a configuration may have more than the baseline, and in all."""
-LEVERS = ("kv_slots", "num_gpu_blocks", "max_num_seqs", "decode_buckets", "prefix_caching", "router", "replicas")
-"""Keys of [server] that a search can change, in the order in which a change is easier to make."""
 
 
 class Setup(NamedTuple):
@@ -55,16 +53,14 @@ class Setup(NamedTuple):
 
     def on(self, server: ServerSpec) -> ServerSpec:
         """The server with this configuration, for the simulator."""
-        update: dict[str, Any] = {
-            "max_num_seqs": self.max_num_seqs,
-            "decode_buckets": self.decode_buckets,
-            "kv_slots": self.kv_slots,
-            "num_gpu_blocks": self.num_gpu_blocks,
-            "prefix_caching": self.prefix_caching,
-        }
+        update: dict[str, Any] = {key: self.value_of(key) for key in LEVERS if key not in ROUTED_KEYS}
         if server.is_routed:
             update["router"] = server.routing.model_copy(update={"policy": self.policy})
         return server.model_copy(update=update)
+
+    def value_of(self, key: str) -> Any:
+        """The value of a key of [server]; of the router its policy."""
+        return self.policy if key == "router" else getattr(self, key)
 
     @property
     def label(self) -> str:
@@ -114,16 +110,8 @@ class Baseline:
     def levers(self, setup: Setup) -> tuple[str, ...]:
         """The keys that have to be changed; what follows from another key is none."""
         base, implied = self.setup, self.implied(setup.max_num_seqs)
-        changed = {
-            "kv_slots": setup.kv_slots != implied.kv_slots,
-            "num_gpu_blocks": setup.num_gpu_blocks != implied.num_gpu_blocks,
-            "max_num_seqs": setup.max_num_seqs != base.max_num_seqs,
-            "decode_buckets": setup.decode_buckets != implied.decode_buckets,
-            "prefix_caching": setup.prefix_caching != base.prefix_caching,
-            "router": setup.policy != base.policy,
-            "replicas": setup.replicas != base.replicas,
-        }
-        return tuple(key for key in LEVERS if changed[key])
+        usual = {key: (base if key == "max_num_seqs" else implied).value_of(key) for key in LEVERS}
+        return tuple(key for key in LEVERS if setup.value_of(key) != usual[key])
 
     def size_of(self, setup: Setup) -> tuple[float, ...]:
         """How large a change is, smallest first: keys to change, memory that it takes more, sizes to compile."""
@@ -138,19 +126,12 @@ class Baseline:
 
     def keys(self, setup: Setup) -> dict[str, Any]:
         """The keys of [server] that a condition with this configuration sets."""
-        levers = self.levers(setup)
-        written: dict[str, Any] = {}
-        if "max_num_seqs" in levers:
-            written["max_num_seqs"] = setup.max_num_seqs
+        changed = {*self.levers(setup)} - {"replicas"}
         if setup.decode_buckets != self.setup.decode_buckets:
-            written["decode_buckets"] = list(setup.decode_buckets)
-        memory = {key: getattr(setup, key) for key in ("kv_slots", "num_gpu_blocks") if key in levers}
-        written |= {key: number for key, number in memory.items() if number is not None}
-        if "prefix_caching" in levers:
-            written["prefix_caching"] = setup.prefix_caching
-        if "router" in levers:
-            written["router"] = {"policy": setup.policy}
-        return written
+            changed.add("decode_buckets")
+        written = {key: setup.value_of(key) for key in SERVER_KEYS if key in changed}
+        forms: dict[str, Any] = {"decode_buckets": list(setup.decode_buckets), "router": {"policy": setup.policy}}
+        return {key: forms.get(key, value) for key, value in written.items() if value is not None}
 
     def words(self, setup: Setup) -> str:
         """What the change is: "compile {1,4,6,8,10,16} for 16 requests at once", "12 KV slots in place of 8".
@@ -159,22 +140,15 @@ class Baseline:
         """
         base, levers = self.setup, self.levers(setup)
         by_default = setup.decode_buckets in ((), base.decode_buckets, default_buckets(setup.max_num_seqs))
-        parts: list[str] = []
-        if "decode_buckets" in levers or not by_default:
-            parts.append(f"compile {{{','.join(map(str, setup.decode_buckets))}}}")
-        if "max_num_seqs" in levers:
-            parts.append(f"{'for ' * bool(parts)}{setup.max_num_seqs} requests at once")
-        text = " ".join(parts)
-        more: list[str] = [text] if text else []
-        if "kv_slots" in levers:
-            more.append(f"{setup.kv_slots} KV slots in place of {base.kv_slots}")
-        if "num_gpu_blocks" in levers:
-            more.append(f"{setup.num_gpu_blocks} KV blocks in place of {base.num_gpu_blocks}")
-        if "prefix_caching" in levers:
-            more.append(f"prefix caching {'on' if setup.prefix_caching else 'off'}")
-        if "router" in levers:
-            more.append(f"routing by {setup.policy} in place of {base.policy}")
-        return ", ".join(more) or "no change"
+        has_sizes = "decode_buckets" in levers or not by_default
+        sizes = f"compile {{{','.join(map(str, setup.decode_buckets))}}}" if has_sizes else ""
+        limit = f"{setup.max_num_seqs} requests at once" if "max_num_seqs" in levers else ""
+        parts = [" for ".join(filter(None, (sizes, limit)))]
+        for key in levers:
+            new = setup.value_of(key)
+            new = ("off", "on")[new] if isinstance(new, bool) else new
+            parts.append(SERVER_KEYS[key].change.format(new=new, old=base.value_of(key)))
+        return ", ".join(filter(None, parts)) or "no change"
 
     def shape(self, setup: Setup) -> ServerShape:
         """As the arithmetic of memory and compile time takes it."""

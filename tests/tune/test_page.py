@@ -103,7 +103,8 @@ def test_only_a_prediction_is_called_predicted() -> None:
             {"artifact": "model"},
             'compile with {"batch_size": 8, "decoder_batch_sizes": [1, 2, 4, 8], "kvcache_num_blocks": 16}',
         ),
-        ("vllm", {"model": "Qwen/Qwen3-4B"}, "vllm serve Qwen/Qwen3-4B --max-model-len 8192 --max-num-seqs 8"),
+        ("vllm", {"model": "Qwen/Qwen3-4B"}, "vllm serve Qwen/Qwen3-4B --max-num-seqs 8"),
+        ("vllm", {"model": "Qwen/Qwen3-4B", "block_size": 32}, " --block-size 32"),
     ],
 )
 def test_the_command_to_copy_is_that_of_the_backend(backend: str, server: dict[str, object], command: str) -> None:

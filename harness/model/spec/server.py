@@ -194,7 +194,8 @@ class ServerKey(NamedTuple):
 
     flag: of ``vllm serve``. header: its name in the step log of a vLLM. backends: those whose launch applies it, so
     that nothing has to show it. engine: the engine's name of it, and unit: how many of the engine's units one of the
-    key's is, where these differ. is_newer: records leave it out where it has its default.
+    key's is, where these differ. is_newer: records leave it out where it has its default. lever: its place among what a
+    search can change, the easiest change first; 0: not changed. change: that change in words.
     """
 
     kind: KeyKind
@@ -204,11 +205,13 @@ class ServerKey(NamedTuple):
     engine: str = ""
     unit: int = 1
     is_newer: bool = False
+    lever: int = 0
+    change: str = ""
 
 
-def shown(kind: KeyKind, header: str, flag: str = "") -> ServerKey:
+def shown(kind: KeyKind, header: str, flag: str = "", lever: int = 0, change: str = "") -> ServerKey:
     """A row that a vLLM shows. flag: default: as the header has it."""
-    return ServerKey(kind, flag or f"--{header.replace('_', '-')}", header)
+    return ServerKey(kind, flag or f"--{header.replace('_', '-')}", header, lever=lever, change=change)
 
 
 def key(row: ServerKey, default: Any, words: str, **limits: Any) -> Any:
@@ -216,8 +219,7 @@ def key(row: ServerKey, default: Any, words: str, **limits: Any) -> Any:
     return Field(default, description=words, json_schema_extra=row._asdict(), **limits)
 
 
-ENGINE, SLOTS, HARNESS = ServerKey("engine"), ServerKey("slots"), ServerKey("harness")
-ROUTED = ServerKey("routed", is_newer=True)
+ENGINE, HARNESS, ROUTED = ServerKey("engine"), ServerKey("harness"), ServerKey("routed", is_newer=True)
 RBLN = ServerKey("launch", backends=("rbln",))
 ATTACHED = ServerKey("launch", backends=("attached",))
 STACKS = ServerKey("launch", backends=("rbln", "vllm"))
@@ -228,15 +230,18 @@ class ServerSpec(Spec):
 
     # The table of server keys, from which lists of keys, launches, the engine's settings and `explain server` follow.
     max_num_seqs: int = key(
-        shown("engine", "max_num_seqs"), 8, "the limit: most requests running at once", ge=1, le=MOST_SEQS
+        shown("engine", "max_num_seqs", lever=3), 8, "the limit: most requests running at once", ge=1, le=MOST_SEQS
     )
     decode_buckets: tuple[int, ...] = key(
-        shown("engine", "cudagraph_capture_sizes"),
+        shown("engine", "cudagraph_capture_sizes", lever=4),
         (1, 2, 4, 8),
         "compiled batch sizes; default: max_num_seqs, its half, and so on down to 1; of a vLLM: its own",
     )
     kv_slots: int | None = key(
-        SLOTS, None, "physical KV slots; left out: room for max_num_seqs of the longest requests", ge=1
+        ServerKey("slots", lever=1, change="{new} KV slots in place of {old}"),
+        None,
+        "physical KV slots; left out: room for max_num_seqs of the longest requests",
+        ge=1,
     )
     slot_tokens: int = key(
         shown("engine", "max_model_len"),
@@ -252,7 +257,9 @@ class ServerSpec(Spec):
         "step times: a shipped model, or the path of a TOML file",
     )
     prefix_caching: bool = key(
-        shown("engine", "enable_prefix_caching"), True, "reuse the KV of prompts that begin alike"
+        shown("engine", "enable_prefix_caching", lever=5, change="prefix caching {new}"),
+        True,
+        "reuse the KV of prompts that begin alike",
     )
     rules: RulesName = key(ENGINE, AUTO, "scheduler and KV rules; auto: those of the server")
     max_active_seqs: int | None = key(
@@ -262,7 +269,10 @@ class ServerSpec(Spec):
         ge=1,
     )
     num_gpu_blocks: int | None = key(
-        shown("paged", "num_gpu_blocks", "--num-gpu-blocks-override"), None, "its blocks; default: what fits", ge=2
+        shown("paged", "num_gpu_blocks", "--num-gpu-blocks-override", 2, "{new} KV blocks in place of {old}"),
+        None,
+        "its blocks; default: what fits",
+        ge=2,
     )
     block_size: int | None = key(shown("paged", "block_size"), None, "tokens of a block; default: the server's", ge=1)
     max_num_batched_tokens: int | None = key(
@@ -344,10 +354,16 @@ class ServerSpec(Spec):
         "the server is the same",
     )
     replicas: int = key(
-        ROUTED, 1, "servers of this shape behind one router (docs/guides/routers.md)", ge=1, le=MOST_REPLICAS
+        ROUTED._replace(lever=7),
+        1,
+        "servers of this shape behind one router (docs/guides/routers.md)",
+        ge=1,
+        le=MOST_REPLICAS,
     )
     router: RouterSpec | None = key(
-        ROUTED, None, "the router before two or more replicas: kind, policy; default: the harness's, round-robin"
+        ROUTED._replace(lever=6, change="routing by {new} in place of {old}"),
+        None,
+        "the router before two or more replicas: kind, policy; default: the harness's, round-robin",
     )
     replica_urls: tuple[str, ...] = key(
         ROUTED, (), "backend 'attached': the replicas' own addresses behind the router at url"
@@ -548,3 +564,5 @@ HARNESS_KEYS = keys_of("harness", "routed")
 """The server never sees them."""
 ENGINE_KEYS = keys_of("engine", "slots", "paged", "modelled")
 """All settings of a simulated or emulated server."""
+LEVERS = sorted((key for key, row in SERVER_KEYS.items() if row.lever), key=lambda key: SERVER_KEYS[key].lever)
+"""What a search can change, the easiest change first."""

@@ -74,13 +74,18 @@ def check_graphs(server: ServerSpec, versions: Mapping[str, str]) -> None:
         raise SpecError(NO_SIZES, where=f"server.environment: vllm {versions['vllm']}", hint=LEAVE_OUT)
 
 
+def key_arguments(server: ServerSpec) -> tuple[str, ...]:
+    """The keys of a server as flags; what is left to vLLM is left out."""
+    return tuple(word for flag, key in _FLAGS.items() for word in flag_words(flag, getattr(server, key)))
+
+
 def serve_arguments(server: ServerSpec, port: int) -> tuple[str, ...]:
     """The arguments after ``vllm``."""
     return (
         "serve",
         server.model,
         *("--host", LOOPBACK, "--port", str(port)),
-        *(word for flag, key in _FLAGS.items() for word in flag_words(flag, getattr(server, key))),
+        *key_arguments(server),
         *("--cudagraph-metrics", "--enable-logging-iteration-details", "--api-server-count", "1"),
         "--enable-prompt-tokens-details",
         *("--generation-config", "vllm"),
