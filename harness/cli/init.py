@@ -278,8 +278,7 @@ def _without_prefix_caching(draft: Draft) -> Draft:
 def _with_best_change(draft: Draft) -> Draft:
     """With the change that a quick search on the recording predicts to pay most; the draft's own where none pays."""
     from harness.tune.explore import QUICK, explore
-    from harness.tune.hint import question_of_run
-    from harness.tune.plans import MARGIN
+    from harness.tune.plans import MARGIN, question_of_run
     from harness.tune.setups import Baseline
 
     (run,) = draft.planned().by_condition["base"]

@@ -50,9 +50,8 @@ from harness.tune.confirm import (
 from harness.tune.diagnose import Diagnosis, diagnose
 from harness.tune.explore import FULL, QUICK, Effort, Explored, explore
 from harness.tune.folder import CAPACITIES, CONFIRM, EXPLORED, PAGE, TUNED, TuneFolder, folder_name
-from harness.tune.hint import question_of_run
 from harness.tune.page import TuneResult, tune_page
-from harness.tune.plans import Question, agents_of, at_a_time, nearby_agents
+from harness.tune.plans import Question, agents_of, at_a_time, nearby_agents, question_of_run
 from harness.tune.price import (
     Price,
     assumed_costs,

@@ -18,14 +18,14 @@ import numpy.typing as npt
 from harness.errors import HarnessError
 from harness.model.engine.config import EngineConfig
 from harness.model.engine.cost import CostModel
-from harness.model.experiment import build_plan
+from harness.model.experiment import PlannedRun, build_plan
 from harness.model.plan.build import derive_seed
-from harness.model.sim.draws import Perturbation, jitter, nominal, simulator_of
+from harness.model.sim.draws import Perturbation, jitter, nominal, perturbation_of, simulator_of
 from harness.model.sim.kernel import arrays as layout
 from harness.model.sim.plans import Input, input_arrays, joined, plan_arrays
 from harness.model.sim.simulate import run_batch
 from harness.model.spec import ServerSpec, Treatment, WorkloadSpec
-from harness.tune.setups import Setup
+from harness.tune.setups import Setup, checked_levers
 
 FloatArray = npt.NDArray[np.float64]
 SEED_RANGE = 2**31
@@ -240,3 +240,12 @@ class Rounds:
         return all(
             np.array_equal(plans.played(setup).device_ns, plans.played(best).device_ns) for plans in self._rounds
         )
+
+
+def question_of_run(run: PlannedRun, levers: Sequence[str]) -> Question:
+    """The question of a run that is planned, on new plans of its workload."""
+    perturbation = perturbation_of(run.spec.prediction, run.cost_file)
+    seed = derive_seed(run.spec.base_seed, "tune") % SEED_RANGE
+    workload, treatment = run.spec.workload_of(run.condition), run.condition.treatment
+    levers = checked_levers(levers, run.server)
+    return Question(run.server, run.cost_model, workload, treatment, perturbation, levers, seed=seed)

@@ -1,7 +1,4 @@
-"""Reports without what most tests do not look at and what costs most: figures, and the search for a hint.
-
-``tests/present/report`` looks at figures, ``tests/tune/test_hint.py`` at hints.
-"""
+"""Reports without figures, which cost most and which most tests do not look at; ``tests/present/report`` does."""
 
 from __future__ import annotations
 
@@ -10,18 +7,15 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 import harness.present.report.page
-import harness.tune.hint
 
 _plots_of = harness.present.report.page.plots_of
 
 
 def leave_out() -> None:
-    """From now on reports of this process have neither."""
+    """From now on reports of this process have none."""
     import harness.present.report.page
-    import harness.tune.hint
 
     harness.present.report.page.plots_of = _no_plots
-    harness.tune.hint.hint = _no_hint
 
 
 @contextmanager
@@ -36,7 +30,3 @@ def with_figures() -> Generator[None]:
 
 def _no_plots(_view: object) -> defaultdict[str, str]:
     return defaultdict(str)
-
-
-def _no_hint(_sealed: object, _source: object = "") -> None:
-    return None
