@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from harness.extras.formats.trajectories import UNSTATED, Call, log_of, usage_of
+from harness.extras.formats.trajectories import UNSTATED, call_of, log_of, usage_of
 from harness.model.traces.account import ReadNotes, Unread
 from harness.model.traces.base import (
     Progress,
@@ -22,7 +22,8 @@ from harness.model.traces.base import (
     text_of,
     tokens_of,
 )
-from harness.model.traces.rounds import Log, through_rounds
+from harness.model.traces.calls import Call, Log
+from harness.model.traces.links import through_calls
 
 DEEPEST = 16
 VERSION = "ATIF-"
@@ -32,9 +33,17 @@ PASSED = {"no call": "a step of the agent that asked no model"}
 
 def atif_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Log]:
     """The calls of each trajectory, and of the trajectories of sub-agents within it."""
+    logs: list[tuple[Path, Log]] = []
+    names: dict[Path, str] = {}  # of trajectories, by the files that hold them
     for path in files:
         for at, document in json_records(path, notes, progress):
-            yield from _logs(document, at, notes, 0)
+            found = list(_logs(document, at, notes, 0))
+            names[path.resolve()] = found[0][0].session if found else ""
+            logs += ((path.parent, log) for log in found)
+    for folder, log in logs:
+        for call in log:
+            call.children = [names.get((folder / child).resolve(), child) for child in call.children]
+        yield log
 
 
 def _logs(document: Record, at: str, notes: ReadNotes, depth: int) -> Iterator[Log]:
@@ -46,9 +55,9 @@ def _logs(document: Record, at: str, notes: ReadNotes, depth: int) -> Iterator[L
     notes.check_release("ATIF", text_of(document, "schema_version").removeprefix(VERSION), HELD_TO)
     unread = Unread(notes)
     calls = list(_calls(document, session, at, unread, notes))
-    for total, name in (("prompt", "prompt"), ("completion", "generate"), ("cached", "cached")):
+    for total, name in (("prompt", "input"), ("completion", "output"), ("cached", "prefix")):
         stated = tokens_of(record_of(document.get("final_metrics")).get(f"total_{total}_tokens"))
-        notes.hold(f"{total} tokens {UNSTATED}", stated, (getattr(call, name) or 0 for call in calls))
+        notes.hold(f"{total} tokens {UNSTATED}", stated, (getattr(call, f"{name}_tokens") or 0 for call in calls))
     if log := log_of(session, calls, unread, notes):
         yield log
     for place, child in enumerate(list_of(document.get("subagent_trajectories")) if depth < DEEPEST else ()):
@@ -78,12 +87,11 @@ def _calls(document: Record, session: str, at: str, unread: Unread, notes: ReadN
         else:
             notes.call()
             unread.begin(is_first=last is None)
-            prompt, generate, cached, created = counts
-            identity = None if moment_ns is None else ("atif", moment_ns, prompt, generate, cached)
-            characters = len(text_of(step, "message")) + len(text_of(step, "reasoning_content"))
-            last = Call(place, prompt, generate, cached, asked_ns, moment_ns, None, is_human, characters)
-            last.identity = identity or ("atif", session, _number(step), prompt, generate)
-            last.children, last.created, last.unknown_wait = _children(step), created, unknown_wait
+            identity = None if moment_ns is None else ("atif", moment_ns, *counts[:3])
+            last = call_of(counts, place, asked_ns, moment_ns, is_human=is_human)
+            last.answer_characters = len(text_of(step, "message")) + len(text_of(step, "reasoning_content"))
+            last.identity = identity or ("atif", session, _number(step), *counts[:2])
+            last.children, last.unknown_wait = _children(step), unknown_wait
             notes.assume("steps that are several calls, taken as one", _is_several(step))
             asked_ns, is_human, unknown_wait = None, False, ""
             yield last
@@ -103,12 +111,14 @@ def _children(step: Record) -> list[str]:
     """The trajectories of the sub-agents that a step started."""
     results = map(record_of, list_of(record_of(step.get("observation")).get("results")))
     references = (record_of(each) for result in results for each in list_of(result.get("subagent_trajectory_ref")))
-    return [name for each in references if (name := text_of(each, "trajectory_id") or text_of(each, "session_id"))]
+    keys = ("trajectory_id", "session_id", "trajectory_path")
+    names = (next((name for key in keys if (name := text_of(each, key))), "") for each in references)
+    return [name for name in names if name]
 
 
 FORMAT = TraceFormat(
     "trajectories of Harbor and of what reports to it (ATIF)",
-    through_rounds(atif_logs),
+    through_calls(atif_logs),
     (
         "steps have times: a trajectory without gets waits from a distribution, labelled; a step has one time, so a "
         "wait between two answers holds the second answer's own time too, labelled",

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 from harness.extras.formats.reading import mark_replay
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import Record, TraceFormat, counts_of, instant_ns, record_of, text_of, types_of
-from harness.model.traces.rounds import BURST_NS, ENDS_ROUND, REPLAYED, AgentLog, Conversation, Log, Round, reader_of
+from harness.model.traces.calls import BURST_NS, ENDS_ROUND, REPLAYED, AgentLog, Call, Conversation, Log
+from harness.model.traces.links import reader_of
 
 HELD_TO = "0.171.0"
 PASSED, ROLES, ITEMS = types_of(__file__).values()
@@ -61,7 +62,7 @@ class _Session(Conversation):
 
     def __init__(self, name: str, notes: ReadNotes) -> None:
         super().__init__(name, notes)
-        self._open: Round | None = None
+        self._open: Call | None = None
         self._fork_of = ""
         self._began_ns: int | None = None
         self._has_meta = False
@@ -77,17 +78,17 @@ class _Session(Conversation):
         """Whether a session_meta of this id begins another session: what a fork repeats comes at its start."""
         if not self._has_meta or name == self.session or moment_ns is None or self._began_ns is None:
             return False
-        return moment_ns - self._began_ns >= BURST_NS and bool(self.rounds)
+        return moment_ns - self._began_ns >= BURST_NS and bool(self.calls)
 
     def log(self) -> Log:
-        """The rounds so far."""
+        """The calls so far."""
         self._leave(UNCOUNTED)
         self.known()
-        mark_replay(self.rounds, self._closed_ns, self._began_ns or 0, is_fork=bool(self._fork_of))
-        for turn in self.rounds:
+        mark_replay(self.calls, self._closed_ns, self._began_ns or 0, is_fork=bool(self._fork_of))
+        for turn in self.calls:
             turn.fork_of = self._fork_of or self.parent
             turn.session, turn.parent = self.session, self.parent  # its first record may come late
-        return self.rounds
+        return self.calls
 
     def take(self, record: Record, moment_ns: int | None, at: str) -> None:
         """Read one record."""
@@ -165,7 +166,7 @@ class _Session(Conversation):
             if role == "result" and call:
                 self.result(call, moment_ns)
 
-    def _output(self, moment_ns: int, at: str) -> Round:
+    def _output(self, moment_ns: int, at: str) -> Call:
         """The round that this output belongs to."""
         if self._open is None:
             self._open = self.begin(moment_ns)
@@ -202,7 +203,7 @@ class _Session(Conversation):
         usage, name = counts_of(payload.get("usage"), USAGE), text_of(payload, "response_id")
         if usage is None:
             self.notes.row_broken("a token count without its numbers", at)
-        elif self._open is None and self.rounds and self._counted == usage:
+        elif self._open is None and self.calls and self._counted == usage:
             self.notes.pass_over("token_usage_record: told again")
             self._counted = None
         else:
@@ -210,16 +211,15 @@ class _Session(Conversation):
             self._close(turn, usage, (name,), moment_ns)
             self._recorded, self._counted = usage, None
 
-    def _close(self, turn: Round, usage: list[int], totals: Sequence[object], moment_ns: int) -> None:
+    def _close(self, turn: Call, usage: list[int], totals: Sequence[object], moment_ns: int) -> None:
         self._open, self._counted, self._recorded = None, usage, None
         self.notes.call()
-        turn.input_tokens, turn.prefix_tokens, turn.output_tokens, hidden = usage
-        turn.visible_tokens = max(turn.output_tokens - hidden, 0)
+        turn.input_tokens, turn.prefix_tokens, turn.output_tokens, turn.reasoning_tokens = usage
         self._history = hash((self._history, *usage, *totals))
         turn.history = ("codex", self._history)
         turn.identity = ("codex", turn.end_ns, moment_ns, *usage, *totals)
         self._closed_ns.append(moment_ns)
-        self.rounds.append(turn)
+        self.calls.append(turn)
 
 
 def role_of(payload: Record, kind: str, form: str) -> str:

@@ -25,7 +25,8 @@ from harness.model.traces.base import (
     text_of,
     tokens_of,
 )
-from harness.model.traces.rounds import ASK_A_PERSON, Conversation, Log, Round, through_rounds
+from harness.model.traces.calls import ASK_A_PERSON, Call, Conversation, Log
+from harness.model.traces.links import through_calls
 
 HELD_TO = "1.18.33"
 SEVERAL = "an answer of several calls"
@@ -48,9 +49,9 @@ def opencode_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress | 
             for place, message in enumerate(map(record_of, messages)):
                 session.take(message, f"{at}, message {place}")
             session.hold(record_of(info.get("tokens")))
-            if session.rounds:
+            if session.calls:
                 sessions.append(session)
-    named = {child for session in sessions for turn in session.rounds for child in turn.children}
+    named = {child for session in sessions for turn in session.calls for child in turn.children}
     for session in sessions:
         yield session.log(is_named=session.session in named)
 
@@ -69,14 +70,16 @@ class _Session(Conversation):
         """Compare the sums that the session states with those of its calls."""
         counts = _counts(tokens)
         if counts is not None:
-            self.notes.hold(f"prompt tokens {UNSTATED}", counts[0], (turn.input_tokens for turn in self.rounds))
-            self.notes.hold(f"output tokens {UNSTATED}", counts[2], (turn.output_tokens for turn in self.rounds))
+            prompts = (turn.input_tokens + (turn.prefix_tokens or 0) + turn.created_tokens for turn in self.calls)
+            self.notes.hold(f"prompt tokens {UNSTATED}", sum(counts[:3]), prompts)
+            answers = (turn.output_tokens + turn.reasoning_tokens for turn in self.calls)
+            self.notes.hold(f"output tokens {UNSTATED}", sum(counts[3:]), answers)
 
     def log(self, *, is_named: bool) -> Log:
-        """The rounds so far; those from before the session began are its parent's."""
-        mark_replay(self.rounds, self._ended_ns, self._began_ns, is_fork=False)
+        """The calls so far; those from before the session began are its parent's."""
+        mark_replay(self.calls, self._ended_ns, self._began_ns, is_fork=False)
         if not is_named:
-            for turn in self.rounds:
+            for turn in self.calls:
                 turn.parent = self._above
         return self.known()
 
@@ -98,7 +101,7 @@ class _Session(Conversation):
     def _answer(self, info: Record, parts: list[Record], moment_ns: int, at: str) -> None:
         counts = _counts(record_of(info.get("tokens")))
         num_steps = sum(text_of(part, "type") == "step-finish" for part in parts)
-        if counts is None or not counts[0]:
+        if counts is None or not counts[0] + counts[1] + counts[2]:
             self._lost = self.notes.not_counted({} if counts else record_of(info.get("tokens")), at)
             return
         if num_steps > 1:
@@ -110,12 +113,15 @@ class _Session(Conversation):
         # It was asked for when its message was made: tools and people were ready by then.
         turn.submitted_ns = min(moment_ns, ended_ns)
         turn.unknown_wait, self._lost = self._lost or turn.unknown_wait, ""
-        turn.input_tokens, turn.prefix_tokens, turn.output_tokens, turn.visible_tokens = counts
+        turn.input_tokens, turn.prefix_tokens, turn.created_tokens, turn.output_tokens, turn.reasoning_tokens = counts
+        turn.total_tokens = tokens_of(record_of(info.get("tokens")).get("total")) or None
+        turn.has_cache_apart = turn.has_reasoning_apart = True
+        turn.provider = text_of(info, "providerID")
         self._ended_ns.append(ended_ns)
-        self._tools(turn, parts)
+        self._take_tools(turn, parts)
         self.is_compacted = info.get("summary") is True
 
-    def _tools(self, turn: Round, parts: list[Record]) -> None:
+    def _take_tools(self, turn: Call, parts: list[Record]) -> None:
         for part in (part for part in parts if text_of(part, "type") == "tool"):
             state = record_of(part.get("state"))
             start_ns, end_ns = _instant_ns(state, "start"), _instant_ns(state, "end")
@@ -138,16 +144,13 @@ class _Session(Conversation):
         return max([*ends, created_ns]) if ends else max(_instant_ns(info, "completed") or 0, created_ns)
 
 
-def _counts(tokens: Record) -> tuple[int, int, int, int] | None:
-    """(prompt, cached, answer, visible): ``input`` leaves out what the cache held, and ``output`` the reasoning."""
+def _counts(tokens: Record) -> list[int] | None:
+    """Counts of the prompt, read from the cache, written to it, of the answer, and of its reasoning, each by itself."""
     cache = record_of(tokens.get("cache"))
-    numbers = [tokens_of(tokens.get(name)) for name in ("input", "output")]
-    more = [tokens_of(value) for value in (tokens.get("reasoning", 0), cache.get("read", 0), cache.get("write", 0))]
-    counts = [count for count in (*numbers, *more) if count is not None]
-    if len(counts) < 5:
-        return None
-    new, visible, reasoning, read, written = counts
-    return new + read + written, read, visible + reasoning, visible
+    needed = [tokens_of(tokens.get("input")), tokens_of(tokens.get("output"))]
+    more = [tokens_of(value or 0) for value in (cache.get("read"), cache.get("write"), tokens.get("reasoning"))]
+    counts = [needed[0], more[0], more[1], needed[1], more[2]]
+    return [count for count in counts if count is not None] if None not in counts else None
 
 
 def _is_of_program(part: Record) -> bool:
@@ -161,7 +164,7 @@ def _instant_ns(record: Record, name: str) -> int | None:
 
 FORMAT = TraceFormat(
     "opencode's exported sessions (opencode export)",
-    through_rounds(opencode_logs),
+    through_calls(opencode_logs),
     (
         "a message was made in this session: a fork's export begins with copies; those that are another session's "
         "calls are dropped and counted, and the fork goes on from there",

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.extras.formats.trajectories import UNSTATED, Call, Usage, log_of, usage_of
+from harness.extras.formats.trajectories import UNSTATED, Usage, call_of, log_of, usage_of
 from harness.model.traces.account import ReadNotes, Unread
 from harness.model.traces.base import (
     Progress,
@@ -25,7 +25,8 @@ from harness.model.traces.base import (
     record_of,
     text_of,
 )
-from harness.model.traces.rounds import LATE_NS, Log, through_rounds
+from harness.model.traces.calls import LATE_NS, Call, Log
+from harness.model.traces.links import through_calls
 
 OBSERVATIONS = ("ObservationEvent", "AgentErrorEvent", "UserRejectObservation")
 # Of all calls so far, as an event of 0.x has them; the names of ``Usage``, in its order.
@@ -58,9 +59,7 @@ def openhands_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress |
         for at, record in json_records(path, notes, progress):
             if "stats" in record:
                 notes.part()
-                of_folder = conversations.setdefault(str(folder), _Conversation())
-                of_folder.usages |= _usages(record)
-                of_folder.stated = sum(usage.prompt for usage in of_folder.usages.values())
+                conversations.setdefault(str(folder), _Conversation()).usages |= _usages(record)
             elif "history" in record:
                 events = conversations.setdefault(at, _Conversation()).events
                 of_line = list(_flat(record["history"]))
@@ -68,13 +67,21 @@ def openhands_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress |
                 events += [(f"{at}, event {place}", event) for place, event in enumerate(of_line)]
             elif "timestamp" in record:
                 name = str(folder) if "kind" in record else str(path)
-                conversations.setdefault(name, _Conversation()).events.append((at, record))
+                place = f"{folder}, {path.name}" if "kind" in record else at
+                conversations.setdefault(name, _Conversation()).events.append((place, record))
             else:
                 notes.row_broken("no event", at)
     for name, conversation in conversations.items():
+        # A conversation's state counts its sub-agents' answers too.
+        below = [each for other, each in conversations.items() if Path(name) in Path(other).parents]
+        of_others = {answer for each in below for answer in each.usages}
+        own = (usage.prompt for answer, usage in conversation.usages.items() if answer not in of_others)
+        conversation.stated = sum(own) or None
         unread = Unread(notes)
         calls = list(_calls(conversation, unread, notes))
         if log := log_of(name, calls, unread, notes):
+            above = Path(name).parent
+            log[0].parent = str(above.parent) if above.name == "subagents" else ""
             yield log
 
 
@@ -126,15 +133,15 @@ def _calls(conversation: _Conversation, unread: Unread, notes: ReadNotes) -> Ite
         elif is_answer and counts is not None:
             notes.call()
             unread.begin(is_first=not calls)
-            call = Call(at, counts.prompt, counts.generate, counts.cached, asked_ns, moment_ns, None, is_human)
-            call.identity, call.created = ("openhands", answer, moment_ns), counts.created
-            call.unknown_wait, calls[answer] = unknown_wait, call
+            calls[answer] = call_of(counts, at, asked_ns, moment_ns, is_human=is_human)
+            calls[answer].identity, calls[answer].unknown_wait = ("openhands", answer, moment_ns), unknown_wait
             asked_ns, is_human, unknown_wait = None, False, ""
         elif is_answer or (text_of(event, "source") == "agent" and kind == "message"):
             unknown_wait = notes.not_counted(record_of(response.get("usage")), at)
         elif not notes.passes(kind, PASSED):
             unread.unknown(f"event {kind}", at)
-    notes.hold(f"prompt tokens {UNSTATED}", totals[0] or conversation.stated, (call.prompt for call in calls.values()))
+    prompts = (call.input_tokens for call in calls.values())
+    notes.hold(f"prompt tokens {UNSTATED}", totals[0] or conversation.stated, prompts)
     yield from calls.values()
 
 
@@ -148,7 +155,7 @@ def _is_input(event: Record) -> bool:
 
 FORMAT = TraceFormat(
     "event streams and conversations of OpenHands",
-    through_rounds(openhands_logs),
+    through_calls(openhands_logs),
     (
         "an answer has its usage: one without is dropped and counted, the wait after it unknown (give the whole folder "
         "of a conversation of the SDK: its base_state.json has the usage)",

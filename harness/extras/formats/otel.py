@@ -1,75 +1,42 @@
-"""OpenTelemetry GenAI spans: chats become requests, and a chat waits for the chats that ended before it began.
+"""OpenTelemetry GenAI spans and log records: calls of models, the tools between them, and agents within agents.
 
-Files hold flat spans in one document, or OTLP JSON. Lengths are usage counts where the span has them, by any name of
-``NAMES``; else they are estimated from the number of characters, and the plan states that. No text leaves a span.
+Any coat of ``otlp`` is read. Lengths are usage counts where the span has them, by any name of ``NAMES``; else they are
+estimated from the number of characters, and the plan states that. No text leaves a span.
 """
 
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from harness.extras.formats.otel_spans import HELD_TO, PASSED, Chat, Doubt, read_span, trace_of
-from harness.extras.formats.otlp import DOCUMENTS, flat_spans
-from harness.extras.formats.trajectories import NO_CACHE
-from harness.model.plan.model import WaitKind
-from harness.model.traces.account import INCLUDED, ReadNotes
-from harness.model.traces.base import Progress, TraceFormat, json_records, list_of, record_of
-from harness.model.traces.drawn import DrawnWaits
-from harness.model.traces.recording import RecordedRequest, Recording, hidden_name
+from harness.extras.formats.otel_spans import HELD_TO, PASSED, Doubt, Span, read_span
+from harness.extras.formats.otlp import KEYS, spans_in
+from harness.model.traces.account import ReadNotes
+from harness.model.traces.base import Progress, TraceFormat, json_records
+from harness.model.traces.calls import Log
+from harness.model.traces.links import through_calls
 
 MOST_LOOKED_AT = 64
 LONG_ID = re.compile("[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3,}")
-FIRST_CACHED = "cached tokens of a first call: the prompts that they are of are not in its conversation"
 ALONE = "traces of one call each: nothing says which calls are of one conversation"
 BESIDE = "chats with the counts of one that lasted around them: they may be one call, instrumented twice"
-AS_PART = "cached tokens taken as a part of the prompt: no call of the file contradicts it"
+WRAPS = "chats that wrap another chat: one call, instrumented twice"
+WITHIN = "calls within a chat of the same counts: one call, instrumented twice"
+AROUND = "spans with counts around other calls, and without an operation"
+ORPHANS = "calls under a span that is not in the files: who started them is not known"
+JOINED = "traces that begin with the messages of an earlier one: taken as turns of one session"
+NO_TOOLS = "waits taken as a tool's: no span of their session is a tool's"
+WHOSE = "waits without a tool's span or a new root span before them: a tool's or a person's, not known"
 
 
-def _recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Recording]:
-    """One recording per conversation (else per trace); traces of several files are one where their ids are global."""
-    by_trace: dict[str, list[Chat]] = {}
-    doubts: dict[str, Doubt] = {}
-    drawn = DrawnWaits(notes)
-    first_ns: dict[str, int] = {}
-    seen: set[tuple[object, ...]] = set()
+def otel_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Log]:
+    """The calls of each conversation (else trace), and of each agent that a call of another one started."""
+    tree = _Tree(notes)
     for place, path in enumerate(files):
-        chats = list(_innermost(_chats(path, f"{place}/", doubts, notes, progress), notes))
-        _include_cached(chats, notes)
-        for chat in chats:
-            if chat.span and chat.value in seen:
-                notes.drop("spans that came before", chat.at)
-                continue
-            seen.add(chat.value)
-            by_trace.setdefault(_scoped(chat.trace, f"{place}/"), []).append(chat)
-    clocks = {name: "" if _is_global(chats[0].trace) else name.partition("/")[0] for name, chats in by_trace.items()}
-    for name, chats in by_trace.items():
-        chats.sort(key=lambda chat: (chat.start_ns, chat.end_ns))
-        first_ns[clocks[name]] = min(first_ns.get(clocks[name], chats[0].start_ns), chats[0].start_ns)
-    notes.assume(ALONE, len(by_trace) * (len(by_trace) > 1 and all(len(chats) == 1 for chats in by_trace.values())))
-    notes.assume("files whose instants are counted from the first of each", len(first_ns) * (len(first_ns) > 1))
-    for name, chats in by_trace.items():
-        requests = list(_requests(chats, notes))
-        if why := doubts[name].why(chats):
-            for at, one in enumerate(requests):
-                if one.after:
-                    requests[at] = one._replace(wait_ns=drawn.unknown(why, name, at), is_drawn=True)
-        yield Recording(hidden_name(name), chats[0].start_ns - first_ns[clocks[name]], tuple(requests))
-
-
-def _include_cached(chats: list[Chat], notes: ReadNotes) -> None:
-    """Add cached tokens to the prompts of a provider that counts them apart; label what is only assumed."""
-    apart = {chat.provider for chat in chats if chat.is_apart}
-    for chat in chats:
-        if chat.provider in apart:
-            chat.prompt += (chat.cached or 0) + chat.created
-        notes.assume(INCLUDED if chat.provider in apart else AS_PART, chat.provider in apart or bool(chat.cached))
-
-
-def _scoped(name: str, scope: str) -> str:
-    """The name of a trace over all files."""
-    return name if _is_global(name) else f"{scope}{name}"
+        tree.read(path, f"{place}/", progress)
+    yield from tree.logs()
 
 
 def _is_global(name: str) -> bool:
@@ -77,105 +44,213 @@ def _is_global(name: str) -> bool:
     return LONG_ID.search(name) is not None
 
 
-def _chats(path: Path, scope: str, doubts: dict[str, Doubt], notes: ReadNotes, progress: Progress | None) -> list[Chat]:
-    """The chat spans of a file; every other span is counted."""
-    chats: list[Chat] = []
-    for at, document in json_records(path, notes, progress):
-        flat = list_of(document["spans"]) if "spans" in document else [document]  # a line may be one span by itself
-        spans = list(flat_spans(document) if document.keys() & set(DOCUMENTS) else map(record_of, flat))
-        notes.holds(len(spans))
-        for place, span in enumerate(spans):
-            doubt = doubts.setdefault(_scoped(trace_of(span), scope), Doubt())
-            doubt.num_spans += 1
-            chats += read_span(span, f"{at}, span {place}", doubt, notes)
-    return chats
+class _Tree:
+    """The spans of all files by their parents."""
 
+    def __init__(self, notes: ReadNotes) -> None:
+        self._notes = notes
+        self._spans: dict[tuple[str, str], Span] = {}
+        self._calls: list[Span] = []
+        self._others: list[Span] = []
+        self._seen: set[tuple[object, ...]] = set()
+        self._doubts: dict[str, Doubt] = {}
+        # The calls of each agent or tool, by its span; those of no agent by their trace.
+        self._runs: dict[tuple[str, str], list[Span]] = {}
+        self._by_end: dict[tuple[str, str], list[Span]] = {}
 
-def _innermost(chats: list[Chat], notes: ReadNotes) -> Iterator[Chat]:
-    """Chats without those around another one: two instrumentations of one call, or an agent without an operation."""
-    by_span = {(chat.trace, chat.span): chat for chat in chats if chat.span}
-    around: dict[int, str] = {}
-    for chat in chats:
-        above = by_span.get((chat.trace, chat.parent))
-        for _ in range(MOST_LOOKED_AT):
-            if above is None or above is chat:
-                break
-            if above.wraps(chat):
-                around[id(above)] = "chats that wrap another chat: one call, instrumented twice"
-            elif not above.is_named:
-                around[id(above)] = "spans with counts around other calls, and without an operation"
-            above = by_span.get((above.trace, above.parent))
-    for chat in chats:
-        if id(chat) in around:
-            notes.drop(around[id(chat)], chat.at)
-        else:
-            yield chat
+    def read(self, path: Path, scope: str, progress: Progress | None) -> None:
+        """Read a file. scope: sets its short names apart from those of other files."""
+        for at, document in json_records(path, self._notes, progress):
+            records = list(spans_in(document))
+            self._notes.holds(len(records))
+            for place, record in enumerate(records):
+                span = read_span(record, f"{at} span {place}", self._notes)
+                is_known = span.value in self._seen
+                self._seen.add(span.value)
+                if span.trace and not _is_global(span.trace):
+                    span.trace, span.clock = f"{scope}{span.trace}", scope
+                if span.conversation and not _is_global(span.conversation):
+                    span.conversation = f"{scope}{span.conversation}"
+                    span.clock = span.clock if span.trace else scope
+                self._doubts.setdefault(span.trace, Doubt()).add(span)
+                if span.call is not None and span.span and is_known:
+                    self._notes.drop("spans that came before", span.at)
+                    continue
+                if span.span:
+                    self._spans.setdefault((span.trace, span.span), span)
+                (self._others if span.call is None else self._calls).append(span)
 
+    def logs(self) -> Iterator[Log]:
+        """The calls of each session, linked to the calls that started it."""
+        self._calls = self._once_each()
+        self._one_clock()
+        self._calls.sort(key=lambda span: (span.start_ns, span.end_ns))
+        traces: dict[str, list[Span]] = {}
+        for span in self._calls:
+            run = self._run(span)
+            self._runs.setdefault((span.trace, run.span if run else ""), []).append(span)
+            traces.setdefault(span.trace, []).append(span)
+            self._notes.assume(ORPHANS, bool(self._root(span).parent))
+        self._notes.assume(ALONE, len(traces) * (len(traces) > 1 and all(len(spans) == 1 for spans in traces.values())))
+        for name, spans in traces.items():
+            why = self._doubts[name].why(spans)
+            for call in (span.call for span in spans if span.call):
+                call.unknown_wait = why
+        self._by_end = {run: sorted(spans, key=lambda span: span.end_ns) for run, spans in self._runs.items()}
+        for span in (*self._calls, *self._others):
+            self._root(span).num_within += span.role in ("call", "tool")
+        self._name_sessions()
+        self._add_tools()
+        sessions: dict[str, list[Span]] = {}
+        for span in self._calls:
+            sessions.setdefault(span.session, []).append(span)
+        for spans in sessions.values():
+            self._tell_waits(spans)
+            yield [span.call for span in spans if span.call]
 
-def _requests(chats: list[Chat], notes: ReadNotes) -> Iterator[RecordedRequest]:
-    """A chat waits for the chats that ended before it began and that no other of those waited for.
+    def _one_clock(self) -> None:
+        """Count the instants of files with short names from the first of each, where there are several."""
+        firsts: dict[str, int] = {}
+        for span in self._calls:
+            firsts[span.clock] = min(firsts.get(span.clock, span.start_ns), span.start_ns)
+        if len(firsts) > 1:
+            self._notes.assume("files whose instants are counted from the first of each", len(firsts))
+            for span in (*self._calls, *self._others):
+                span.move(min(firsts.values()) - firsts.get(span.clock, 0))
 
-    Of very many of either kind the last to end are looked at, so that a document's size bounds the time it takes.
-    """
-    by_end = sorted(range(len(chats)), key=lambda place: (chats[place].end_ns, place))
-    num_ended = latest_start_ns = 0
-    for place, chat in enumerate(chats):
-        while by_end[num_ended] < place and chats[by_end[num_ended]].end_ns <= chat.start_ns:
-            latest_start_ns = max(latest_start_ns, chats[by_end[num_ended]].start_ns)
-            num_ended += 1
-        ended = by_end[max(0, num_ended - MOST_LOOKED_AT) : num_ended]
-        after = {earlier for earlier in ended if chats[earlier].end_ns > latest_start_ns} | set(ended[-1:])
-        last_end_ns = max((chats[earlier].end_ns for earlier in after), default=chats[0].start_ns)
-        # Of several that share as much the latest: it is the conversation's last turn.
-        keep, base = max(((_kept(chats[earlier], chat), earlier) for earlier in ended), default=(0, -1))
-        notes.assume(NO_CACHE, bool(ended) and chat.cached is None and not chat.messages)
-        notes.assume(FIRST_CACHED, not ended and bool(chat.cached))
-        notes.assume(BESIDE, place > 0 and chats[place - 1].wraps(chat))
-        kind: WaitKind = "tool" if after else "none"
-        after |= {base} if keep and len(ended) == MOST_LOOKED_AT else set()
-        wait_ns = chat.start_ns - last_end_ns
-        yield RecordedRequest(
-            base if keep else None, tuple(sorted(after)), wait_ns, kind, chat.prompt, keep, chat.generate
-        )
+    def _above(self, span: Span) -> Iterator[Span]:
+        """The spans around one, the nearest first."""
+        seen = {id(span)}
+        while (above := self._spans.get((span.trace, span.parent))) is not None and id(above) not in seen:
+            seen.add(id(above))
+            yield above
+            span = above
 
+    def _root(self, span: Span) -> Span:
+        return [span, *self._above(span)][-1]
 
-def _kept(before: Chat, chat: Chat) -> int:
-    """Tokens of the earlier chat's prompt and answer that this prompt begins with."""
-    streamed = before.prompt + before.generate
-    if chat.agent != before.agent:
-        return 0
-    if chat.cached is not None:
-        return min(chat.cached, streamed, chat.prompt)
-    if not before.messages or not chat.messages:
-        return streamed if chat.prompt >= streamed else 0
-    common = 0
-    for mine, theirs in zip(chat.messages, before.messages, strict=False):
-        if mine[0] != theirs[0]:
-            break
-        common += 1
-    if common == len(before.messages) and len(chat.messages) > common:
-        return min(streamed, chat.prompt)
-    return min(sum(tokens for _, tokens in chat.messages[:common]), streamed, chat.prompt)
+    def _run(self, span: Span) -> Span | None:
+        """The nearest agent or tool around a span."""
+        return next((each for each in self._above(span) if each.role in ("agent", "tool")), None)
+
+    def _once_each(self) -> list[Span]:
+        """Calls without those that another span tells too: two instrumentations of one call, or sums of an agent."""
+        out: dict[int, str] = {}
+        for span in self._calls:
+            for above in (each for each in self._above(span) if each.call is not None):
+                if not above.wraps(span):
+                    if not above.is_named:
+                        out[id(above)] = AROUND
+                elif span.is_named or not above.is_named:
+                    out[id(above)] = WRAPS
+                else:
+                    out[id(span)] = WITHIN
+        for span in self._calls:
+            if id(span) in out:
+                self._notes.drop(out[id(span)], span.at)
+        return [span for span in self._calls if id(span) not in out]
+
+    def _starter(self, span: Span, first_ns: int) -> Span | None:
+        """The last call that had ended before ``first_ns``, of the nearest agent around a span that had any."""
+        runs = [each for each in self._above(span) if each.role in ("agent", "tool")]
+        for name in (*(run.span for run in runs), ""):
+            calls = self._by_end.get((span.trace, name), [])
+            place = bisect_right(calls, first_ns, key=lambda each: each.end_ns)
+            ended = reversed(calls[max(0, place - MOST_LOOKED_AT) : place])
+            if (last := next((each for each in ended if name or each.is_beside(span)), None)) is not None:
+                return last
+        return None
+
+    def _name_sessions(self) -> None:
+        """A run that a call started is a session of its own; all others are of their conversation, else trace."""
+        for (trace, name), spans in self._runs.items():
+            run = self._spans.get((trace, name))
+            starter = None if run is None else self._starter(run, spans[0].start_ns)
+            for span in spans:
+                conversation = next((each.conversation for each in (span, *self._above(span)) if each.conversation), "")
+                span.session = conversation or trace if starter is None else f"{trace}/{name}"
+            if starter is not None and starter.call is not None:
+                starter.call.children.append(f"{trace}/{name}")
+        names = self._joined_by_messages()
+        for span in self._calls:
+            span.session = names.get(span.session, span.session)
+            if span.call is not None:
+                span.call.session = span.session
+
+    def _joined_by_messages(self) -> dict[str, str]:
+        """Other names for traces whose first prompt goes on from the last prompt of an earlier trace."""
+        names: dict[str, str] = {}
+        last: dict[tuple[bytes, ...], Span] = {}
+        traces: dict[str, list[Span]] = {}
+        for span in self._calls:
+            if span.session == span.trace and not span.conversation:
+                traces.setdefault(span.trace, []).append(span)
+        for trace, spans in traces.items():  # by their first calls
+            digests = spans[0].digests
+            found = [last[digests[:size]] for size in range(len(digests) - 1, 0, -1) if digests[:size] in last]
+            before = next((each for each in found if each.end_ns <= spans[0].start_ns), None)
+            if before is not None:
+                self._notes.assume(JOINED)
+                names[trace] = names.get(before.trace, before.trace)
+                del last[before.digests]
+            if spans[-1].digests:
+                last[spans[-1].digests] = spans[-1]
+        return names
+
+    def _add_tools(self) -> None:
+        """Give each tool, and each agent within another, to the call that it came after."""
+        for span in self._others:
+            if span.role in ("agent", "tool") and span.has_times:
+                starter = self._starter(span, span.start_ns)
+                if starter is not None and starter.call is not None:
+                    starter.call.tool_spans.append((span.start_ns, span.end_ns))
+
+    def _tell_waits(self, spans: list[Span]) -> None:
+        """Say whose each wait was: a tool's where one ran in it, a person's before a new root span or their prompt."""
+        has_tools = any(span.call.tool_spans for span in spans if span.call)
+        asked = {span.start_ns for span in self._others if span.role == "person" and span.is_beside(spans[0])}
+        for place, span in enumerate(spans[1:], 1):
+            earlier = spans[max(0, place - MOST_LOOKED_AT) : place]
+            ended_ns = max((each.end_ns for each in earlier if each.end_ns <= span.start_ns), default=None)
+            self._notes.assume(BESIDE, earlier[-1].wraps(span))
+            if ended_ns is None or span.call is None:
+                continue
+            tools = (tool for each in earlier if each.call for tool in each.call.tool_spans)
+            root = self._root(span)
+            is_turn = root is not span and root is not self._root(earlier[-1]) and root.start_ns >= ended_ns
+            is_turn = is_turn and (root.role == "agent" or root.num_within > 1)  # else only one request, wrapped
+            if any(start_ns < span.start_ns and end_ns > ended_ns for start_ns, end_ns in tools):
+                span.call.kind = "tool"
+            elif is_turn or any(ended_ns <= moment_ns <= span.start_ns for moment_ns in asked):
+                span.call.kind = "human"
+            elif not has_tools and not asked and span.trace == earlier[-1].trace:
+                self._notes.assume(NO_TOOLS)
+            else:
+                span.call.kind = "none"
+                self._notes.assume(WHOSE)
 
 
 FORMAT = TraceFormat(
-    "OpenTelemetry GenAI spans, flat or as OTLP JSON",
-    _recordings,
+    "OpenTelemetry GenAI spans and logs: OTLP JSON, flat, of the SDK's console, Tempo, Jaeger or Phoenix",
+    through_calls(otel_logs),
     (
         "spans come in order, a trace in one file: they are sorted by start, and joined over files where "
         "ids are long enough to be unique",
         "a span stands once: one with the ids, times and counts of an earlier one is dropped and counted",
         "a call has one span: a chat around a chat with the same counts is dropped and counted",
-        "a span says that it is a call: one with counts or a model and no operation is one, unless it is around "
-        "others; one of an unknown operation is counted, and no wait of its trace is known",
-        "an input count holds the cached tokens: where a call shows more of them, they are added for its provider's "
-        "calls of the file; labelled either way",
+        "a span says that it is a call: one with a model and counts is one, whatever its operation is called, unless "
+        "it is around others; any other span of an unknown operation is counted",
+        "who started whom: parent spans say it; traces without a conversation are joined where the messages of one "
+        "begin with those of another, labelled; a parent that is not in the files is labelled",
+        "what a wait was for: a tool's span in it, or a new root span after it; else not known, labelled",
+        "an input count holds the cached tokens: sums that spans state decide, or a call that shows more of them; "
+        "labelled",
         "a call succeeds: one with an error and no counts is dropped and counted, and its time is part of the wait",
         "usage is there: lengths without it are estimated from characters, and labelled, as is a count of a few tokens "
         "beside a long answer",
         "files have one clock: those with short ids count from their own first instant, labelled",
     ),
-    tuple(map(frozenset, (["spans"], *([key] for key in DOCUMENTS), ["trace_id", "span_id", "attributes"]))),
+    KEYS,
     "recorded",
     suffixes=(".json", ".jsonl", ".json.gz", ".jsonl.gz"),
     passed=PASSED,

@@ -1,4 +1,4 @@
-"""Spans as chats: which spans are calls of a model, and how many tokens each has.
+"""Spans as calls, tools and agents: which spans are calls of a model, and how many tokens each has.
 
 Counts come by any name of ``NAMES``; without, they are estimated from characters, and labelled. No text leaves a span.
 """
@@ -26,50 +26,66 @@ from harness.model.traces.base import (
     tokens_in,
     tokens_of,
 )
+from harness.model.traces.calls import Call, Message
 
 HELD_TO = "1.37.0"
 TABLES = read_tables(Path(__file__).with_name("otel.toml"))
 PASSED, NAMES = by_type(TABLES["passed"]), TABLES["counts"]
-CHATS, OPERATIONS, MODELS, PROVIDERS, CONVERSATIONS = TABLES["names"].values()
+CHATS, TOOLS, AGENTS, PERSONS, OPERATIONS, MODELS, PROVIDERS, CONVERSATIONS, AGENT_NAMES = TABLES["names"].values()
 COUNTS = frozenset(by_type(NAMES))
 LIKE_CACHED = re.compile(r"(usage|token).*cache|cache.*token", re.IGNORECASE)
+MESSAGE_OF = re.compile(r"(?:gen_ai\.prompt|llm\.input_messages)\.(\d{1,6})\.")
 ESTIMATED = "chats whose lengths are estimated from characters, 4 to a token"
-Message = tuple[bytes, int]  # digest and tokens of one message
 
 
-@dataclass
-class Chat:
-    """One chat span. messages: digests and lengths of its prompt, [] where the span has none."""
+@dataclass(eq=False)
+class Span:
+    """One span or record. role: "call", "tool", "agent", "person" (who asked), or "" for any other."""
 
     trace: str
     span: str
     parent: str
     at: str
-    agent: str
+    role: str
+    conversation: str
     start_ns: int
     end_ns: int
-    prompt: int
-    generate: int
-    cached: int | None
-    created: int
-    messages: list[Message]
-    provider: str
+    has_times: bool
     is_named: bool
+    """Its operation is one of a call."""
+    call: Call | None = None
+    is_unread: bool = False
+    """It is a call that cannot be read, or may be one."""
+    session: str = ""
+    clock: str = ""
+    num_within: int = 0
 
     @property
     def value(self) -> tuple[object, ...]:
         """What two copies of a span have in common."""
-        return (self.trace, self.span, self.start_ns, self.end_ns, self.prompt, self.generate)
+        counts = (self.call.input_tokens, self.call.output_tokens) if self.call else ()
+        return (self.conversation or self.trace, self.span, self.start_ns, self.end_ns, *counts)
 
     @property
-    def is_apart(self) -> bool:
-        """Whether its prompt cannot hold its cached tokens, so that its file counts them apart."""
-        return (self.cached or 0) + self.created > self.prompt
+    def digests(self) -> tuple[bytes, ...]:
+        """Of the messages of its prompt."""
+        return tuple(digest for digest, _ in self.call.messages) if self.call else ()
 
-    def wraps(self, other: Chat) -> bool:
-        """Whether the other chat is the same call, in this one's time."""
+    def wraps(self, other: Span) -> bool:
+        """Whether the other span is the same call, in this one's time."""
         is_around = self.start_ns <= other.start_ns and other.end_ns <= self.end_ns
-        return is_around and (self.prompt, self.generate) == (other.prompt, other.generate)
+        return is_around and self.value[4:] == other.value[4:]
+
+    def is_beside(self, other: Span) -> bool:
+        """Whether both are of one conversation, as far as they say; records of logs may have no trace."""
+        return not self.conversation or not other.conversation or self.conversation == other.conversation
+
+    def move(self, by_ns: int) -> None:
+        """Move it in time."""
+        self.start_ns += by_ns
+        self.end_ns += by_ns
+        if self.call is not None:
+            self.call.submitted_ns, self.call.end_ns = self.start_ns, self.end_ns
 
 
 @dataclass
@@ -79,44 +95,62 @@ class Doubt:
     num_spans: int = 0
     unread: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
 
-    def why(self, chats: list[Chat]) -> str:
-        """Why no wait between these chats is known; "" where all are."""
-        if all(chat.end_ns <= chats[0].start_ns for chat in chats):
-            return "all spans of their trace have the same time"
-        last_ns, first_ns = max(chat.start_ns for chat in chats), min(chat.end_ns for chat in chats)
+    def add(self, span: Span) -> None:
+        """Count a span."""
+        self.num_spans += 1
+        if span.is_unread:
+            self.unread.append((span.start_ns, span.end_ns if span.has_times else 1 << 63))
+
+    def why(self, calls: list[Span]) -> str:
+        """Why no wait between these calls is known; "" where all are."""
+        last_ns, first_ns = max(span.start_ns for span in calls), min(span.end_ns for span in calls)
         is_between = any(start < last_ns and end > first_ns for start, end in self.unread)
         is_much = len(self.unread) > SHARE_OF_UNKNOWN * self.num_spans
         return "their trace has calls that could not be read" if is_between or is_much else ""
 
 
-def read_span(span: Record, at: str, doubt: Doubt, notes: ReadNotes) -> list[Chat]:
-    """The chat of a span; [] where it is none, fails, or cannot be read."""
-    attributes = record_of(span.get("attributes"))
-    notes.check_release("the semantic conventions", text_of(span, "schema").rpartition("/")[2], HELD_TO)
-    operation = _named(attributes, OPERATIONS).lower()
-    is_call = operation in CHATS or (not operation and (_has_counts(attributes) or any(map(attributes.get, MODELS))))
-    start_ns, end_ns = _instant(span, "start"), _instant(span, "end")
+def read_span(record: Record, at: str, notes: ReadNotes) -> Span:
+    """The span of a record, with its call where it is one; what cannot be read is counted."""
+    attributes = record_of(record.get("attributes"))
+    notes.check_release("the semantic conventions", text_of(record, "schema").rpartition("/")[2], HELD_TO)
+    operation, has_model = _named(attributes, OPERATIONS).lower(), any(map(attributes.get, MODELS))
+    has_counts = _has_counts(attributes)
+    is_call = operation in CHATS or (operation not in PASSED and has_counts and (has_model or not operation))
+    is_call = is_call or (not operation and has_model)
+    roles = {"call": is_call, "tool": operation in TOOLS, "agent": operation in AGENTS, "person": operation in PERSONS}
+    start_ns, end_ns = _instant(record, "start"), _instant(record, "end")
     has_times = start_ns is not None and end_ns is not None and 0 <= start_ns <= end_ns
-    unread = (start_ns or 0, end_ns or 1 << 63)
-    if not isinstance(span.get("attributes"), dict) and not text_of(span, "span_id"):
+    span = Span(
+        text_of(record, "trace_id"),
+        text_of(record, "span_id"),
+        text_of(record, "parent_span_id"),
+        at,
+        next((role for role, is_it in roles.items() if is_it), ""),
+        _named(attributes, CONVERSATIONS),
+        start_ns or 0,
+        end_ns or 0,
+        has_times,
+        operation in CHATS,
+    )
+    if not isinstance(record.get("attributes"), dict) and not span.span:
         notes.row_broken("no span", at)
     elif not is_call:
         if not notes.passes(operation or "no operation", PASSED):
             notes.row_unknown(f"operation {operation}", at)
-            doubt.unread.append(unread)
+            span.is_unread = has_model
     elif not has_times:
         notes.row_broken("a chat span without its times", at)
-        doubt.unread.append(unread)
-    elif _has_failed(span) and not _has_counts(attributes):
+        span.is_unread = True
+    elif _has_failed(record) and not has_counts:
         notes.call()
         notes.drop("calls that failed: their time is part of the wait", at)
-    elif isinstance(chat := _chat(span, unread, at, notes), str):
-        notes.row_broken(chat, at)
-        doubt.unread.append(unread)
+    elif isinstance(call := _call(record, span, notes), str):
+        notes.row_broken(call, at)
+        span.is_unread = True
     else:
         notes.call()
-        return [chat]
-    return []
+        span.call = call
+    return span
 
 
 def _has_counts(attributes: Record) -> bool:
@@ -133,27 +167,22 @@ def _has_failed(span: Record) -> bool:
     )
 
 
-def trace_of(span: Record) -> str:
-    """The conversation that a span names, else its trace."""
-    return _named(record_of(span.get("attributes")), CONVERSATIONS) or text_of(span, "trace_id")
-
-
 def _instant(span: Record, name: str) -> int | None:
     value = span.get(f"{name}_ns")
     return value if isinstance(value, int) else instant_ns(span.get(f"{name}_time"))
 
 
-def _chat(span: Record, times_ns: tuple[int, int], at: str, notes: ReadNotes) -> Chat | str:
-    """The chat of a span with times; else what is wrong with its counts."""
-    attributes = record_of(span.get("attributes"))
-    messages = _messages(attributes.get("gen_ai.input.messages"))
+def _call(record: Record, span: Span, notes: ReadNotes) -> Call | str:
+    """The call of a span with times; else what is wrong with its counts."""
+    attributes = record_of(record.get("attributes"))
+    messages = _messages(attributes)
     counts = {what: _count(attributes, names) for what, names in NAMES.items()}
     if -1 in counts.values():
         return "a chat span with a count that is no number of tokens"
     prompt, generate = counts["prompt"], counts["generate"]
     answer = attributes.get("gen_ai.output.text") or attributes.get("gen_ai.output.messages") or ""
     characters = len(answer) if isinstance(answer, str) else len(repr(answer))
-    if not prompt or generate is None:
+    if not (prompt or counts["cached"]) or generate is None:
         if not (prompt or messages) or (generate is None and not characters):
             return "a chat span without token counts, or messages to estimate them from"
         notes.assume(ESTIMATED)
@@ -165,23 +194,14 @@ def _chat(span: Record, times_ns: tuple[int, int], at: str, notes: ReadNotes) ->
     for name in attributes.keys() - COUNTS:
         if LIKE_CACHED.search(name) and tokens_of(attributes[name]) is not None and TYPE_NAME.fullmatch(name):
             notes.assume(f"counts by a name that is not known, {name}: not read")
-    service = text_of(span, "resource_attributes", "service.name")
-    return Chat(
-        trace=trace_of(span),
-        span=text_of(span, "span_id"),
-        parent=text_of(span, "parent_span_id"),
-        at=at,
-        agent=text_of(attributes, "gen_ai.agent.name") or service,
-        start_ns=times_ns[0],
-        end_ns=times_ns[1],
-        prompt=prompt,
-        generate=notes.answered(generate),
-        cached=counts["cached"],
-        created=counts["created"] or 0,
-        messages=messages,
-        provider=_named(attributes, PROVIDERS) or service,
-        is_named=bool(_named(attributes, OPERATIONS)),
-    )
+    service = text_of(record, "resource_attributes", "service.name")
+    call = Call("", span.start_ns, span.end_ns, prompt or 0, counts["cached"], notes.answered(generate), at=span.at)
+    call.messages, call.agent = messages, _named(attributes, AGENT_NAMES) or service
+    call.created_tokens, call.total_tokens = counts["created"] or 0, counts["total"] or None
+    call.reasoning_tokens = counts["reasoning"] or 0
+    call.provider = _named(attributes, PROVIDERS) or service
+    call.is_unsaid = call.is_concurrent = True
+    return call
 
 
 def _named(attributes: Record, names: Iterable[str]) -> str:
@@ -208,7 +228,14 @@ def _characters_of(attributes: Record) -> int:
     return sum(len(value if isinstance(value, str) else json.dumps(value)) for value in values if value)
 
 
-def _messages(value: object) -> list[Message]:
+def _messages(attributes: Record) -> list[Message]:
     """What is compared between prompts: a digest of each message, and how long it is."""
+    value = attributes.get("gen_ai.input.messages")
     parts = list_of(parsed_json(value.encode("utf-8", "replace")) if isinstance(value, str) else value)
+    if not parts:
+        numbered: dict[int, list[object]] = {}
+        for name in sorted(attributes):
+            if found := MESSAGE_OF.match(name):
+                numbered.setdefault(int(found[1]), []).append((name[found.end() :], attributes[name]))
+        parts = [numbered[place] for place in sorted(numbered)]
     return [(hashlib.sha256(repr(part).encode()).digest()[:16], tokens_in(len(repr(part)))) for part in parts]

@@ -1,8 +1,9 @@
-"""OTLP JSON as flat spans: one ExportTraceServiceRequest a document, or one a line (the collector's file exporter).
+"""Spans and log records as flat spans, whatever coat they come in.
 
-Follows the JSON Protobuf encoding of OTLP 1.5 (opentelemetry.io, "OTLP/HTTP"): names in lowerCamelCase, 64-bit numbers
-as text or as numbers, ids in hexadecimal, attributes as typed values. Names in snake_case, as Python's protobuf writes
-them, and Tempo's ``batches`` are read as well.
+OTLP JSON (opentelemetry.io, "OTLP/HTTP"): names in lowerCamelCase or snake_case, 64-bit numbers as text or as numbers,
+ids in hexadecimal, attributes as typed values; one ExportTraceServiceRequest or ExportLogsServiceRequest a document, or
+one a line (the collector's file exporter). Also Tempo's ``batches`` and ``trace``, what the SDK's console exporter
+writes, Jaeger's and Phoenix's JSON, and flat spans with plain attributes.
 """
 
 from __future__ import annotations
@@ -10,24 +11,125 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from harness.model.traces.base import Record, list_of, record_of, text_of
+from harness.clock import NS_PER_MS, NS_PER_US
+from harness.model.traces.base import Record, list_of, record_of, seconds_ns, text_of
 
 DEEPEST_VALUE = 16
 PLAIN = ("stringValue", "boolValue", "doubleValue")
 DOCUMENTS = ("resourceSpans", "resource_spans", "batches")
+LOGS = ("resourceLogs", "resource_logs")
 CAPITAL = re.compile("([A-Z])")
+# Events of the logs of Gemini CLI and Qwen Code by the ends of their names, and the operations that they are.
+EVENTS = {"api_response": "chat", "tool_call": "execute_tool", "user_prompt": "user_prompt"}
+KEYS = tuple(
+    map(
+        frozenset,
+        (
+            *([key] for key in (*DOCUMENTS, *LOGS, "spans")),
+            ["trace_id", "span_id", "attributes"],
+            ["context", "parent_id", "start_time"],
+            ["data", "total", "errors"],
+            ["data", "next_cursor"],
+            ["trace"],
+        ),
+    )
+)
 
 
-def flat_spans(document: Record) -> Iterator[Record]:
-    """The spans of a document, with plain attributes and instants as ``start_ns`` and ``end_ns``."""
-    for resource_spans in (each for key in DOCUMENTS for each in map(record_of, list_of(document.get(key)))):
-        resource = _attributes(record_of(resource_spans.get("resource")).get("attributes"))
+def spans_in(document: Record) -> Iterator[Record]:
+    """The spans of a document, with plain attributes, and instants as ``start_ns`` and ``end_ns`` or as texts."""
+    if record_of(document.get("trace")):
+        yield from spans_in(record_of(document["trace"]))
+    elif document.keys() & {*DOCUMENTS, *LOGS}:
+        yield from _of_otlp(document)
+    elif "spans" in document or isinstance(document.get("data"), list):
+        processes = record_of(document.get("processes"))
+        for span in map(record_of, list_of(document.get("spans", document.get("data")))):
+            if "spans" in span:
+                yield from spans_in(span)
+            else:
+                yield _of_jaeger(span, processes) if "traceID" in span else _plain(span)
+    else:
+        yield _plain(document)  # a line may be one span by itself
+
+
+def _plain(span: Record) -> Record:
+    """A flat span, as it is or as the SDK and Phoenix write it."""
+    context = record_of(span.get("context")) or span
+    found = {name: text_of(context, name).removeprefix("0x") for name in ("trace_id", "span_id")}
+    parent = span.get("parent_span_id") or span.get("parent_id")
+    found["parent_span_id"] = parent.removeprefix("0x") if isinstance(parent, str) else ""
+    resource = record_of(record_of(span.get("resource")).get("attributes"))
+    status = span.get("status") or span.get("status_code")
+    more: Record = {"status": status, "resource_attributes": resource} if context is not span else {}
+    attributes = span.get("attributes")
+    if isinstance(attributes, dict):
+        more["attributes"] = dict(_dotted(record_of(attributes)))
+    return span | found | more
+
+
+def _dotted(values: Record, name: str = "", depth: int = 0) -> Iterator[tuple[str, object]]:
+    """Attributes by their whole names, where a store has nested them."""
+    for key, value in values.items():
+        if isinstance(value, dict) and depth < DEEPEST_VALUE:
+            yield from _dotted(record_of(value), f"{name}{key}.", depth + 1)
+        else:
+            yield f"{name}{key}", value
+
+
+def _of_jaeger(span: Record, processes: Record) -> Record:
+    """A span of Jaeger's JSON, whose instants are in us and whose attributes are tags."""
+    start_us, spent_us = (_whole(span.get(name)) for name in ("startTime", "duration"))
+    tags = [map(record_of, list_of(each.get("tags"))) for each in (span, _process(span, processes))]
+    attributes, resource = ({text_of(tag, "key"): tag.get("value") for tag in each} for each in tags)
+    references = map(record_of, list_of(span.get("references")))
+    above = (text_of(each, "spanID") for each in references if text_of(each, "refType") != "FOLLOWS_FROM")
+    resource.setdefault("service.name", text_of(_process(span, processes), "serviceName"))
+    return {
+        "trace_id": text_of(span, "traceID"),
+        "span_id": text_of(span, "spanID"),
+        "parent_span_id": next(above, ""),
+        "start_ns": None if start_us is None else NS_PER_US * start_us,
+        "end_ns": None if start_us is None or spent_us is None else NS_PER_US * (start_us + spent_us),
+        "status": attributes.get("otel.status_code"),
+        "attributes": attributes,
+        "resource_attributes": resource,
+    }
+
+
+def _process(span: Record, processes: Record) -> Record:
+    return record_of(processes.get(text_of(span, "processID")))
+
+
+def _of_otlp(document: Record) -> Iterator[Record]:
+    for of_resource in (each for key in (*DOCUMENTS, *LOGS) for each in map(record_of, list_of(document.get(key)))):
+        resource = _attributes(record_of(of_resource.get("resource")).get("attributes"))
         # Before OTLP 0.15 the scope was called an instrumentation library.
-        for key in ("scopeSpans", "instrumentationLibrarySpans"):
-            for scope_spans in map(record_of, list_of(_of(resource_spans, key))):
-                schema = _of(scope_spans, "schemaUrl") or _of(resource_spans, "schemaUrl")
-                for span in map(record_of, list_of(scope_spans.get("spans"))):
+        for key in ("scopeSpans", "instrumentationLibrarySpans", "scopeLogs"):
+            for of_scope in map(record_of, list_of(_of(of_resource, key))):
+                schema = _of(of_scope, "schemaUrl") or _of(of_resource, "schemaUrl")
+                for span in map(record_of, list_of(of_scope.get("spans"))):
                     yield _flat(span, resource) | {"schema": schema}
+                for record in map(record_of, list_of(_of(of_scope, "logRecords"))):
+                    yield _of_log(record, resource)
+
+
+def _of_log(record: Record, resource: Record) -> Record:
+    """A log record as the span that it tells of: it was written when that had ended."""
+    attributes = _attributes(record.get("attributes"))
+    event = text_of(attributes, "event.name") or text_of(record, "eventName") or text_of(record, "event_name")
+    operation = EVENTS.get(event.rpartition(".")[2], "")
+    operation = operation or text_of(attributes, "gen_ai.operation.name") or f"event {event}"
+    end_ns = _whole(_of(record, "timeUnixNano")) or _whole(_of(record, "observedTimeUnixNano"))
+    spent_ns = seconds_ns(attributes.get("duration_ms") or 0, NS_PER_MS) or 0
+    return {
+        "trace_id": _of(record, "traceId"),
+        "parent_span_id": _of(record, "spanId"),
+        "start_ns": None if end_ns is None else end_ns - spent_ns,
+        "end_ns": end_ns,
+        "attributes": attributes | {"gen_ai.operation.name": operation},
+        "resource_attributes": resource,
+    }
 
 
 def _of(record: Record, name: str) -> object:

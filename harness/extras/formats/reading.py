@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import Progress, Record, json_lines
-from harness.model.traces.rounds import BURST_NS, Log
+from harness.model.traces.calls import BURST_NS, Log
 
 Parsed = TypeVar("Parsed")
 

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from harness.extras.formats.trajectories import UNSTATED, Call, log_of, usage_of
+from harness.extras.formats.trajectories import UNSTATED, Usage, call_of, log_of, usage_of
 from harness.model.traces.account import ReadNotes, Unread
 from harness.model.traces.base import (
     CHARACTERS_PER_TOKEN,
@@ -26,7 +26,8 @@ from harness.model.traces.base import (
     text_of,
     tokens_of,
 )
-from harness.model.traces.rounds import Log, through_rounds
+from harness.model.traces.calls import Call, Log
+from harness.model.traces.links import through_calls
 
 SAID = ("content", "tool_calls")
 BY_TOTALS = "lengths by characters, so that they sum to the tokens that the run counted"
@@ -45,7 +46,7 @@ def swe_agent_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress |
                 notes.holds(len(messages))
                 calls = list(_of_messages(messages, at, unread, notes))
                 stats = record_of(record_of(document.get("info")).get("model_stats"))
-                answers = sum(text_of(record_of(message), "role") == "assistant" for message in messages)
+                answers = sum(_role(record_of(message)) == "assistant" for message in messages)
                 notes.hold(f"calls {UNSTATED}", tokens_of(stats.get("api_calls")), [answers])
             elif not (calls := _of_steps(document, at, notes)):
                 notes.row_broken("no trajectory with the messages or the usage of its calls", at)
@@ -77,7 +78,8 @@ def _of_steps(document: Record, at: str, notes: ReadNotes) -> list[Call]:
         prompt, generate = max(round(asked / per_token[0]), 1), max(round(answered / per_token[1]), 1)
         identity = ("swe-agent", place, asked, answered, sent, received, json.dumps(document.get("environment")))
         notes.call()
-        calls.append(Call(f"{at}, step {place}", prompt, generate, wait_ns=wait_ns, identity=identity))
+        calls.append(call_of(Usage(prompt, generate), f"{at}, step {place}", None, None, is_human=False))
+        calls[-1].wait_ns, calls[-1].identity = wait_ns, identity
         spent_ns = seconds_ns(step.get("execution_time"))
         wait_ns = spent_ns if spent_ns is not None and spent_ns >= 0 else None
     return calls
@@ -87,6 +89,12 @@ def _length(messages: Iterable[Record], *names: str) -> int:
     """Characters of messages: of these values, texts as they are and others as JSON."""
     values = (message.get(name) for message in messages for name in names)
     return sum(len(value if isinstance(value, str) else json.dumps(value)) for value in values if value)
+
+
+def _role(message: Record) -> str:
+    """Who wrote a message, also in the form of OpenAI's Responses API."""
+    by_form = {"response": "assistant", "function_call_output": "tool"}
+    return text_of(message, "role") or by_form.get(text_of(message, "object") or text_of(message, "type"), "")
 
 
 def _of_messages(messages: list[object], at: str, unread: Unread, notes: ReadNotes) -> Iterator[Call]:
@@ -101,7 +109,7 @@ def _of_messages(messages: list[object], at: str, unread: Unread, notes: ReadNot
         stamped.append((latest_ns, moment_ns, message))
     in_order = notes.in_order(stamped, lambda each: each[0], "messages out of order of time")
     for place, (_, moment_ns, message) in enumerate(in_order):
-        extra, role = record_of(message.get("extra")), text_of(message, "role")
+        extra, role = record_of(message.get("extra")), _role(message)
         if notes.passes(role, PASSED):
             continue
         if role not in ("assistant", *INPUTS):
@@ -113,7 +121,7 @@ def _of_messages(messages: list[object], at: str, unread: Unread, notes: ReadNot
             asked_ns = asked_ns if moment_ns is None else moment_ns
             is_human = is_human or (role == "user" and (place < 2 or text_of(extra, "interrupt_type") in BY_PERSON))
             continue
-        response = record_of(extra.get("response"))
+        response = record_of(extra.get("response")) or message
         counts = usage_of(record_of(response.get("usage")))
         if counts is None:
             unknown_wait = notes.not_counted(record_of(response.get("usage")), f"{at}, message {place}")
@@ -122,15 +130,16 @@ def _of_messages(messages: list[object], at: str, unread: Unread, notes: ReadNot
         unread.begin(is_first=is_first)
         answer = text_of(response, "id")
         identity = ("mini-swe-agent", answer, moment_ns, counts) if answer or moment_ns else None
-        call = Call(f"{at}, message {place}", *counts[:3], asked_ns, moment_ns, None, is_human, identity=identity)
-        call.characters, call.created, call.unknown_wait = _length([message], *SAID), counts.created, unknown_wait
+        call = call_of(counts, f"{at}, message {place}", asked_ns, moment_ns, is_human=is_human)
+        call.identity, call.answer_characters = identity, _length([message], *SAID)
+        call.unknown_wait = unknown_wait
         asked_ns, is_human, unknown_wait, is_first = None, False, "", False
         yield call
 
 
 FORMAT = TraceFormat(
     "trajectories of SWE-agent and mini-swe-agent (.traj)",
-    through_rounds(swe_agent_logs),
+    through_calls(swe_agent_logs),
     (
         "a step has token counts: SWE-agent's lengths are made from characters, so that they sum to the run's counted "
         "tokens, else 4 to a token; labelled either way. An answer of mini-swe-agent without usage is dropped, "

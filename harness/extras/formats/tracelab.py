@@ -17,7 +17,8 @@ from harness.model.traces.base import (
     text_of,
     tokens_of,
 )
-from harness.model.traces.rounds import Log, Round, through_rounds
+from harness.model.traces.calls import Call, Log
+from harness.model.traces.links import through_calls
 
 INPUTS = ("user_message", "tool_result")
 OUTPUTS = ("text", "reasoning", "tool_call")
@@ -35,13 +36,14 @@ def tracelab_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress | 
         for turn in log:
             turn.unknown_wait = "a round before theirs is missing" if turn.index > before + 1 else ""
             before = turn.index
-            history = hash((history, turn.input_tokens, turn.prefix_tokens, turn.output_tokens, turn.visible_tokens))
+            counts = (turn.input_tokens, turn.prefix_tokens, turn.output_tokens, turn.reasoning_tokens)
+            history = hash((history, *counts))
             turn.history = ("tracelab", history)
         mark_replay(log, [turn.end_ns for turn in log], log[0].submitted_ns, is_fork=False)
         yield log
 
 
-def _round_of(record: Record, at: str) -> Round | None:
+def _round_of(record: Record, at: str) -> Call | None:
     events = [record_of(event) for event in list_of(record.get("timing_events"))]
     stamped = [(text_of(event, "event_type"), instant_ns(event.get("timestamp"))) for event in events]
     inputs = [moment for kind, moment in stamped if kind in INPUTS and moment is not None]
@@ -57,15 +59,15 @@ def _round_of(record: Record, at: str) -> Round | None:
     is_codex = text_of(record, "provider") == "codex"
     index = tokens_of(record.get("round_index")) or 0
     said = (event.get("content_chars") for event in events if text_of(event, "event_type") in OUTPUTS)
-    return Round(
+    return Call(
         session=session,
         submitted_ns=max(inputs),
         end_ns=max(outputs),
         input_tokens=total,
-        prefix_tokens=prefix or 0,
+        prefix_tokens=prefix,
         output_tokens=output,
-        visible_tokens=max(output - hidden, 0) if is_codex else output,
-        is_human=text_of(record, "first_input_event_type") == "user_message",
+        reasoning_tokens=hidden if is_codex else 0,
+        kind="human" if text_of(record, "first_input_event_type") == "user_message" else "tool",
         tool_spans=[(start, end) for start, end in spans if start is not None and end is not None and end >= start],
         index=index,
         answer_characters=0 if is_codex else sum(tokens_of(characters) or 0 for characters in said),
@@ -76,7 +78,7 @@ def _round_of(record: Record, at: str) -> Round | None:
 
 FORMAT = TraceFormat(
     "rounds of TraceLab's releases",
-    through_rounds(tracelab_logs),
+    through_calls(tracelab_logs),
     (
         "a round stands once: a round with the same times and counts, in whatever session or file, counts once",
         "a fork is called one: a burst of rounds at a session's start that repeats another session's counts is dropped "

@@ -199,9 +199,9 @@ def is_placeholder(tokens: int, characters: int) -> bool:
 
 
 def counts_of(usage: object, names: Iterable[str]) -> list[int] | None:
-    """The counts of a usage object by name, 0 where a name is missing; None where it is empty or holds other values."""
+    """The counts of a usage object by name, 0 where there is none; None where it is empty or holds other values."""
     table = record_of(usage)
-    counts = [tokens_of(table.get(name, 0)) for name in names]
+    counts = [tokens_of(0 if table.get(name) is None else table[name]) for name in names]
     return [count for count in counts if count is not None] if table and None not in counts else None
 
 

@@ -12,7 +12,8 @@ from dataclasses import replace
 
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import Record, TraceFormat, counts_of, instant_ns, list_of, record_of, text_of, types_of
-from harness.model.traces.rounds import AgentLog, Conversation, Log, Round, reader_of
+from harness.model.traces.calls import AgentLog, Call, Conversation, Log
+from harness.model.traces.links import UNLINKED, reader_of
 
 HELD_TO = "2.1.157"
 PASSED = types_of(__file__)["passed"]
@@ -69,8 +70,10 @@ class ClaudeLog(AgentLog):
             chain = self._chains[session] = _Chain(session, self.notes)
             # A session goes on from the one that its first row follows: copies may keep that row's id.
             above = self._session_of.get(text_of(record, "parentUuid") or "-", "")
-            if above and record.get("isSidechain") is not True:
-                chain.follows = next(reversed(self._chains[above].rounds), None)
+            if text_of(record, "agentId") and record.get("isSidechain") is True:
+                chain.parent = text_of(record, "sessionId") or self.name
+            elif above and record.get("isSidechain") is not True:
+                chain.follows = next(reversed(self._chains[above].calls), None)
         self._session_of[row] = session
         return self._chains[session]
 
@@ -84,7 +87,7 @@ class ClaudeLog(AgentLog):
         uuid = text_of(record, "uuid")
         root = self._side_roots.get(text_of(record, "parentUuid"), uuid)
         if root == uuid:
-            self.notes.assume("side chains without a link run as sessions of their own")
+            self.notes.assume(UNLINKED)
         self._side_roots[uuid] = root
         return f"{session}/{root}"
 
@@ -94,8 +97,8 @@ class _Chain(Conversation):
 
     def __init__(self, session: str, notes: ReadNotes) -> None:
         super().__init__(session, notes)
-        self.follows: Round | None = None
-        self._answers: dict[Hashable, tuple[Round, Counts]] = {}
+        self.follows: Call | None = None
+        self._answers: dict[Hashable, tuple[Call, Counts]] = {}
 
     def take(self, record: Record, moment_ns: int, session: str, at: str) -> None:
         """Read one row of a known type; session: the one that its sub-agents belong to."""
@@ -109,8 +112,10 @@ class _Chain(Conversation):
         if kind == "system":
             self.is_compacted = True
             self.notes.leave("calls that summarised a conversation: the log does not hold them", at)
-        is_typed = text_of(record, "origin", "kind") in ("", "human")  # else a task that ended, or another agent
-        self.take_input(moment_ns, is_human=is_typed and not results and not is_hint, is_hint=is_hint)
+        if text_of(record, "origin", "kind") in ("", "human"):
+            self.take_input(moment_ns, is_human=not results and not is_hint, is_hint=is_hint)
+        else:
+            self.take_news(moment_ns)
         for part in results:
             turn = self.result(text_of(part, "tool_use_id"), moment_ns)
             if turn is not None and (agent := text_of(record, "toolUseResult", "agentId")):
@@ -144,7 +149,7 @@ class _Chain(Conversation):
                 self.call(text_of(part, "id"), turn, moment_ns, text_of(part, "name"))
 
     def log(self) -> Log:
-        """The rounds, one for each pass of the session's model."""
+        """The calls, one for each pass of the session's model."""
         for turn in self.known()[:1]:
             turn.follows = self.follows
         return [each for turn, counts in self._answers.values() for each in _passes(turn, counts, self.notes)]
@@ -164,13 +169,12 @@ def _counts(usage: Record) -> Counts:
     return found if len(found) == len(rows) else []
 
 
-def _set_lengths(turn: Round, counts: list[int]) -> None:
-    fresh, created, cached, output = counts
-    turn.input_tokens, turn.prefix_tokens = fresh + created + cached, cached
-    turn.output_tokens = turn.visible_tokens = output
+def _set_lengths(turn: Call, counts: list[int]) -> None:
+    fresh, turn.created_tokens, turn.prefix_tokens, turn.output_tokens = counts
+    turn.input_tokens = fresh + turn.created_tokens + turn.prefix_tokens
 
 
-def _passes(turn: Round, counts: Counts, notes: ReadNotes) -> Log:
+def _passes(turn: Call, counts: Counts, notes: ReadNotes) -> Log:
     """A round for each pass of the session's model; the last one has the answer's tools."""
     (_, usage), *passes = counts
     own = [row for kind, row in passes if kind in OWN_PASSES]
@@ -182,14 +186,14 @@ def _passes(turn: Round, counts: Counts, notes: ReadNotes) -> Log:
     notes.num_more += len(passes) - 1
     notes.drop(OTHER_MODEL, turn.at, len(passes) - len(own))
     notes.assume("answers of several passes of the model: each pass is a call", len(own) > 1)
-    rounds = [*(replace(turn, tool_spans=[], children=[], answer_characters=0) for _ in own[1:]), turn]
-    for number, (each, row) in enumerate(zip(rounds, own, strict=True)):
+    calls = [*(replace(turn, tool_spans=[], children=[], answer_characters=0) for _ in own[1:]), turn]
+    for number, (each, row) in enumerate(zip(calls, own, strict=True)):
         _set_lengths(each, row)
         each.identity = turn.identity if each is turn else (turn.identity, number)
         if number:
-            each.submitted_ns, each.is_human, each.follows, each.is_reset = each.end_ns, False, None, False
+            each.submitted_ns, each.kind, each.follows, each.is_reset = each.end_ns, "tool", None, False
             each.unknown_wait = "an answer of several passes has one time for all of them"
-    return rounds
+    return calls
 
 
 FORMAT = TraceFormat(

@@ -31,6 +31,7 @@ from harness.shipped import find_shipped
 
 Arrivals = Literal["together", "recorded"]
 DEFAULT_WAITS = "tracelab-v0.0.2"
+NO_CACHE = "prompts taken to begin with the whole conversation before: no cached tokens are given"
 MOST_TOKENS = 1 << 31  # more is a miscount: no model has such a context
 
 
@@ -388,12 +389,20 @@ def describe_trace(reader: TraceReader) -> dict[str, str]:
         facts["unknown waits"] = f"{counts.num_drawn}: the recording does not say them; they are drawn"
     if reader.head.rows:
         facts["rows"] = ", ".join(f"{count} {kind}" for kind, count in reader.head.rows.items())
+    ceilings = {"endless cache": counts.endless_tokens, "turn before": counts.kept_tokens}
+    shares = {name: f"{100 * tokens / prompt_tokens:.1f} %" for name, tokens in ceilings.items()}
+    is_known = 2 * _num_uncounted(reader.head) < max(len(counts.prompts) - counts.num_recordings, 1)
+    said = "ceiling {} of prompt tokens" if is_known else "ceiling not known; {} if prompts repeat what came before"
     return facts | {
         "forks, joins": f"{counts.num_forks} and {counts.num_joins} requests; {counts.num_left} answers are left",
         "named blocks": f"{len(counts.blocks)} of {reader.head.block_tokens} tokens",
-        "endless cache": f"ceiling {100 * counts.endless_tokens / prompt_tokens:.1f} % of prompt tokens",
-        "turn before": f"ceiling {100 * counts.kept_tokens / prompt_tokens:.1f} % of prompt tokens",
+        **{name: said.format(share) for name, share in shares.items()},
     }
+
+
+def _num_uncounted(head: TraceHead) -> int:
+    """Requests of which no reader knows what a cache held."""
+    return sum(int(label.partition(" ")[0]) for label in head.labels if label.partition(" x ")[2] == NO_CACHE)
 
 
 # Words of the labels whose numbers are no counts or times of the recording.

@@ -123,7 +123,7 @@ def test_sessions_that_only_look_alike_are_kept_apart(tmp_path: Path) -> None:
 def test_a_session_whose_rows_all_have_one_time_is_kept_and_labelled(tmp_path: Path) -> None:
     trace = imported(written(tmp_path, codex_rows("x", 3, stamp_s=5.0), "x"))
     assert trace.num_requests == 3
-    assert "2 x waits that are unknown: all rounds of their session have the same time" in trace.head.labels
+    assert "2 x waits that are unknown: all calls of their session have the same time" in trace.head.labels
     assert all(request.is_drawn for request in trace.recordings[0].requests[1:])
 
 

@@ -140,7 +140,7 @@ def test_side_chains_without_a_link_run_as_sessions_of_their_own(tmp_path: Path)
     rows = [user(0.0), assistant("a", 1.0, (10, 1000, 0, 40), text()), *side("x", 2), *side("y", 6)]
     trace = imported(written(tmp_path, rows))
     assert sorted(len(recording.requests) for recording in trace.recordings) == [1, 2, 2]
-    assert trace.head.labels == ("2 x side chains without a link run as sessions of their own",)
+    assert trace.head.labels == ("2 x agents without a link run as sessions of their own",)
 
 
 def test_usage_that_grows_from_row_to_row_of_a_message_counts_once_and_last(tmp_path: Path) -> None:

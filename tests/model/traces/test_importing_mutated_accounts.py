@@ -14,5 +14,5 @@ from tests.support.naive_traces import NAIVE
 @pytest.mark.parametrize("kind", sorted(NAIVE))
 def test_every_call_of_a_changed_recording_is_right_labelled_or_refused(tmp_path: Path, kind: str) -> None:
     rng = random.Random(f"account of {kind}")
-    came = [came_of(kind, *mutated(kind, rng), tmp_path) for _ in range(25)]
+    came = [came_of(kind, *mutated(kind, rng), tmp_path) for _ in range(70)]
     assert {"right", "right, and labelled"} <= set(came), "some changes are of no consequence, and some are told"

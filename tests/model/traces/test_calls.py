@@ -12,9 +12,10 @@ from harness.clock import NS_PER_MS, NS_PER_S
 from harness.extras.formats.codex import CodexLog
 from harness.extras.formats.tracelab import tracelab_logs
 from harness.model.traces.account import ReadNotes
+from harness.model.traces.calls import Call, logs_of
 from harness.model.traces.claude import ClaudeLog
+from harness.model.traces.links import recordings_of
 from harness.model.traces.recording import Recording, check_recording
-from harness.model.traces.rounds import Round, logs_of, recordings_of
 from tests.support.agent_logs import SECRET, assistant, at, result, text, tool, user
 
 RECORDED = Path(__file__).parents[4] / "shared" / "traces" / "agent-logs"
@@ -128,9 +129,14 @@ def test_a_codex_log_closes_a_round_at_its_token_count_and_hides_reasoning_from_
 
 @pytest.mark.skipif(not RECORDED.is_dir(), reason="the recorded agent logs are not here")
 def test_recorded_logs_give_the_rounds_that_tracelab_made_of_them_to_the_millisecond() -> None:
-    def numbers(one: Round) -> tuple[object, ...]:
-        lengths = (one.input_tokens, one.prefix_tokens, one.output_tokens, one.visible_tokens)
-        return (one.submitted_ns, one.end_ns, *lengths, one.is_human, tuple(sorted(one.tool_spans)))
+    def numbers(one: Call) -> tuple[object, ...]:
+        lengths = (
+            one.input_tokens,
+            one.prefix_tokens,
+            one.output_tokens,
+            max(one.output_tokens - one.reasoning_tokens, 0),
+        )
+        return (one.submitted_ns, one.end_ns, *lengths, one.kind == "human", tuple(sorted(one.tool_spans)))
 
     notes = ReadNotes()
     expected = [turn for log in tracelab_logs([RECORDED / "rounds.jsonl"], notes) for turn in log]

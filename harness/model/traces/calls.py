@@ -1,0 +1,246 @@
+"""Calls of a model, as every reader of an agent's log finds them, and the conversations that they stand in.
+
+Every log becomes calls first; ``links`` makes recordings of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+
+from harness.model.plan.model import WaitKind
+from harness.model.traces.account import ReadNotes, Unread
+from harness.model.traces.base import Progress, Record, TraceLine, instant_ns, json_lines
+
+Span = tuple[int, int]
+# No model call takes less: calls that close within it of one another were written down again, not made.
+BURST_NS = 100_000_000
+# Rows of one moment may be written in any order.
+LATE_NS = 1_000_000_000
+ENDS_ROUND = 3
+# Tools that ask a person, of Claude Code, Codex and opencode: their result is a person's answer.
+ASK_A_PERSON = ("AskUserQuestion", "ExitPlanMode", "request_user_input", "ask_user_question", "question")
+REPLAYED = "calls of a parent session that is not among the files, repeated at the start of a fork"
+
+
+UNTIMED = -1
+Message = tuple[bytes, int]
+"""Digest and tokens of one message of a prompt."""
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """One call of a model. Instants in ns since 1970, or UNTIMED; lengths in tokens."""
+
+    session: str
+    submitted_ns: int
+    """The latest user message or tool result before it."""
+    end_ns: int
+    """Its last text, reasoning or tool call."""
+    input_tokens: int = 0
+    prefix_tokens: int | None = None
+    """What the provider's cache held of the input; None where that is not counted."""
+    output_tokens: int = 0
+    visible_tokens: int = 0
+    """Output that the next prompt can hold."""
+    kind: WaitKind = "tool"
+    """What it waited for; "none" where that is not known."""
+    at: str = ""
+    identity: Hashable = None
+    """Equal for the same call wherever it is logged; None where the log has nothing to tell it by."""
+    tool_spans: list[Span] = field(default_factory=list[Span])
+    children: list[str] = field(default_factory=list[str])
+    """Sessions of the sub-agents that its tools started."""
+    parent: str = ""
+    """The session that started this session, where only that is known."""
+    index: int = 0
+    created_tokens: int = 0
+    """Written to the provider's cache, where that is counted apart."""
+    reasoning_tokens: int = 0
+    total_tokens: int | None = None
+    """The sum of the call's counts, where the log states it."""
+    has_cache_apart: bool = False
+    """Input leaves out what the cache held, by the word of the format."""
+    has_reasoning_apart: bool = False
+    """Output leaves out the reasoning, by the word of the format."""
+    is_unsaid: bool = False
+    """The format does not say what input holds."""
+    provider: str = ""
+    is_reset: bool = False
+    """The stream begins anew."""
+    is_woken: bool = False
+    """The news of a background agent's end was its input."""
+    joins: bool = False
+    """A tool of it waits for sub-agents of earlier calls."""
+    is_concurrent: bool = False
+    """Its session is no one list: it waited only for the calls that had ended."""
+    agent: str = ""
+    """Calls of other agents share no prompt with it."""
+    messages: list[Message] = field(default_factory=list[Message])
+    blocks: tuple[int, ...] = ()
+    block_tokens: int = 0
+    wait_ns: int | None = None
+    """The wait after the call before, where the log states it."""
+    unknown_wait: str = ""
+    """Why it is not known how long the call was waited for; "" where it is."""
+    answer_characters: int = 0
+    """Length of its answer as logged, 0 where the log does not hold it."""
+    history: Hashable = None
+    """Equal for calls with the same usage counts before them and in them, whatever the times."""
+    fork_of: str = ""
+    """The session whose calls this session's file begins with."""
+    is_in_burst: bool = False
+    """It came sooner than a call can."""
+    is_replay: bool = False
+    """It was only written down again, and is no request of this session."""
+    follows: Call | None = None
+    """The call of another session that this session goes on from."""
+
+    @property
+    def stream_tokens(self) -> int:
+        """Tokens of its prompt and answer that a later prompt can hold."""
+        return self.input_tokens + self.visible_tokens
+
+
+Log = list[Call]
+"""The calls of one conversation in one file, in order."""
+
+
+class Conversation:
+    """The calls of one conversation in an agent's log, and what came since the last call began."""
+
+    def __init__(self, session: str, notes: ReadNotes) -> None:
+        self.session, self.parent, self.notes = session, "", notes
+        self.calls: Log = []
+        self.is_compacted = False
+        self.unread = Unread(notes)
+        self._inputs: list[tuple[int, bool]] = []
+        self._hints: list[tuple[int, bool]] = []
+        self._tools: dict[str, tuple[Call, int, bool]] = {}
+        self._unanswered: set[str] = set()
+        self._is_in_doubt = self._is_woken = False
+
+    def take_input(self, moment_ns: int, *, is_human: bool, is_hint: bool = False) -> None:
+        """A user's message, or the result of a tool. is_hint: it counts only where there is no other input."""
+        (self._hints if is_hint else self._inputs).append((moment_ns, is_human))
+
+    def take_news(self, moment_ns: int) -> None:
+        """The program tells that a background agent or task has ended."""
+        self.take_input(moment_ns, is_human=False)
+        self._is_woken = True
+
+    def add(self, moment_ns: int, identity: Hashable, at: str) -> Call:
+        """A row is a call; as ``begin``."""
+        self.notes.call()
+        turn = self.begin(moment_ns)
+        turn.identity, turn.at = identity, at
+        self.calls.append(turn)
+        return turn
+
+    def begin(self, moment_ns: int) -> Call:
+        """The call whose first output came at ``moment_ns``; it takes the inputs so far."""
+        inputs = self._inputs or self._hints
+        ended_ns = self.calls[-1].end_ns if self.calls else moment_ns
+        submitted_ns, is_last_human = max(inputs, default=(ended_ns, False), key=lambda each: each[0])
+        tools_ns = max((at_ns for at_ns, is_human in inputs if not is_human), default=0)
+        # Of a tool and a person the one that took longer.
+        is_human = is_last_human and submitted_ns - tools_ns > tools_ns - ended_ns
+        turn = Call(self.session, submitted_ns, moment_ns, kind="human" if is_human else "tool")
+        turn.is_woken = self._is_woken
+        turn.parent, turn.index, turn.is_reset = self.parent, len(self.calls), self.is_compacted
+        self.unread.begin(is_first=not self.calls)
+        turn.unknown_wait = self._doubt(is_last_human=is_last_human)
+        self._inputs, self._hints, self._unanswered = [], [], set()
+        self.is_compacted = self._is_in_doubt = self._is_woken = False
+        return turn
+
+    def _doubt(self, *, is_last_human: bool) -> str:
+        """Why the rows since the last call do not tell when the next one was submitted; "" where they do."""
+        if self._unanswered and not is_last_human:
+            return "the result of a tool before the call is missing"
+        if self._is_in_doubt:
+            return "the call of a tool whose result came before the call is missing"
+        return "" if self._inputs or self._hints else "no row says what the call was asked for"
+
+    def known(self) -> Log:
+        """The calls so far; no wait of theirs is known where rows of unknown types came between them."""
+        for turn in self.calls:
+            turn.unknown_wait = self.unread.why or turn.unknown_wait
+        return self.calls
+
+    def call(self, name: str, turn: Call, moment_ns: int, tool: str) -> None:
+        """This turn called a tool. name: by which its result is known."""
+        self._tools[name] = (turn, moment_ns, tool in ASK_A_PERSON)
+        self._unanswered.add(name)
+
+    def result(self, name: str, moment_ns: int) -> Call | None:
+        """The call of the call whose result came at ``moment_ns``, the latest input; None when the call is unknown."""
+        self._unanswered.discard(name)
+        if name not in self._tools:
+            self._is_in_doubt = True
+            return None
+        turn, started_ns, asked_a_person = self._tools[name]
+        if asked_a_person and self._inputs:
+            self._inputs[-1] = (self._inputs[-1][0], True)
+        turn.tool_spans.append((started_ns, max(moment_ns, started_ns)))
+        return turn
+
+
+class AgentLog:
+    """A file of an agent, row by row."""
+
+    def __init__(self, name: str, notes: ReadNotes) -> None:
+        self.name, self.notes = name, notes
+        self.num_late = 0
+        self._latest_ns = 0
+
+    def take(self, record: Record, at: str) -> None:
+        """Read one row."""
+        raise NotImplementedError
+
+    def logs(self) -> Iterable[Log]:
+        """The conversations of the rows so far."""
+        raise NotImplementedError
+
+    def time_rank(self, record: Record) -> int:  # noqa: ARG002
+        """Which of several rows of the same instant comes first."""
+        return 0
+
+    def came_at(self, moment_ns: int) -> None:
+        """Count a row that is stamped before the rows above it."""
+        self.num_late += moment_ns < self._latest_ns - LATE_NS
+        self._latest_ns = max(self._latest_ns, moment_ns)
+
+
+def logs_of(
+    kind: type[AgentLog], files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None
+) -> Iterator[Log]:
+    """The conversations of each file; a file whose rows are out of order of time is read again in order."""
+    for path in files:
+        log = kind(path.stem, ReadNotes())
+        for at, record in json_lines(path, log.notes, progress):
+            log.take(record, at)
+        if log.num_late:
+            num_late, log = log.num_late, kind(path.stem, ReadNotes())
+            for at, record in _by_time(json_lines(path, log.notes), log):
+                log.take(record, at)
+            log.notes.assume("rows out of order of time: their file was sorted", num_late)
+        yield from (calls for calls in log.logs() if calls)
+        notes.take_over(log.notes)
+
+
+def _by_time(lines: Iterable[TraceLine], log: AgentLog) -> Iterator[TraceLine]:
+    """Lines by their time; those of one instant in order of the file, or by rank where one of them ends a call."""
+    stamped: list[tuple[int, TraceLine]] = []
+    for line in lines:  # a row without a time stays behind the row before it
+        moment_ns = instant_ns(line.record.get("timestamp"))
+        stamped.append(((stamped[-1][0] if stamped else 0) if moment_ns is None else moment_ns, line))
+    stamped.sort(key=lambda pair: pair[0])
+    for _, group in groupby(stamped, key=lambda pair: pair[0]):
+        same = [line for _, line in group]
+        ranks = [log.time_rank(line.record) for line in same]
+        if ranks.count(ENDS_ROUND) == 1:
+            same = [line for _, line in sorted(zip(ranks, same, strict=True), key=lambda pair: pair[0])]
+        yield from same

@@ -1,0 +1,410 @@
+"""From calls to recordings: who called whom, what each call waited for, and what its prompt keeps of an earlier one.
+
+One place decides this for every reader, from evidence in order: ids, parent spans, files' names, common prefixes. What
+is only likely is a label, and what has no link is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+
+from harness.model.plan.model import WaitKind, has_ended
+from harness.model.traces.account import INCLUDED, NO_PROMPT, PLACEHOLDER, PLACEHOLDER_TOKENS, ReadNotes
+from harness.model.traces.base import Progress, Read, is_placeholder, tokens_in
+from harness.model.traces.calls import REPLAYED, AgentLog, Call, Log, logs_of
+from harness.model.traces.drawn import DrawnWaits
+from harness.model.traces.recording import NO_CACHE, RecordedRequest, Recording, hidden_name
+
+DEEPEST = 32  # sub-agents of sub-agents
+MOST_LOOKED_AT = 64
+SIBLINGS_WITHIN_NS = 2_000_000_000
+IN_CIRCLE = "calls of sub-agents in a circle, or too deep"
+REPEATED = "calls that were read before: copied into a resumed or forked session, or given twice"
+UNLINKED = "agents without a link run as sessions of their own"
+FIRST_CACHED = "cached tokens of a first call: the prompts that they are of are not in its conversation"
+SHARED = "cached tokens of a sub-agent's first call: taken as the beginning of a prompt before it"
+AS_PART = "cached tokens taken as a part of the prompt: no call of the file contradicts it"
+NO_READING = "calls whose stated sum is that of no reading of their counts"
+IN_TURN = "sub-agents of one call that ran one after another: each is taken to wait for the one before"
+OVERLAPPING = "overlapping calls start at once"
+
+
+def recordings_of(logs: Iterable[Log], notes: ReadNotes) -> Iterator[Recording]:
+    """Every root session with its sub-agents and forks, by first submission; times from the first of all."""
+    by_session = _once_each(logs, notes)
+    for calls in _by_file(by_session):
+        _settle_counts(calls, notes)
+        _settle_cache(calls)
+    for group in by_session.values():
+        group.sort(key=lambda call: (call.submitted_ns, call.index))
+        _check_counts(group, notes)
+    _adopt(by_session, notes)
+    forks = _forks(by_session)
+    children = {child for group in by_session.values() for call in group for child in call.children}
+    children |= {name for names in forks.values() for name in names}
+    roots = [name for name in by_session if name not in children]
+    roots.sort(key=lambda name: by_session[name][0].submitted_ns)
+    first_ns = by_session[roots[0]][0].submitted_ns if roots else 0
+    tree = _Tree(by_session, forks, notes)
+    for name in roots:
+        start_ns = by_session[name][0].submitted_ns
+        yield Recording(hidden_name(name), start_ns - first_ns, tree.requests(name))
+    for name, group in by_session.items():
+        if not tree.has(name):
+            notes.drop(IN_CIRCLE, group[0].at, len(group))
+
+
+def _by_file(by_session: dict[str, Log]) -> Iterable[Log]:
+    files: dict[str, Log] = {}
+    for call in (call for group in by_session.values() for call in group):
+        files.setdefault(call.at.rpartition(", ")[0], []).append(call)
+    return files.values()
+
+
+def _settle_counts(calls: Log, notes: ReadNotes) -> None:
+    """Let input hold what the cache held, and output the reasoning, for each provider of a file.
+
+    The sums that calls state decide, then a call with more cached tokens than input, then the word of the format.
+    """
+    calls = sorted(calls, key=lambda call: call.provider)
+    for _, group in groupby(calls, key=lambda call: call.provider):
+        same = list(group)
+        usual = (same[0].has_cache_apart, same[0].has_reasoning_apart)
+        others = sorted(((apart, more) for apart in (False, True) for more in (False, True)), key=usual.__ne__)
+        fits = [reading for reading in others if all(_fits(call, *reading) for call in same)]
+        notes.assume(NO_READING, 0 if fits else sum(not _fits(call, *usual) for call in same))
+        is_stated = any(call.total_tokens and _cache_of(call) for call in same) and bool(fits)
+        is_cache_apart, is_reasoning_apart = fits[0] if fits else usual
+        if not is_cache_apart and any(_cache_of(call) > call.input_tokens for call in same):
+            is_cache_apart = True
+        if is_cache_apart and not same[0].has_cache_apart:
+            notes.assume(INCLUDED, len(same))
+        elif not is_stated:
+            notes.assume(AS_PART, sum(call.is_unsaid and bool(call.prefix_tokens) for call in same))
+        for call in same:
+            call.input_tokens += _cache_of(call) if is_cache_apart else 0
+            call.output_tokens += call.reasoning_tokens if is_reasoning_apart else 0
+            call.visible_tokens = max(call.output_tokens - call.reasoning_tokens, 0)
+
+
+def _cache_of(call: Call) -> int:
+    return (call.prefix_tokens or 0) + call.created_tokens
+
+
+def _fits(call: Call, is_cache_apart: bool, is_reasoning_apart: bool) -> bool:
+    """Whether the sum that a call states is that of its counts, read so."""
+    apart = _cache_of(call) * is_cache_apart + call.reasoning_tokens * is_reasoning_apart
+    return call.total_tokens in (None, call.input_tokens + call.output_tokens + apart)
+
+
+def _settle_cache(calls: Log) -> None:
+    """Take zeros of a file as not counted, where no call has a cached token and prompts grow by their own answers."""
+    if not any(map(_cache_of, calls)) and any(call.prefix_tokens == 0 for call in calls):
+        sessions: dict[str, Call] = {}
+        has_grown = False
+        for call in sorted(calls, key=lambda call: (call.submitted_ns, call.index)):
+            before = sessions.get(call.session)
+            has_grown |= before is not None and before.stream_tokens <= call.input_tokens
+            sessions[call.session] = call
+        for call in calls if has_grown else ():
+            call.prefix_tokens = None
+
+
+def _once_each(logs: Iterable[Log], notes: ReadNotes) -> dict[str, Log]:
+    """The calls of each session, every call in the session that made it."""
+    calls = _Calls(notes)
+    for log in sorted(logs, key=_first_own_ns):  # what a file repeats was made before its own
+        calls.take(log)
+    return calls.linked()
+
+
+def _first_own_ns(log: Log) -> int:
+    return next((turn.submitted_ns for turn in log if not turn.is_replay), log[-1].end_ns)
+
+
+class _Calls:
+    """Every call that was read, once."""
+
+    def __init__(self, notes: ReadNotes) -> None:
+        self._notes = notes
+        self._known: dict[Hashable, Call] = {}
+        self._histories: dict[Hashable, Call] = {}
+        self._by_session: dict[str, Log] = {}
+        # A session of which every call is another session's, and that session.
+        self._alias: dict[str, str] = {}
+        self._links: list[tuple[Call, str]] = []
+
+    def take(self, log: Log) -> None:
+        """Add the calls of a file that no file before it holds."""
+        original: Call | None = None
+        is_start = True
+        for turn in self._with_prompts(log):
+            same = self._original(turn, is_start=is_start)
+            if same is not None:
+                self._notes.drop(REPEATED, turn.at)
+                self._links += [(same, child) for child in turn.children]
+                original = same
+            elif turn.is_replay:
+                self._notes.drop(REPLAYED, turn.at)
+            else:
+                before = original or (self._known.get(turn.follows.identity) if turn.follows is not None else None)
+                turn.follows = before if before is not None and before.session != turn.session else None
+                self._add(turn)
+                original, is_start = None, False
+        if is_start and original is not None:
+            self._alias[log[0].session] = original.session
+
+    def _with_prompts(self, log: Log) -> Iterator[Call]:
+        why = ""
+        for turn in log:
+            if turn.input_tokens or (turn.has_cache_apart and _cache_of(turn)):
+                turn.unknown_wait, why = turn.unknown_wait or why, ""
+                yield turn
+            else:
+                self._notes.drop(NO_PROMPT, turn.at)
+                why = "a call before theirs counts no prompt token"
+
+    def _original(self, turn: Call, *, is_start: bool) -> Call | None:
+        """The call that this one is a copy of."""
+        same = self._known.get(turn.identity)
+        if same is None and (turn.is_in_burst or (is_start and turn.fork_of)):
+            same = self._histories.get(turn.history)
+        return same
+
+    def _add(self, turn: Call) -> None:
+        if turn.identity is not None:
+            self._known[turn.identity] = turn
+        if turn.history is not None:
+            self._histories[turn.history] = turn
+        self._by_session.setdefault(turn.session, []).append(turn)
+
+    def linked(self) -> dict[str, Log]:
+        """The calls of each session, their sub-agents under the names of the sessions that hold them."""
+        for turn, child in self._links:
+            if child in self._by_session:
+                turn.children.append(child)
+        for turn in (turn for group in self._by_session.values() for turn in group if turn.children):
+            turn.children = list(dict.fromkeys(self._alias.get(child, child) for child in turn.children))
+        for group in self._by_session.values():
+            # A fork whose file repeats nothing goes on from the last call that its parent had ended.
+            if group[0].fork_of and not group[0].parent and group[0].follows is None:
+                above = self._by_session.get(group[0].fork_of, [])
+                before = [turn for turn in above if turn.end_ns <= group[0].submitted_ns]
+                group[0].follows = before[-1] if before and group is not above else None
+        return self._by_session
+
+
+def _check_counts(group: Log, notes: ReadNotes) -> None:
+    """Replace counts that cannot be of this answer by an estimate, and label what else looks wrong."""
+    for turn in group:
+        if is_placeholder(turn.output_tokens, turn.answer_characters):
+            turn.output_tokens = turn.visible_tokens = tokens_in(turn.answer_characters)
+            notes.assume(PLACEHOLDER)
+        elif turn.output_tokens == 0:
+            notes.answered(0)
+        elif turn.output_tokens <= PLACEHOLDER_TOKENS and turn.tool_spans:
+            notes.assume("answers that call a tool in 1 or 2 tokens: likely placeholders, kept as recorded")
+    has_times = max(turn.end_ns for turn in group) > group[0].submitted_ns
+    if len(group) > 1 and not has_times:
+        for turn in group:
+            turn.unknown_wait = "all calls of their session have the same time"
+
+
+def _adopt(by_session: dict[str, Log], notes: ReadNotes) -> None:
+    """Link each session that names only its parent to the parent's last call that had ended before it began."""
+    named = {child for group in by_session.values() for call in group for child in call.children}
+    for name, group in by_session.items():
+        above = by_session.get(group[0].parent, [])
+        before = [call for call in above if call.end_ns <= group[0].submitted_ns]
+        if before and group[0].parent != name and name not in named:
+            before[-1].children.append(name)
+        elif group[0].parent and name not in named:
+            notes.assume(UNLINKED)
+
+
+def _forks(by_session: dict[str, Log]) -> dict[Call, list[str]]:
+    """The sessions that go on from a call of another session, by that call; no sub-agents, no circles."""
+    children = {child for group in by_session.values() for turn in group for child in turn.children}
+    forks: dict[Call, list[str]] = {}
+    above: dict[str, str] = {}
+    for name, group in by_session.items():
+        follows = group[0].follows
+        if follows is None or name in children:
+            continue
+        ancestor = follows.session
+        while ancestor in above:
+            ancestor = above[ancestor]
+        if ancestor != name:
+            above[name] = follows.session
+            forks.setdefault(follows, []).append(name)
+    return forks
+
+
+class _Tree:
+    """A root session, its sub-agents and forks as one list, in which a request comes after all that it waits for.
+
+    A session that was added once is added no second time, under no root.
+    """
+
+    def __init__(self, by_session: dict[str, Log], forks: dict[Call, list[str]], notes: ReadNotes) -> None:
+        self._by_session, self._forks, self._notes = by_session, forks, notes
+        self._drawn = DrawnWaits(notes)
+        self._requests: list[RecordedRequest] = []
+        self._calls: Log = []
+        self._afters: list[tuple[int, ...]] = []
+        self._places: dict[Call, int] = {}
+        self._added: set[str] = set()
+
+    def requests(self, root: str) -> tuple[RecordedRequest, ...]:
+        self._requests, self._calls, self._afters, self._places = [], [], [], {}
+        self._add(root, (), {root})
+        return tuple(self._requests)
+
+    def has(self, session: str) -> bool:
+        """Whether a recording has this session's requests."""
+        return session in self._added
+
+    def _add(self, session: str, started_by: tuple[int, ...], above: set[str]) -> int:
+        """Add a session's requests; returns the place of its last one."""
+        self._added.add(session)
+        group = self._by_session[session]
+        due: list[int] = []  # last requests of sub-agents that the next call waits for
+        running: list[int] = []  # and of those that no call has waited for
+        for place, call in enumerate(group):
+            before = [self._places[each] for each in _waits_for(group, place)]
+            if call.is_woken:
+                due += [last for last in running if self._calls[last].end_ns <= call.submitted_ns]
+            joined = [last for last in due if not call.is_concurrent or self._calls[last].end_ns <= call.submitted_ns]
+            due, running = ([each for each in rest if each not in joined] for rest in (due, running))
+            after = tuple(dict.fromkeys((*(before or started_by), *joined)))
+            self._requests.append(self._request(call, group[:place], after, is_first=place == 0))
+            self._places[call] = len(self._calls)
+            self._calls.append(call)
+            self._afters.append(after)
+            children = self._add_children(call, above)
+            candidates = [*running, *children] if call.joins else children
+            running += children
+            ends = [end for _, end in call.tool_spans]
+            # The parent waited for this child: its wait counts from the end of the last child.
+            due += [last for last in candidates if ends and self._calls[last].end_ns <= max(ends)]
+        return self._places[group[-1]]
+
+    def _add_children(self, call: Call, above: set[str]) -> list[int]:
+        """Add the sub-agents and forks of a call; returns the last requests of the sub-agents, the last of each row."""
+        place = self._places[call]
+        lasts: list[int] = []
+        children = [self._by_session.get(child, []) for child in call.children]
+        for group in sorted(filter(None, children), key=lambda group: group[0].submitted_ns):
+            child, began_ns = group[0].session, group[0].submitted_ns
+            if child in self._added or len(above) > DEEPEST:
+                self._notes.leave("sub-agents without a recording, or in a circle", call.at)
+                continue
+            ends = {last: self._calls[last].end_ns for last in lasts}
+            in_turn = [last for last, end_ns in ends.items() if 0 <= began_ns - end_ns <= SIBLINGS_WITHIN_NS]
+            in_turn = [last for last in in_turn if ends[last] - call.end_ns > SIBLINGS_WITHIN_NS]
+            if in_turn:
+                self._notes.assume(IN_TURN)
+                lasts.remove(max(in_turn, key=ends.__getitem__))
+            started_by = max(in_turn, key=ends.__getitem__) if in_turn else place
+            lasts.append(self._add(child, (started_by,), above | {child}))
+        for _ in range(children.count([])):
+            self._notes.leave("sub-agents without a recording, or in a circle", call.at)
+        for fork in (name for name in self._forks.get(call, ()) if name not in self._added):
+            self._add(fork, (place,), above | {fork})
+        return lasts
+
+    def _request(self, call: Call, earlier: Log, after: tuple[int, ...], *, is_first: bool) -> RecordedRequest:
+        first_ns = self._calls[0].submitted_ns if self._calls else call.submitted_ns
+        ended_ns = max((self._calls[place].end_ns for place in after), default=first_ns)
+        wait_ns = call.submitted_ns - ended_ns if call.wait_ns is None or len(after) != 1 else call.wait_ns
+        if is_drawn := bool(call.unknown_wait) and bool(after):
+            wait_ns = self._drawn.unknown(call.unknown_wait, call.session, call.index)
+        elif wait_ns < 0:
+            # It did not wait for a call that ended later, so it starts at once.
+            self._notes.assume(OVERLAPPING)
+            wait_ns = 0
+        base, keep = self._kept(call, earlier, after, is_first=is_first)
+        is_new = not after or (is_first and call.follows not in self._places)
+        kind: WaitKind = "none" if is_new else call.kind
+        lengths = (call.input_tokens, keep, max(call.output_tokens, 1))
+        return RecordedRequest(base if keep else None, after, max(wait_ns, 0), kind, *lengths, is_drawn=is_drawn)
+
+    def _kept(self, call: Call, earlier: Log, after: tuple[int, ...], *, is_first: bool) -> tuple[int | None, int]:
+        """(place of the request whose prompt and answer this prompt begins with, how many tokens of them it keeps)."""
+        if call.is_reset:
+            return None, 0
+        start = max((place for place, each in enumerate(earlier) if each.is_reset), default=0)
+        near = earlier[start:][-MOST_LOOKED_AT:] if _tells_prefix(call) or call.is_concurrent else earlier[-1:]
+        follows = call.follows if is_first and call.follows in self._places else None
+        if is_first:
+            near = [follows] if follows is not None else self._above(call, after)
+        best: tuple[int | None, int] = (None, 0)
+        for each in reversed(near):
+            keep, place = _common(each, call), self._places[each]
+            if keep > best[1] and any(place == last or has_ended(self._afters, place, last) for last in after):
+                best = place, keep
+        if is_first and follows is None:
+            self._notes.assume(SHARED if best[1] else FIRST_CACHED, bool(call.prefix_tokens) and not call.blocks)
+        elif call.prefix_tokens is None and not _tells_prefix(call) and near:
+            self._notes.assume(NO_CACHE)
+        return best
+
+    def _above(self, call: Call, after: tuple[int, ...]) -> Log:
+        """The calls before a sub-agent's first one, whose prompts it may begin with."""
+        return self._calls[: max(after) + 1][-MOST_LOOKED_AT:] if after and _tells_prefix(call) else []
+
+
+def _waits_for(group: Log, place: int) -> Sequence[Call]:
+    """The calls of its session that a call waits for: the one before, or those that had ended and no other waited for.
+
+    Of very many the last to end are looked at, so that a session's size bounds the time it takes.
+    """
+    call = group[place]
+    if not call.is_concurrent:
+        return group[max(place - 1, 0) : place]
+    ended = [each for each in group[max(0, place - MOST_LOOKED_AT) : place] if each.end_ns <= call.submitted_ns]
+    latest_start_ns = max((each.submitted_ns for each in ended), default=0)
+    last_end_ns = max((each.end_ns for each in ended), default=0)
+    return [each for each in ended if each.end_ns > latest_start_ns or each.end_ns == last_end_ns]
+
+
+def _tells_prefix(call: Call) -> bool:
+    """Whether a call has evidence of its own for what its prompt begins with."""
+    return call.prefix_tokens is not None or bool(call.messages or call.blocks)
+
+
+def _common(before: Call, call: Call) -> int:
+    """Tokens of the earlier call's prompt and answer that this prompt begins with."""
+    most = min(before.stream_tokens, call.input_tokens)
+    if call.agent != before.agent and call.session == before.session:
+        return 0
+    if call.blocks or call.block_tokens:
+        common = _num_common(call.blocks, before.blocks)
+        is_whole = common == len(before.blocks) and call.input_tokens >= before.stream_tokens
+        return most if is_whole else min(common * call.block_tokens, most)
+    if call.prefix_tokens is not None:
+        return min(call.prefix_tokens, most)
+    if not before.messages or not call.messages:
+        return most if call.input_tokens >= before.stream_tokens else 0
+    common = _num_common(call.messages, before.messages)
+    if common == len(before.messages) and len(call.messages) > common:
+        return most
+    return min(sum(tokens for _, tokens in call.messages[:common]), most)
+
+
+def _num_common(one: Sequence[object], other: Sequence[object]) -> int:
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (mine, theirs) in pairs if mine != theirs), min(len(one), len(other)))
+
+
+def reader_of(kind: type[AgentLog]) -> Read:
+    """A reader of recordings from a kind of log."""
+    return through_calls(partial(logs_of, kind))
+
+
+def through_calls(logs: Callable[[Iterable[Path], ReadNotes, Progress | None], Iterable[Log]]) -> Read:
+    """A reader of recordings from a reader of calls."""
+    return lambda files, notes, progress: recordings_of(logs(files, notes, progress), notes)

@@ -1,0 +1,188 @@
+"""Agents within agents, turns of a person, and the coats that spans come in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.clock import NS_PER_S
+from harness.extras.formats.otel import JOINED, NO_TOOLS, ORPHANS, WHOSE
+from harness.model.traces.importing import import_trace
+from harness.model.traces.recording import TraceFile, read_trace
+
+START_S = 1_790_000_000
+TRACE, OTHER = "0af7651916cd43dd8448eb211c80319c", "0af7651916cd43dd8448eb211c80319d"
+
+
+def span(name: str, parent: str, begin_s: float, end_s: float, operation: str, trace: str = TRACE, **more: Any) -> Any:
+    return {
+        "trace_id": trace,
+        "span_id": name * 16,
+        "parent_span_id": parent * 16,
+        "start_ns": round((START_S + begin_s) * NS_PER_S),
+        "end_ns": round((START_S + end_s) * NS_PER_S),
+        "attributes": {"gen_ai.operation.name": operation, **more},
+    }
+
+
+def chat(
+    name: str, parent: str, begin_s: float, prompt: int, cached: int | None, trace: str = TRACE, **more: Any
+) -> Any:
+    counts = {"gen_ai.request.model": "m", "gen_ai.usage.input_tokens": prompt, "gen_ai.usage.output_tokens": 40}
+    counts |= {} if cached is None else {"gen_ai.usage.cache_read.input_tokens": cached}
+    return span(name, parent, begin_s, begin_s + 1, more.pop("operation", "chat"), trace, **counts, **more)
+
+
+def delegating(operation: str = "chat") -> list[Any]:
+    """An agent whose tool runs two others at once, each of two calls."""
+    rows = [
+        span("a", "", 0, 20, "invoke_agent"),
+        chat("b", "a", 0, 500, 0, operation=operation),
+        span("c", "a", 1, 11.5, "execute_tool"),
+        chat("d", "a", 12, 700, 512, operation=operation),
+    ]
+    for agent, first, second in (("1", "2", "3"), ("4", "5", "6")):
+        rows.append(span(agent, "c", 1.5, 11, "invoke_agent"))
+        rows.append(chat(first, agent, 2, 300, 0, operation=operation, **{"gen_ai.conversation.id": agent}))
+        rows.append(span("78"[agent == "4"], agent, 3, 9, "execute_tool"))
+        rows.append(chat(second, agent, 10, 400, 256, operation=operation, **{"gen_ai.conversation.id": agent}))
+    return rows
+
+
+def imported(folder: Path, document: Any) -> TraceFile:
+    (folder / "in.json").write_text(json.dumps(document))
+    import_trace([folder / "in.json"], folder / "out.jsonl", name="t")
+    return read_trace(folder / "out.jsonl")
+
+
+def said(trace: TraceFile, label: str) -> bool:
+    return any(each.partition(" x ")[2] == label for each in trace.head.labels)
+
+
+@pytest.mark.parametrize("operation", ["chat", "acompletion"])
+def test_agents_that_a_tool_runs_at_once_fork_and_join_and_wait_for_nobody_else(tmp_path: Path, operation: str) -> None:
+    (recording,) = imported(tmp_path, {"spans": delegating(operation)}).recordings
+    assert [one.after for one in recording.requests] == [(), (0,), (1,), (0,), (3,), (0, 2, 4)]
+    assert [one.wait_ns for one in recording.requests] == [0, *[NS_PER_S, 7 * NS_PER_S] * 2, NS_PER_S]
+    assert [one.base for one in recording.requests] == [None, None, 1, None, 3, 0]
+
+
+def test_without_the_span_of_the_agent_its_calls_are_said_to_have_no_link(tmp_path: Path) -> None:
+    rows = [row for row in delegating() if row["span_id"][0] != "c"]
+    assert said(imported(tmp_path, {"spans": rows}), ORPHANS)
+
+
+def test_a_wait_is_a_tools_where_one_ran_a_persons_before_a_new_root_and_else_not_known(tmp_path: Path) -> None:
+    more = {"gen_ai.conversation.id": "0af76519-16cd-43dd-8448-eb211c803100"}
+    rows = [
+        span("a", "", 0, 12, "invoke_agent"),
+        chat("b", "a", 0, 500, 0, **more),
+        span("c", "a", 1, 4, "a_new_kind_of_tool"),
+        span("d", "a", 1, 5, "execute_tool"),
+        chat("e", "a", 5, 600, 512, **more),
+        chat("f", "a", 8, 700, 512, **more),
+        span("1", "", 20, 30, "invoke_agent", OTHER),
+        chat("2", "1", 20, 800, 640, OTHER, **more),
+    ]
+    trace = imported(tmp_path, {"spans": rows})
+    (recording,) = trace.recordings
+    assert [one.wait_kind for one in recording.requests] == ["none", "tool", "none", "human"]
+    assert not any(one.is_drawn for one in recording.requests)
+    assert said(trace, WHOSE)
+    flat = [row | {"parent_span_id": ""} for row in rows if row["span_id"][0] in "be"]
+    assert said(imported(tmp_path, {"spans": flat}), NO_TOOLS)
+
+
+def test_traces_whose_messages_go_on_from_an_earlier_one_are_turns_of_one_session(tmp_path: Path) -> None:
+    def messages(count: int) -> dict[str, str]:
+        return {f"llm.input_messages.{place}.message.content": f"text {place}" for place in range(count)}
+
+    rows = [chat("b", "", 0, 500, 0, **messages(2)), chat("2", "", 9, 600, 512, OTHER, **messages(4))]
+    trace = imported(tmp_path, {"spans": rows})
+    (recording,) = trace.recordings
+    assert (recording.requests[1].base, recording.requests[1].keep_tokens) == (0, 512)
+    assert said(trace, JOINED)
+    rows[1]["attributes"]["llm.input_messages.0.message.content"] = "another text"
+    assert len(imported(tmp_path, {"spans": rows}).recordings) == 2
+
+
+def typed(values: dict[str, Any]) -> list[Any]:
+    kind = {str: "stringValue", int: "intValue", float: "doubleValue"}
+    return [{"key": key, "value": {kind[type(value)]: value}} for key, value in values.items()]
+
+
+def in_coats(rows: list[Any]) -> dict[str, Any]:
+    otlp = [
+        {
+            "traceId": row["trace_id"],
+            "spanId": row["span_id"],
+            "parentSpanId": row["parent_span_id"],
+            "startTimeUnixNano": row["start_ns"],
+            "endTimeUnixNano": row["end_ns"],
+            "attributes": typed(row["attributes"]),
+        }
+        for row in rows
+    ]
+    resource_spans = [{"resource": {}, "scopeSpans": [{"spans": otlp}]}]
+    jaeger = [
+        {
+            "traceID": row["trace_id"],
+            "spanID": row["span_id"],
+            "references": [{"refType": "CHILD_OF", "traceID": row["trace_id"], "spanID": row["parent_span_id"]}],
+            "startTime": row["start_ns"] // 1000,
+            "duration": (row["end_ns"] - row["start_ns"]) // 1000,
+            "tags": [{"key": key, "type": "x", "value": value} for key, value in row["attributes"].items()],
+            "processID": "p1",
+        }
+        for row in rows
+    ]
+    context = [
+        {
+            "context": {"trace_id": f"0x{row['trace_id']}", "span_id": f"0x{row['span_id']}"},
+            "parent_id": f"0x{row['parent_span_id']}" if row["parent_span_id"] else None,
+            **{name: row[name] for name in ("start_ns", "end_ns", "attributes")},
+        }
+        for row in rows
+    ]
+    processes = {"p1": {"serviceName": "agent", "tags": []}}
+    return {
+        "tempo": {"trace": {"resourceSpans": resource_spans}},
+        "jaeger": {"data": [{"traceID": TRACE, "spans": jaeger, "processes": processes}], "total": 0, "errors": None},
+        "phoenix": {"data": context, "next_cursor": None},
+        "console": {"spans": context},
+    }
+
+
+@pytest.mark.parametrize("coat", ["tempo", "jaeger", "phoenix", "console"])
+def test_every_coat_of_the_same_spans_gives_the_same_calls(tmp_path: Path, coat: str) -> None:
+    rows = delegating()
+    plain = imported(tmp_path, {"spans": rows}).recordings
+    other = imported(tmp_path, in_coats(rows)[coat]).recordings
+    assert [one.requests for one in other] == [one.requests for one in plain]
+
+
+def test_records_of_logs_are_calls_tools_and_prompts_of_a_person(tmp_path: Path) -> None:
+    def record(end_s: float, event: str, **more: Any) -> Any:
+        attributes = {"event.name": f"gemini_cli.{event}", "session.id": "one", **more}
+        return {"timeUnixNano": str(round((START_S + end_s) * NS_PER_S)), "attributes": typed(attributes)}
+
+    def answer(end_s: float, prompt: int, cached: int, thoughts: int = 10) -> Any:
+        counts = {"input_token_count": prompt, "output_token_count": 40, "cached_content_token_count": cached}
+        counts |= {"thoughts_token_count": thoughts, "total_token_count": prompt + 40 + thoughts}
+        return record(end_s, "api_response", model="m", duration_ms=1000, **counts)
+
+    rows = [
+        record(0, "user_prompt"),
+        answer(1, 500, 0),
+        record(4, "tool_call", duration_ms=2900),
+        answer(6, 600, 512),
+        record(10, "user_prompt"),
+        answer(11.5, 700, 640),
+    ]
+    trace = imported(tmp_path, {"resourceLogs": [{"scopeLogs": [{"logRecords": rows}]}]})
+    (recording,) = trace.recordings
+    assert [one.generate_tokens for one in recording.requests] == [50, 50, 50], "the sum says that thoughts are apart"
+    assert [(one.wait_kind, one.wait_ns / NS_PER_S) for one in recording.requests[1:]] == [("tool", 4), ("human", 4.5)]

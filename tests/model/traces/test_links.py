@@ -1,0 +1,182 @@
+"""Who called whom, whose a wait was, and what a count counts: decided in one place, or said not to be known."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.clock import NS_PER_S
+from harness.model.traces.importing import import_trace
+from harness.model.traces.links import FIRST_CACHED, IN_TURN, NO_READING, SHARED, UNLINKED
+from harness.model.traces.recording import NO_CACHE, RecordedRequest, TraceFile, describe_trace, open_trace, read_trace
+from tests.support.agent_logs import assistant, at, result, text, tool, user
+from tests.support.sound_traces import claude_rows, codex_rows, opencode_session
+
+
+def imported(folder: Path, files: dict[str, Iterable[Any]]) -> TraceFile:
+    """The trace of files by name, each of JSON lines."""
+    for name, rows in files.items():
+        path = folder / "in" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    import_trace([folder / "in"], folder / "out.jsonl", name="t")
+    return read_trace(folder / "out.jsonl")
+
+
+def requests_of(trace: TraceFile) -> tuple[RecordedRequest, ...]:
+    (recording,) = trace.recordings
+    return recording.requests
+
+
+def said(trace: TraceFile, label: str) -> bool:
+    return any(each.partition(" x ")[2] == label for each in trace.head.labels)
+
+
+def agent_rows(agent: str, first_s: float, cached: int = 0) -> list[Any]:
+    side = {"isSidechain": True, "agentId": agent, "sessionId": "s"}
+    return [
+        user(first_s, **side),
+        assistant(f"{agent}-0", first_s + 2, (10, 300 - cached, cached, 50), text(), tool(agent), **side),
+        result(agent, first_s + 4) | side,
+        assistant(f"{agent}-1", first_s + 6, (10, 60, 310, 50), text(), **side),
+    ]
+
+
+def woken_parent(*agents_news_s: float) -> list[Any]:
+    mine = {"sessionId": "s"}
+    news = [user(seconds, origin={"kind": "task-notification"}, **mine) for seconds in agents_news_s]
+    return [
+        user(0, **mine),
+        assistant("m0", 2, (10, 990, 0, 100), text(), tool("t"), **mine),
+        result("t", 2.2) | mine,
+        assistant("m1", 4, (10, 190, 1000, 100), text(), **mine),
+        *news,
+        assistant("m2", 63, (10, 190, 1200, 100), text(), **mine),
+    ]
+
+
+def test_agents_in_a_folder_below_are_their_sessions_and_the_news_of_their_end_is_a_join(tmp_path: Path) -> None:
+    below = {f"s/subagents/workflows/w/agent-{name}.jsonl": agent_rows(name, 3) for name in ("a", "b", "c")}
+    trace = imported(tmp_path, {"s.jsonl": woken_parent(60), **below})
+    *_, last = requests_of(trace)
+    assert len(last.after) == 4
+    assert (last.wait_ns, last.wait_kind, last.keep_tokens) == (51 * NS_PER_S, "tool", 1200)
+    assert not said(trace, UNLINKED)
+
+
+def test_agents_whose_session_is_not_among_the_files_are_counted(tmp_path: Path) -> None:
+    trace = imported(tmp_path, {f"agent-{name}.jsonl": agent_rows(name, 3) for name in ("a", "b")})
+    assert len(trace.recordings) == 2
+    assert f"2 x {UNLINKED}" in trace.head.labels
+
+
+@pytest.mark.parametrize(("second_s", "is_in_turn"), [(3.0, False), (9.5, True)])
+def test_agents_of_one_call_run_at_once_or_one_after_another(tmp_path: Path, second_s: float, is_in_turn: bool) -> None:
+    mine = {"sessionId": "s"}
+    parent = [
+        user(0, **mine),
+        assistant("m0", 2, (10, 990, 0, 100), tool("t"), **mine),
+        result("t", 30) | mine,
+        assistant("m1", 33, (10, 190, 1000, 100), text(), **mine),
+    ]
+    files = {"s.jsonl": parent, "agent-a.jsonl": agent_rows("a", 3), "agent-b.jsonl": agent_rows("b", second_s)}
+    trace = imported(tmp_path, files)
+    requests = requests_of(trace)
+    assert said(trace, IN_TURN) == is_in_turn
+    assert requests[3].after == ((2,) if is_in_turn else (0,))
+    assert requests[-1].after == ((0, 4) if is_in_turn else (0, 2, 4))
+
+
+def test_what_the_cache_held_of_an_agents_first_prompt_is_likely_of_a_prompt_before_it(tmp_path: Path) -> None:
+    trace = imported(tmp_path, {"s.jsonl": woken_parent(60), "agent-a.jsonl": agent_rows("a", 5, cached=200)})
+    assert said(trace, SHARED)
+    assert [one.keep_tokens for one in requests_of(trace)] == [0, 1000, 200, 310, 1200]
+
+
+def test_cached_tokens_of_a_first_call_are_said_to_be_of_something_else(tmp_path: Path) -> None:
+    assert said(imported(tmp_path, {"s.jsonl": list(claude_rows("s"))[4:]}), FIRST_CACHED)
+
+
+@pytest.mark.parametrize("cached", [0, None, "absent"])
+def test_a_file_without_a_cached_token_keeps_what_its_prompts_show_and_its_ceilings_are_not_known(
+    tmp_path: Path, cached: Any
+) -> None:
+    rows = [json.loads(json.dumps(row)) for row in claude_rows("s")]
+    for place, row in enumerate(row for row in rows if row["type"] == "assistant"):
+        usage = row["message"]["usage"]
+        usage |= {"input_tokens": 1000 + 500 * (place // 2), "cache_creation_input_tokens": cached}
+        usage["cache_read_input_tokens"] = cached
+        if cached == "absent":
+            del usage["cache_creation_input_tokens"], usage["cache_read_input_tokens"]
+    trace = imported(tmp_path, {"s.jsonl": rows})
+    assert trace.head.labels == (f"2 x {NO_CACHE}",)
+    assert [one.keep_tokens for one in requests_of(trace)] == [0, 1400, 1900]
+    with open_trace(tmp_path / "out.jsonl") as reader:
+        assert describe_trace(reader)["turn before"].startswith("ceiling not known")
+
+
+def test_zeros_beside_prompts_that_do_not_grow_by_their_answers_are_zeros(tmp_path: Path) -> None:
+    rows = [
+        json.loads(json.dumps(row).replace('"cached_input_tokens": 1000', '"cached_input_tokens": 0'))
+        for row in codex_rows("s")
+    ]
+    for row in rows:
+        if row["payload"].get("type") == "token_count":
+            row["payload"]["info"]["last_token_usage"]["input_tokens"] = 700
+    assert not said(imported(tmp_path, {"rollout.jsonl": rows}), NO_CACHE)
+
+
+@pytest.mark.parametrize(("is_input_whole", "is_output_whole"), [(0, 0), (0, 1), (1, 0), (1, 1)])
+def test_the_sums_that_calls_state_say_what_input_and_output_hold(
+    tmp_path: Path, is_input_whole: int, is_output_whole: int
+) -> None:
+    session = json.loads(json.dumps(opencode_session("s")))
+    answers = [message["info"]["tokens"] for message in session["messages"] if message["info"]["role"] == "assistant"]
+    whole = []
+    for tokens in answers:
+        held = tokens["cache"]["read"] + tokens["cache"]["write"]
+        whole.append((tokens["input"] + held, tokens["output"] + tokens["reasoning"]))
+        tokens["total"] = sum(whole[-1])
+        tokens["input"] += held * is_input_whole
+        tokens["output"] += tokens["reasoning"] * is_output_whole
+    session["info"].pop("tokens", None)
+    trace = imported(tmp_path, {"s.json": [session]})
+    assert [(one.prompt_tokens, one.generate_tokens) for one in requests_of(trace)] == whole
+    answers[-1]["total"] += 7
+    assert said(imported(tmp_path, {"s.json": [session]}), NO_READING)
+
+
+def event(seconds: float, source: str, kind: str, **more: Any) -> Any:
+    return {"id": f"{seconds}", "timestamp": at(seconds), "source": source, "kind": kind, **more}
+
+
+def test_openhands_sub_agents_lie_in_folders_of_their_parent_and_condensers_answers_are_nobodys_history(
+    tmp_path: Path,
+) -> None:
+    def conversation(at_folder: str, first_s: float, names: str) -> dict[str, Iterable[Any]]:
+        counts = {"r": (5000, 0), "k": (3000, 0), "c": (900, 0), "s": (5200, 4800)}
+        usages = [
+            {
+                "response_id": name,
+                "prompt_tokens": counts[name][0],
+                "completion_tokens": 50,
+                "cache_read_tokens": counts[name][1],
+            }
+            for name in names
+        ]
+        state = {"id": at_folder, "agent": {}, "stats": {"usage_to_metrics": {"agent": {"token_usages": usages}}}}
+        events = [event(first_s, "user", "MessageEvent")]
+        for place, name in enumerate(names):
+            events.append(event(first_s + 2 + 10 * place, "agent", "ActionEvent", llm_response_id=name))
+            events.append(event(first_s + 9 + 10 * place, "environment", "ObservationEvent"))
+        files = {f"{at_folder}/events/event-{place}.json": [each] for place, each in enumerate(events)}
+        return {f"{at_folder}/base_state.json": [state], **files}
+
+    files = conversation("conv", 0, "rcs") | conversation("conv/subagents/kid", 3, "k")
+    requests = requests_of(imported(tmp_path, files))
+    assert [one.after for one in requests] == [(), (0,), (0, 1), (2,)]
+    assert (requests[-1].base, requests[-1].keep_tokens) == (0, 4800)
