@@ -27,8 +27,8 @@ def bench(  # noqa: PLR0913, PLR0917  # options of a command
     sections: Annotated[
         list[str] | None,
         typer.Argument(
-            help="`client`, `emulator`, `parser`, `plan`, `simulator`, `paged`, `stopping`, `power`, "
-            "`coverage`, `gate`, `tuning`, `agents`, `channels`, `costs`, `devices`, "
+            help="`client`, `emulator`, `parser`, `plan`, `simulator`, `paged`, `stopping`, `heavy_tails`, "
+            "`power`, `coverage`, `gate`, `tuning`, `agents`, `channels`, `costs`, `devices`, "
             "`memory`, `late`. Default: all."
         ),
     ] = None,

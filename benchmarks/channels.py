@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.figure import Figure
+from benchmarks.stopping import ended
 from harness.analysis.compare.channels import Comparison, compare
 from harness.analysis.compare.ratio import Family, Verdict
 from harness.analysis.compare.stopping import PairedBlocks, looks_at
@@ -214,11 +215,12 @@ def sequences(noise: Noise, changes: tuple[float, float], num: int, seed: int = 
         compared = blocks.compared(BUDGET)
         assert compared is not None, "every block has both sides"
         assert compared.a is not None, "drawn runs have both channels"
-        logs = [math.log(ratio) for ratio in compared.a.by_block if ratio]
-        plain, asked = list(looks_at(logs, stop)), list(looks_at(logs, stop, apart_at=blocks.apart_at))
-        counts["without"] += plain[-1].verdict is Verdict.LOWER
-        if asked[-1].verdict is Verdict.LOWER:
-            at_end = blocks.compared(asked[-1].num_blocks)
+        looks = list(looks_at(compared.a.of_blocks, stop))
+        plain = ended(looks)
+        asked = ended(look for look in looks if not (look.verdict.is_answer and blocks.apart_at(look.num_blocks)))
+        counts["without"] += plain.verdict is Verdict.LOWER
+        if asked.verdict is Verdict.LOWER:
+            at_end = blocks.compared(asked.num_blocks)
             assert at_end is not None, "every block has both sides"
             counts["cheaper"] += 1
             counts["withheld"] += at_end.agreement.is_missing

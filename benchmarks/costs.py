@@ -15,12 +15,12 @@ import numpy as np
 
 from benchmarks.channels import TEMPLATE
 from benchmarks.figure import Figure
-from benchmarks.stopping import PRESET, SUPERIORITY_ALPHA
+from benchmarks.stopping import PRESET, SUPERIORITY_ALPHA, ended
 from harness.analysis.calibration.fit import fit_decode
 from harness.analysis.calibration.fit_points import StepPoint
 from harness.analysis.compare.channels import ChannelRatio, compare
 from harness.analysis.compare.stopping import looks_at
-from harness.analysis.cost.cost_errors import errors_of_means
+from harness.analysis.cost.cost_errors import errors_of_first
 from harness.analysis.cost.reconstruct import ChannelA
 from harness.analysis.figures import RunFigures
 from harness.analysis.stats import FloatArray, of_blocks
@@ -106,9 +106,10 @@ def coverage_of_sequences(stop: StopSpec, num: int, seed: int = SEED) -> Coverag
     held: list[list[bool]] = []
     for _ in range(num):
         found, at = drawn_ratio(model, stop.budget, rng), true_log_ratio(drawn_truth(model, rng))
-        logs = [math.log(ratio) for ratio in found.by_block if ratio]
-        every = (list(looks_at(logs, stop, costs=costs)) for costs in (tuple(errors_of_means(found.priced)), ()))
-        held.append([looks[-1].low <= at <= looks[-1].high for looks in every])
+        every = (
+            ended(looks_at(found.of_blocks, stop, costs=costs)) for costs in ([*errors_of_first(found.priced)], ())
+        )
+        held.append([look.low <= math.exp(at) <= look.high for look in every])
     return Coverage(*np.mean(held, axis=0).tolist())
 
 

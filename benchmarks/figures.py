@@ -154,6 +154,7 @@ SECTIONS: dict[str, Callable[[], Iterator[Figure]]] = {
     "paged": section("paged"),
     "emulator": bench_emulator,
     "stopping": section("stopping"),
+    "heavy_tails": section("heavy_tails"),
     "power": section("power"),
     "coverage": section("coverage"),
     "gate": section("gate"),

@@ -7,7 +7,7 @@ its own. No server runs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks import SIX_SESSIONS
 from benchmarks.figure import Figure
 from harness.analysis.compare.boundaries import t_mixture_boundary
-from harness.analysis.compare.stopping import boundary_of
+from harness.analysis.compare.stopping import UNSEEN, Look, boundary_of
 from harness.analysis.stats import MIN_REPLICATES, FloatArray, of_blocks, t_quantile
 from harness.judge.decisions.decide import cheaper_p
 from harness.judge.planning.needed import log_ratio_values, simulated_pairs
@@ -30,7 +30,7 @@ SEED = 20261122
 
 
 class Population(NamedTuple):
-    """Log ratios of simulated blocks of one comparison, and its name."""
+    """What simulated blocks of one comparison add to the log of its ratio of sums, and its name."""
 
     name: str
     values: FloatArray
@@ -52,7 +52,17 @@ def cost_pairs(spec: ExperimentSpec, num_blocks: int) -> dict[str, FloatArray]:
 
 
 def populations(pairs: Mapping[str, FloatArray]) -> list[Population]:
-    return [Population(name, np.log(changed / base)) for name, (changed, base) in pairs.items()]
+    return [Population(name, log_ratio_values(changed, base)) for name, (changed, base) in pairs.items()]
+
+
+def ended(looks: Iterable[Look]) -> Look:
+    """The look at which a sequence ends: the first with a final verdict, else the last."""
+    last: Look | None = None
+    for last in looks:
+        if last.verdict.is_final:
+            break
+    assert last is not None, "a budget has looks"
+    return last
 
 
 def t_paths(values: FloatArray) -> FloatArray:
@@ -77,8 +87,9 @@ def blocks_taken(values: FloatArray, stop: StopSpec) -> tuple[float, float]:
     mean, t = values.cumsum(axis=1) / n, t_paths(values)
     boundary = boundary_of(stop)
     limits = np.array([(boundary(k) if k > 1 else None) or math.inf for k in range(1, stop.budget + 1)])
-    with np.errstate(invalid="ignore"):
-        half = np.where(np.isinf(limits), math.inf, limits * np.abs(mean) / t)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        spread = np.hypot(np.abs(mean) * np.sqrt(n) / t, UNSEEN / np.sqrt(n))
+        half = np.where(np.isinf(limits), math.inf, limits * spread / np.sqrt(n))
     is_decided = (np.abs(mean) + half < stop.log_margin) | (np.abs(mean) > half)
     has_verdict = is_decided.any(axis=1)
     return float(np.where(has_verdict, is_decided.argmax(axis=1) + 1, stop.budget).mean()), float(has_verdict.mean())

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
@@ -20,9 +20,11 @@ import numpy as np
 
 from benchmarks.figure import Figure
 from benchmarks.kept import Kept
-from harness.analysis.compare.stopping import bonferroni, looks_at
+from harness.analysis.compare.ratio import BlockCosts, Verdict
+from harness.analysis.compare.stopping import Look, bonferroni, looks_at
 from harness.analysis.stats import of_blocks
 from harness.errors import HarnessError
+from harness.judge.planning.needed import log_ratio_values
 from harness.model.engine.cost import find_cost_file, load_cost_model
 from harness.model.sim.draws import perturbation_of
 from harness.model.spec import PerturbationSpec, ServerSpec, StopSpec, WorkloadSpec
@@ -158,7 +160,7 @@ def held(case: Case) -> Held:
 class Tuned(NamedTuple):
     """A simulated tune. name: of the candidate that is the answer, "" for keep. low, high: 95 % interval of its ratio
     at the look that ended it, after ``num_blocks`` plans; true: its ratio on many new plans. fixed_low, fixed_high:
-    that of all plans of the budget without a look before, for this candidate alone. of_sums: the true ratio of sums."""
+    that of all plans of the budget without a look before, for this candidate alone."""
 
     name: str
     estimate: float = 1.0
@@ -168,7 +170,6 @@ class Tuned(NamedTuple):
     num_blocks: int = 0
     fixed_low: float = 0.0
     fixed_high: float = 2.0
-    of_sums: float = 1.0
 
     @property
     def holds(self) -> bool:
@@ -180,14 +181,13 @@ class Tuned(NamedTuple):
 
 
 @cache
-def true_ratios(number: int, setup: Setup) -> tuple[float, float]:
-    """A configuration of a case against today's on many new plans: the geometric mean over plans, as measurements
-    estimate it, and the ratio of sums."""
+def true_ratio(number: int, setup: Setup) -> float:
+    """A configuration of a case against today's on many new plans."""
     new = _true_plans(number)
     spent, today = (
         new.played(each).device_ns for each in (setup, Setup.of(drawn_case(number, has_losses=True).question.server))
     )
-    return math.exp(np.log(spent / today).mean()), float(spent.sum() / today.sum())
+    return float(spent.sum() / today.sum())
 
 
 @cache
@@ -205,31 +205,38 @@ def tuned(number: int, seed: int) -> Tuned:
         return Tuned("")
     confirm = Plans(replace(question, seed=SEED + 9 * 10**6 + seed), "confirm", MOST_BLOCKS, (0,))
     today_ns = confirm.played(Setup.of(question.server)).device_ns
-    logs = {name: np.log(confirm.played(each.setup).device_ns / today_ns) for name, each in candidates.items()}
-    name, look = _answer(logs)
-    if not name:
+    blocks = {
+        name: tuple(map(BlockCosts, confirm.played(each.setup).device_ns, today_ns))
+        for name, each in candidates.items()
+    }
+    name, look = confirmed_of(blocks, MOST_BLOCKS)
+    if look is None:
         return Tuned("")
-    fixed = of_blocks(logs[name].tolist())
-    ends = (look.mean, look.low, look.high, fixed.low, fixed.high)
-    estimate, low, high, fixed_low, fixed_high = map(math.exp, ends)
-    true, of_sums = true_ratios(number, candidates[name].setup)
-    return Tuned(name, estimate, low, high, true, look.num_blocks, fixed_low, fixed_high, of_sums)
+    own, base = np.array(blocks[name])[:, :2].T
+    fixed = of_blocks(log_ratio_values(own, base).tolist())
+    true = true_ratio(number, candidates[name].setup)
+    return Tuned(
+        name, look.ratio, look.low, look.high, true, look.num_blocks, math.exp(fixed.low), math.exp(fixed.high)
+    )
 
 
-def _answer(logs: dict[str, Any]) -> tuple[str, Any]:
-    """The candidate that is the answer, and the look that decided it, as ``harness.tune`` chooses."""
-    stop = StopSpec(margin=MARGIN, alpha=ALPHA, budget=MOST_BLOCKS, looks=tuple(looks_within(MOST_BLOCKS)))
-    rule = bonferroni(stop, len(logs))
-    last = {name: list(looks_at(values.tolist(), rule))[-1] for name, values in logs.items()}
-    taken = max(look.num_blocks for look in last.values())
-    # Both are measured until both are decided.
-    last = {name: list(looks_at(values[:taken].tolist(), rule))[-1] for name, values in logs.items()}
-    less = [name for name in (SMALLEST, BEST) if name in last and last[name].high < 0]
+def confirmed_of(blocks: Mapping[str, Sequence[BlockCosts]], budget: int) -> tuple[str, Look | None]:
+    """The candidate that is the answer, "" for none, and the look that ended the tune, as ``harness.tune`` chooses."""
+    stop = StopSpec(margin=MARGIN, alpha=ALPHA, budget=budget, looks=tuple(looks_within(budget)))
+    rule = bonferroni(stop, len(blocks))
+    last = dict[str, Look]()
+    # Both are measured until one look decides both.
+    for looks in zip(*(looks_at(each, rule) for each in blocks.values()), strict=True):
+        last = dict(zip(blocks, looks, strict=True))
+        if all(look.verdict.is_final for look in looks):
+            break
+    less = [name for name in (SMALLEST, BEST) if name in last and last[name].verdict is Verdict.LOWER]
     if not less:
         return "", None
     if {SMALLEST, BEST} <= last.keys() and BEST in less:
-        differences = (logs[BEST] - logs[SMALLEST])[:taken]
-        if list(looks_at(differences.tolist(), stop))[-1].high < 0:
+        taken = last[BEST].num_blocks
+        beside = [best.over(small) for best, small in zip(blocks[BEST][:taken], blocks[SMALLEST], strict=False)]
+        if list(looks_at(beside, stop))[-1].high < 1:
             return BEST, last[BEST]
     return less[0], last[less[0]]
 
@@ -266,10 +273,8 @@ def _intervals(gains: Sequence[Tuned]) -> Iterator[Figure]:
     yield Figure("the same at one look, one candidate alone", f"{fixed:.4f}", f"after {MOST_BLOCKS}; .93 to .97")
     below = sum(each.true < each.low for each in gains)
     yield Figure("true ratio below, above the interval", f"{below}, {sum(each.true > each.high for each in gains)}")
-    logs = [(math.log(each.estimate / each.true), math.log(each.true / each.of_sums)) for each in gains]
-    bias, of_sums = np.mean(logs or [(0.0, 0.0)], axis=0)
-    yield Figure("mean of log(measured / true)", f"{bias:+.4f}", "below 0: gains are too large")
-    yield Figure("mean of log(mean over plans / ratio of sums)", f"{of_sums:+.4f}")
+    excess = np.mean([100 * (each.true - each.estimate) for each in gains] or [0.0])
+    yield Figure("gains printed less the true ones, points", f"{excess:+.2f}", "within .2 in the mean")
 
 
 def _proposals(losing: Sequence[Held]) -> Iterator[Figure]:

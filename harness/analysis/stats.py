@@ -151,6 +151,29 @@ def log_mean_values(costs: Sequence[float], units: Sequence[float] | None = None
     return np.log(cost.sum() / unit.sum()) + cost / cost.mean() - unit / unit.mean()
 
 
+def mean_values(costs: Sequence[float], units: Sequence[float]) -> FloatArray:
+    """Values whose mean is sum of costs / sum of units and whose spread gives its standard error (delta method)."""
+    cost, unit = np.asarray(costs, dtype=np.float64), np.asarray(units, dtype=np.float64)
+    return cost / unit.mean() - cost.sum() / unit.sum() * (unit / unit.mean() - 1)
+
+
+def ratio_ends(own: FloatArray, base: FloatArray, t: float, least_sd: float) -> tuple[float, float]:
+    """Fieller's interval of mean(own) / mean(base): every r at which |t| of the mean of own - r base is at most ``t``.
+
+    least_sd: as a share of mean(own), added to the spread of the differences. (0, inf) where the mean of ``base`` is
+    not told from 0. Source: Fieller (1954), Some problems in interval estimation.
+    """
+    size = t * t / len(own)
+    covariance = np.cov(own, base)
+    variance = covariance[0, 0] + (least_sd * own.mean()) ** 2
+    square = base.mean() ** 2 - size * covariance[1, 1]
+    middle = own.mean() * base.mean() - size * covariance[0, 1]
+    root = middle**2 - square * (own.mean() ** 2 - size * variance)
+    if square <= 0 or root < 0 or middle <= math.sqrt(root):
+        return 0.0, math.inf
+    return float((middle - math.sqrt(root)) / square), float((middle + math.sqrt(root)) / square)
+
+
 class Estimate(NamedTuple):
     """A mean, its standard error and the degrees of freedom of its t, which need not be whole.
 

@@ -18,7 +18,6 @@ from harness.analysis.compare.channels import BASES, Comparison, check_channels,
 from harness.analysis.compare.measures import MEASURES, OF_SERVERS, OF_SIMULATIONS, bound_over, value_over
 from harness.analysis.compare.pairs import (
     Prices,
-    common_replicates,
     counted_runs,
     num_plans,
     prices_by_condition,
@@ -170,7 +169,7 @@ class ExperimentSummary:
     @property
     def replicates(self) -> tuple[int, ...]:
         """The replicates that sums and percentiles count: those in which every condition has a valid run."""
-        return common_replicates(self.runs)
+        return tuple(sorted({run.replicate for condition in self.conditions for run in condition.counted}))
 
     @property
     def one_plan(self) -> str:
@@ -349,7 +348,8 @@ def summarise(runs: Sequence[SealedRun], cost_model: StepCost | None = None, bas
     if cost_model is not None:
         prices = dict.fromkeys(prices, _given_prices(cost_model))
     figures = [prices[run.condition].figures(run) for run in ordered]
-    counted = counted_runs(figures)
+    family, status = Family.of(ordered), status_until_decided(runs)
+    counted = counted_runs(figures if status is None else status.seen_by_all(figures))
     buckets = {run.condition: run.manifest.decode_buckets for run in ordered}
     factors = {run.condition: run.manifest.factors for run in ordered}
     plain = {
@@ -369,7 +369,6 @@ def summarise(runs: Sequence[SealedRun], cost_model: StepCost | None = None, bas
     backend = kind_of(ordered).name
     # Other prices than those that the runs were simulated with are a channel A of their own.
     is_predicted = kind_of_run(backend).is_virtual and cost_model is None
-    family, status = Family.of(ordered), status_until_decided(runs)
     basis = basis if status is None else status.stop.channel
     conditions = tuple(
         _compared(condition, plain.get(condition.baseline), family, basis, status, is_predicted=is_predicted)
@@ -453,7 +452,9 @@ def _compared(  # noqa: PLR0913  # an option each
 ) -> ConditionFigures:
     if baseline is None or condition.is_baseline:
         return condition
-    runs = (condition.valid_runs, baseline.valid_runs)
+    runs = [condition.valid_runs, baseline.valid_runs]
+    if status is not None:
+        runs = [tuple(status.seen(condition.name, side)) for side in runs]
     comparison = compare(baseline.name, *runs, is_predicted=is_predicted, family=family, basis=basis)
     if comparison is None:
         return condition

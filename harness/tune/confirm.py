@@ -253,13 +253,10 @@ def _beside(runs: Sequence[SealedRun]) -> dict[str, str]:
 
 def _confirmed(looks: ComparisonLooks) -> Confirmed:
     interval = looks.interval
-    mean = math.exp(sum(looks.values) / len(looks.values))
-    low = high = None
-    if interval is not None:
-        mean, low, high = interval.estimate, 1 - interval.high, 1 - interval.low
+    low, high = (None, None) if interval is None else (1 - interval.high, 1 - interval.low)
     verdict = VERDICTS.get(looks.verdict, "")
     apart = looks.why_no_interval if interval is None else "" if looks.last is None else looks.last.apart
-    return Confirmed(looks.condition, 1 - mean, low, high, verdict, len(looks.values), looks.channel, apart)
+    return Confirmed(looks.condition, 1 - looks.ratio, low, high, verdict, looks.num_seen, looks.channel, apart)
 
 
 def best_is_better(spec: ExperimentSpec, runs: Sequence[SealedRun]) -> bool:
@@ -268,10 +265,10 @@ def best_is_better(spec: ExperimentSpec, runs: Sequence[SealedRun]) -> bool:
     by_name = {looks.condition: looks for looks in sequential_status(spec, runs, spec.stop).comparisons}
     if not {BEST, SMALLEST} <= by_name.keys():
         return False
-    pairs = zip(by_name[BEST].values, by_name[SMALLEST].values, strict=False)
-    differences = [best - smallest for best, smallest in pairs]
-    looks = list(looks_at(differences, spec.stop))
-    return bool(looks) and looks[-1].high < 0
+    best, smallest = by_name[BEST].by_replicate, by_name[SMALLEST].by_replicate
+    blocks = [best[replicate].over(smallest[replicate]) for replicate in best if replicate in smallest]
+    looks = list(looks_at(blocks, spec.stop))
+    return bool(looks) and looks[-1].high < 1
 
 
 def server_of(spec: ExperimentSpec) -> ServerSpec:

@@ -29,7 +29,7 @@ class Option:
     """A configuration with its predicted ratio to the baseline, on plans that chose nothing.
 
     ratio: mean device time over draws, with its 95 % error. low, high: of 90 % of experiments of REPLICATES plans.
-    block_sd: of the log ratio of one plan, which decides how many plans a measurement takes.
+    block_sd: of one plan, as a share of the mean cost, which decides how many plans a measurement takes.
     reuse: share of the reusable tokens that are reused. memory_gib, compile_s: see Baseline.
     unmeasured: which of its sizes have no measured cost, in words.
     """
@@ -104,8 +104,9 @@ class Predictor:
         return np.asarray(self._play(setup, costs)[0].sum(axis=1) / self._play(self._base, base)[0].sum(axis=1))
 
     def block_sd(self, setup: Setup) -> float:
-        """Spread of the log ratio between the plans of one imagined experiment."""
-        return float(np.sqrt(np.log(self._play(setup)[0] / self._play(self._base)[0]).var(axis=1, ddof=1).mean()))
+        """Spread between plans of their difference from the ratio of sums, as a share of the mean cost of one."""
+        own, base = self._play(setup)[0], self._play(self._base)[0]
+        return float((own - own.mean() / base.mean() * base).std() / own.mean())
 
     def ratio(self, setup: Setup) -> DrawnRatio:
         own, base = (DrawnCosts(self._play(each)[0].sum(axis=1)) for each in (setup, self._base))

@@ -122,9 +122,9 @@ def test_an_experiment_ends_at_its_first_decisive_block_and_a_continued_one_stay
     assert outcome.is_decided
     assert outcome.is_complete
     assert outcome.num_planned == 16
-    assert [one.num_blocks for one in looked] == [1, 2, 3]
-    assert [one.is_decided for one in looked] == [False, False, True]
-    assert len(outcome.runs) == 6
+    assert [one.num_blocks for one in looked] == [1, 2, 3, 4]
+    assert [one.is_decided for one in looked] == [False, False, False, True]
+    assert len(outcome.runs) == 8
     root = outcome.runs[0].path.parents[2]
     again = run_experiment(experiment(), runs_root=root, resume=True, until_decided=True)
     assert (again.num_performed, again.is_decided) == (0, True)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from typing import Any
 
+from harness.analysis.compare.ratio import BlockCosts
 from harness.model.spec import ExperimentSpec
 
 FAST = 20.0
@@ -43,3 +46,8 @@ def small_experiment(**changes: Any) -> ExperimentSpec:
         "condition": [{"name": "base"}, {"name": "more", "server": {"decode_buckets": [1, 2, 3, 4, 8]}}],
     }
     return ExperimentSpec.model_validate({**table, **changes})
+
+
+def blocks_of(logs: Iterable[float], base: float = 1.0) -> tuple[BlockCosts, ...]:
+    """Blocks whose cost over that of the baseline has these logarithms."""
+    return tuple(BlockCosts(base * math.exp(log), base) for log in logs)

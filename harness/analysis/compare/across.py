@@ -249,6 +249,9 @@ class _Row:
 def _rows(side: Side | PeerSide, base: Side | PeerSide, measure: Measure, prices: Prices) -> Iterator[_Row]:
     """The comparison in one measure; nothing where a side has no value of it."""
     pairs = paired_runs(side, base) if isinstance(side, Side) and isinstance(base, Side) else []
+    looks = _looks(side, base, measure)
+    if looks is not None:
+        pairs = [pair for pair in pairs if pair[0].key.replicate not in looks.replicates[looks.num_seen :]]
     runs = list(zip(*pairs, strict=True)) if pairs else [side.runs, base.runs]
     values = [[_value(run, measure, prices) for run in group] for group in runs]
     known = [[value for value in group if value is not None and measure.has_ratio(value)] for group in values]
@@ -284,7 +287,7 @@ def _rows(side: Side | PeerSide, base: Side | PeerSide, measure: Measure, prices
         ratio=ratio,
         num_plans=plans,
         is_checked=any(ran_until_decided(run) for group in sealed for run in group),
-        looks=_looks(side, base, measure),
+        looks=looks,
         why_not=why_not,
         costs=(figures[0], figures[1]) if pairs and measure.words == COST_WORDS and not is_predicted else None,
     )

@@ -71,14 +71,9 @@ def result_of(of: Ratio, num_plans: int, family: Family, looks: ComparisonLooks 
 
 
 def _of_looks(ratio: float, looks: ComparisonLooks) -> Result:
-    """What a stopping rule shows: estimate and interval of its last look, as ``harness decide`` has them.
-
-    ratio: where no look has an interval.
-    """
-    interval = looks.interval
-    if interval is None:
-        return Result(ratio, None, None, None, looks.verdict, looks.family, looks.why_no_interval)
-    return Result(interval.estimate, interval, None, None, looks.verdict, looks.family)
+    """What a stopping rule shows at its last look, whose blocks ``ratio`` is of."""
+    note = looks.why_no_interval if looks.interval is None else ""
+    return Result(ratio, looks.interval, None, None, looks.verdict, looks.family, note)
 
 
 def shown(interval: Interval) -> Verdict:
@@ -356,7 +351,8 @@ class ExperimentRuns:
     @cached_property
     def common(self) -> tuple[int, ...]:
         """The replicates in which every condition has a valid run."""
-        return common_replicates(run for name in self.runs for run in self.figures(name))
+        figures = [run for name in self.runs for run in self.figures(name)]
+        return common_replicates(figures if self.status is None else self.status.seen_by_all(figures))
 
     def counted_pairs(self, condition: str, baseline: str) -> list[tuple[RunFigures, RunFigures]]:
         """``seen_pairs`` in the replicates that every condition has."""
@@ -380,11 +376,12 @@ class ExperimentRuns:
 
         basis: what answers; default: what the tables rest on.
         """
-        sides = self.figures(condition), self.figures(baseline)
+        sides, status = [self.figures(condition), self.figures(baseline)], self.status
+        if status is None or self.baselines.get(condition) != baseline:
+            return compare(baseline, *sides, family=self.family, basis=basis or self.basis)
+        sides = [status.seen(condition, side) for side in sides]
         compared = compare(baseline, *sides, family=self.family, basis=basis or self.basis)
-        if compared is None or self.status is None or self.baselines.get(condition) != baseline:
-            return compared
-        return self.status.applied_to(condition, compared)
+        return None if compared is None else status.applied_to(condition, compared)
 
     def asked(self, condition: str, baseline: str, basis: Basis | None = None) -> ChannelWords:
         """What the channels of a comparison say of each other.

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from harness.analysis.compare.ratio import ALONE, Family, Ratio
+from harness.analysis.compare.ratio import ALONE, BlockCosts, Family, Ratio
 from harness.analysis.cost.agreement import (
     MAX_TAU,
     Agreement,
@@ -56,12 +56,12 @@ class ChannelRatio(Ratio):
     """The cost ratio of one comparison on one channel, over the same blocks.
 
     Per generated token where the work differs; over several devices the mean of their ratios. request_ratio: per
-    request. by_block: the ratio of each block alone. interval: None below three blocks. devices: None with one.
-    priced: of channel A, the modelled times of each block.
+    request. of_blocks: what each block cost. interval: None below three blocks. devices: None with one. priced: of
+    channel A, the modelled times of each block.
     """
 
     request_ratio: float
-    by_block: tuple[float | None, ...]
+    of_blocks: tuple[BlockCosts, ...]
     interval: Interval | None = None
     devices: DeviceEffect | None = None
     priced: tuple[tuple[ChannelA, ChannelA], ...] = field(default=(), repr=False)
@@ -294,7 +294,6 @@ def _channel_ratio(sides: Sides, channel: Basis, family: Family) -> ChannelRatio
     is_same_work = own_work == base_work
     own_units, base_units = ([1 if is_same_work else run.generated_tokens for run in runs] for runs in sides)
     values = (log_mean_values(own_ns, own_units) - log_mean_values(base_ns, base_units)).tolist()
-    by_block = zip(own_ns, own_units, base_ns, base_units, strict=True)
     ratio = sum(own_ns) / sum(base_ns)
     priced = _priced(sides) if channel == "a" else ()
     costs = _costs_of(priced)
@@ -304,10 +303,7 @@ def _channel_ratio(sides: Sides, channel: Basis, family: Family) -> ChannelRatio
         ratio=math.exp(blocks.mean) if effect and blocks else ratio * sum(base_units) / sum(own_units),
         request_ratio=ratio * base_work.num_requests / own_work.num_requests,
         values=tuple(values),
-        by_block=tuple(
-            cost * base_unit / (base_cost * unit) if base_cost * unit else None
-            for cost, unit, base_cost, base_unit in by_block
-        ),
+        of_blocks=tuple(map(BlockCosts, own_ns, base_ns, own_units, base_units)),
         blocks=blocks,
         costs=costs,
         devices=effect,

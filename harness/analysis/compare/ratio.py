@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 import numpy as np
 
@@ -60,6 +61,25 @@ class Verdict(str, Enum):
         """The word; words: what a shown ratio below and above 1 is called."""
         below, above = words
         return below if self is Verdict.LOWER else above if self is Verdict.HIGHER else self.value
+
+
+class BlockCosts(NamedTuple):
+    """What one block cost on both sides, and for how many units: tokens where the work differs, else 1."""
+
+    own: float
+    base: float
+    own_units: float = 1
+    base_units: float = 1
+
+    @property
+    def ratio(self) -> float | None:
+        """Of this block alone; None where a side cost nothing."""
+        base = self.base * self.own_units
+        return self.own * self.base_units / base if base else None
+
+    def over(self, other: BlockCosts) -> BlockCosts:
+        """The same block with the condition of another comparison as its baseline."""
+        return BlockCosts(self.own, other.own, self.own_units, other.own_units)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
-"""The stopping rule: intervals of a mean log cost ratio that stay valid while blocks come in, and the verdict so far.
+"""The stopping rule: intervals of a ratio of sums that stay valid while blocks come in, and the verdict so far.
 
-A check after every block uses a confidence sequence; a few preset looks share alpha by a spending function. A fixed-n
+The interval at a look holds every ratio r at which cost - r x baseline cost has no mean that the blocks tell from 0. A
+check after every block uses a confidence sequence; a few preset looks share alpha by a spending function. A fixed-n
 interval is not offered: it misses more often the more often it is checked. Only blocks whose runs are all sealed count,
 in their order, so that a resumed experiment has the verdicts of an uninterrupted experiment.
 Definitions: docs/reference/method.md, "Stopping" and "Preset looks".
@@ -9,20 +10,18 @@ Definitions: docs/reference/method.md, "Stopping" and "Preset looks".
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-
-import numpy as np
 
 from harness.analysis import stats
 from harness.analysis.compare.boundaries import spending_boundaries, t_mixture_boundary
 from harness.analysis.compare.channels import BASIS_NAMES, Comparison, block_of, compare, why_apart
 from harness.analysis.compare.pairs import num_comparisons, num_plans, prices_by_condition, without_a
-from harness.analysis.compare.ratio import ALONE, Family, Verdict, ran_until_decided
+from harness.analysis.compare.ratio import ALONE, BlockCosts, Family, Verdict, ran_until_decided
 from harness.analysis.cost.cost_errors import (
     NO_ERROR,
     WITH_ERRORS,
-    errors_of_means,
+    errors_of_first,
     half_width,
     states_errors,
     with_cost_error,
@@ -36,30 +35,31 @@ from harness.model.engine.cost import CostError, load_cost_model
 from harness.model.spec import ExperimentSpec
 from harness.model.spec.sections import EVERY, Basis, StopSpec
 
+# A plan that n blocks did not show, one in n, may differ by so much: added to the spread of the blocks at each look.
+UNSEEN = 0.02
+
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The mean log ratio of the first ``num_blocks`` blocks. half_width: inf while the sample is too small.
+    """The ratio of sums of the first ``num_blocks`` blocks. high: inf while the sample is too small.
 
-    of_costs: the part of it that the errors of the costs take; None where none are stated. apart: why these blocks
-    answer nothing, although the interval would: the channels contradict each other, or lie apart.
+    sd: of the differences own - ratio x baseline, as a share of the mean cost. of_costs: the part of the interval, as a
+    log ratio, that the errors of the costs take; None where none are stated. apart: why these blocks answer nothing,
+    although the interval would: the channels contradict each other, or lie apart.
     """
 
     num_blocks: int
-    mean: float
+    ratio: float
+    low: float
+    high: float
     sd: float
-    half_width: float
     verdict: Verdict
     of_costs: float | None = None
     apart: str = ""
 
     @property
-    def low(self) -> float:
-        return self.mean - self.half_width
-
-    @property
-    def high(self) -> float:
-        return self.mean + self.half_width
+    def has_interval(self) -> bool:
+        return math.isfinite(self.high)
 
 
 def boundary_of(stop: StopSpec) -> Callable[[int], float | None]:
@@ -84,32 +84,25 @@ def share_for_sampling_error(stop: StopSpec, *, has_errors: bool) -> StopSpec:
     return bonferroni(stop, 2) if has_errors else stop
 
 
-def never_apart(num_blocks: int) -> str:  # noqa: ARG001  # the form of ``looks_at``
+def never_apart(num_blocks: int) -> str:  # noqa: ARG001  # the form of ``PairedBlocks.apart_at``
     """Of comparisons whose channels are not asked."""
     return ""
 
 
 def looks_at(
-    differences: Sequence[float],
-    stop: StopSpec,
-    *,
-    is_over: bool = False,
-    costs: Sequence[CostError] = (),
-    apart_at: Callable[[int], str] = never_apart,
+    blocks: Sequence[BlockCosts], stop: StopSpec, *, is_over: bool = False, costs: Sequence[CostError] = ()
 ) -> Iterator[Look]:
-    """Every look that the rule takes at the blocks' log ratios, in order, up to the first that decides.
+    """Every look that the rule takes at the blocks, in order; each holds on its own, and the last one counts.
 
-    differences: shape (blocks,), ln(cost / baseline cost), in the order of the blocks. is_over: no block comes any
-    more, so that the last look is taken at whatever is there and spends what is left of alpha. costs: what the costs
-    leave unknown of the mean of the first, the first two ...; where it is given, the half width is the sum of that of
-    the blocks and that of the costs, each with half of alpha, which holds whatever both are. apart_at: why so many
-    blocks answer nothing, whatever their interval shows, "" where they may; such a look does not end the sequence.
+    is_over: no block comes any more, so that the last look is taken at whatever is there and spends what is left of
+    alpha. costs: what the costs leave unknown of the ratio of sums of the first, the first two ... blocks; where it is
+    given, the interval is widened by that of the costs, each with half of alpha, which holds whatever both are.
     """
     whole, stop = stop, share_for_sampling_error(stop, has_errors=bool(costs))
     boundary = boundary_of(stop)
     preset = stop.preset_looks
-    for num_blocks in range(2, min(len(differences), stop.budget) + 1):
-        is_last = num_blocks == stop.budget or (is_over and num_blocks == len(differences))
+    for num_blocks in range(2, min(len(blocks), stop.budget) + 1):
+        is_last = num_blocks == stop.budget or (is_over and num_blocks == len(blocks))
         t = boundary(num_blocks)
         if t is None and is_last:
             # Blocks were lost to INVALID runs: the looks that were, and then this one.
@@ -117,45 +110,51 @@ def looks_at(
             t = spending_boundaries((*taken, num_blocks), num_blocks, stop.alpha, planned=stop.budget)[-1]
         if t is not None:
             of_costs = half_width(costs[num_blocks - 1], whole.alpha / 2) if costs else None
-            look = _look(differences[:num_blocks], t, stop, of_costs)
-            if look.verdict.is_answer and (apart := apart_at(num_blocks)):
-                look = replace(look, verdict=Verdict.WITHHELD if is_last else Verdict.GO_ON, apart=apart)
-            elif is_last and not look.verdict.is_answer:
-                look = replace(look, verdict=Verdict.INCONCLUSIVE)
-            yield look
-            if look.verdict.is_final:
-                return
+            look = _look(blocks[:num_blocks], t, stop, of_costs)
+            is_open = is_last and not look.verdict.is_answer
+            yield replace(look, verdict=Verdict.INCONCLUSIVE) if is_open else look
 
 
-def _look(differences: Sequence[float], t: float, stop: StopSpec, of_costs: float | None) -> Look:
-    values = np.asarray(differences, dtype=np.float64)
-    mean, sd = float(values.mean()), float(values.std(ddof=1))
+def _look(blocks: Sequence[BlockCosts], t: float, stop: StopSpec, of_costs: float | None) -> Look:
+    own, base, own_units, base_units = zip(*blocks, strict=True)
+    own, base = stats.mean_values(own, own_units), stats.mean_values(base, base_units)
+    ratio = float(own.mean() / base.mean()) if base.any() else math.nan
+    sd = float((own - ratio * base).std(ddof=1) / own.mean()) if own.any() else math.nan
+    low, high = 0.0, math.inf
     # Where nothing varies there is nothing that an interval could be of.
-    half = math.inf if math.isinf(t) or sd < NO_SCATTER else t * sd / math.sqrt(len(values)) + (of_costs or 0.0)
-    return Look(len(values), mean, sd, half, verdict(mean, half, stop.log_margin), of_costs)
+    if math.isfinite(t) and sd >= NO_SCATTER:
+        low, high = stats.ratio_ends(own, base, t, UNSEEN / math.sqrt(len(blocks)))
+        low, high = low / math.exp(of_costs or 0.0), high * math.exp(of_costs or 0.0)
+    return Look(len(blocks), ratio, low, high, sd, verdict(low, high, stop.margin), of_costs)
 
 
-def verdict(mean: float, half_width: float, log_margin: float) -> Verdict:
-    """The verdict of an interval: it lies wholly within the margin, below 0 or above 0, or nothing is shown yet."""
-    low, high = mean - half_width, mean + half_width
-    if -log_margin < low and high < log_margin:
+def verdict(low: float, high: float, margin: float) -> Verdict:
+    """The verdict of an interval: it lies wholly within the margin, below 1 or above 1, or nothing is shown yet."""
+    if 1 / (1 + margin) < low and high < 1 + margin:
         return Verdict.EQUIVALENT
-    if high < 0:
+    if high < 1:
         return Verdict.LOWER
-    return Verdict.HIGHER if low > 0 else Verdict.GO_ON
+    return Verdict.HIGHER if low > 1 else Verdict.GO_ON
+
+
+def log_half_width(t: float, sd: float, num_blocks: int) -> float:
+    """About half of the log of a look's interval whose blocks scatter by ``sd``."""
+    return t * math.hypot(sd, UNSEEN / math.sqrt(num_blocks)) / math.sqrt(num_blocks)
 
 
 def blocks_left(look: Look, stop: StopSpec) -> int | None:
-    """Blocks until the next look that decides, should mean and spread stay as they are; None: not within the budget,
-    or not known, as the channels lie apart.
+    """Blocks until the next look that decides, should ratio and spread stay as they are; None: not within the budget,
+    or not known, as the channels lie apart or nothing varied.
     """
-    if look.apart:
+    if look.apart or not look.sd >= NO_SCATTER:
         return None
     boundary = boundary_of(share_for_sampling_error(stop, has_errors=look.of_costs is not None))
     for num_blocks in range(look.num_blocks + 1, stop.budget + 1):
         t = boundary(num_blocks)
-        half = math.inf if t is None or math.isinf(t) or look.sd < NO_SCATTER else t * look.sd / math.sqrt(num_blocks)
-        if verdict(look.mean, half + (look.of_costs or 0.0), stop.log_margin).is_answer:
+        if t is None or math.isinf(t):
+            continue
+        half = log_half_width(t, look.sd, num_blocks) + (look.of_costs or 0.0)
+        if verdict(look.ratio / math.exp(half), look.ratio * math.exp(half), stop.margin).is_answer:
             return num_blocks - look.num_blocks
     return None
 
@@ -184,21 +183,21 @@ def check_can_decide(spec: ExperimentSpec, stop: StopSpec, source: str) -> StopS
 
 
 @dataclass(frozen=True, slots=True)
-class LogRatios:
+class ComparedBlocks:
     """The blocks of a comparison on one channel: ``channel``, or B where A is missing.
 
-    logs: ln(cost / baseline cost) of each block, in order; each is known once its block is sealed, so that a sequence
-    may look at them. values: one a block, whose mean is ln of the ratio of sums. devices: the same device by device,
-    where several made them. num_plans: different inputs among the blocks. family: comparisons that are judged together.
-    without: why the channel that was asked for is missing. prices: that the sides had different costs. costs: what the
-    costs leave unknown of the ratio of sums. costs_at: the same of the mean of the first log, the first two ...; empty
-    where no cost file states errors.
+    blocks: what each cost, in the order of ``replicates``; a sequence looks at the first of them. values: one a block,
+    whose mean is ln of the ratio of sums. devices: the same device by device, where several made them. num_plans:
+    different inputs among the blocks. family: comparisons that are judged together. without: why the channel that was
+    asked for is missing. prices: that the sides had different costs. costs: what the costs leave unknown of the ratio.
+    costs_at: the same of the first block, the first two ...; empty where no cost file states errors.
     """
 
     condition: str
     baseline: str
     channel: Basis
-    logs: tuple[float, ...] = ()
+    blocks: tuple[BlockCosts, ...] = ()
+    replicates: tuple[int, ...] = ()
     values: tuple[float, ...] = ()
     devices: DeviceEffect | None = None
     num_plans: int = 0
@@ -221,29 +220,45 @@ class LogRatios:
 class ComparisonLooks:
     """One comparison under the rule.
 
-    values: log ratio of each block that counts, on ``channel``. blocks_left: None where the budget is too small.
+    blocks, replicates: those that count so far, on ``channel``. blocks_left: None where the budget is too small.
     alpha: that ``family`` comparisons share. is_given_costs: the interval holds only if the costs are true.
     """
 
     condition: str
     baseline: str
-    values: tuple[float, ...]
+    blocks: tuple[BlockCosts, ...]
     looks: tuple[Look, ...]
     blocks_left: int | None
+    replicates: tuple[int, ...] = ()
     channel: Basis = "a"
     alpha: float = 0.05
     family: int = 1
     is_given_costs: bool = False
 
     @property
+    def ratio(self) -> float:
+        """Of sums, over the blocks of the last look; over all that count before the first."""
+        own, base, own_units, base_units = map(sum, zip(*self.blocks[: self.num_seen], strict=True))
+        return own * base_units / (base * own_units)
+
+    @property
+    def by_replicate(self) -> dict[int, BlockCosts]:
+        return dict(zip(self.replicates, self.blocks, strict=True))
+
+    @property
+    def num_seen(self) -> int:
+        """Blocks that its figures are of: those of the last look; all before the first."""
+        return len(self.blocks) if self.last is None else self.last.num_blocks
+
+    @property
     def interval(self) -> Interval | None:
         """Of the ratio at the last look; None where that has none."""
         last = self.last
-        if last is None or math.isnan(last.mean) or math.isinf(last.half_width):
+        if last is None or not last.has_interval:
             return None
-        mean, low, high = (math.exp(value) for value in (last.mean, last.low, last.high))
         method = f"interval of the declared sequence{'' if last.of_costs is None else WITH_ERRORS}{self._given}"
-        return Interval(mean, low, high, 1 - self.alpha, method, "blocks", last.num_blocks, 0, 0, self.family)
+        ends = (last.ratio, last.low, last.high)
+        return Interval(*ends, 1 - self.alpha, method, "blocks", last.num_blocks, 0, 0, self.family)
 
     @property
     def _given(self) -> str:
@@ -255,13 +270,13 @@ class ComparisonLooks:
         counted = f"{self.num_blocks} block{'' if self.num_blocks == 1 else 's'}"
         if self.last is None:
             return f"{counted}, no look yet"
-        if math.isnan(self.last.mean):
+        if math.isnan(self.last.ratio):
             return f"{counted}, too few for a look"
         return f"no interval from {counted}" + (", as nothing varied" if self.last.sd < NO_SCATTER else "")
 
     @property
     def num_blocks(self) -> int:
-        return len(self.values)
+        return len(self.blocks)
 
     @property
     def last(self) -> Look | None:
@@ -274,17 +289,18 @@ class ComparisonLooks:
     @property
     def description(self) -> str:
         """The estimate behind the verdict, "-2.10 % [-3.00 %, -1.20 %] at block 8", and the blocks still needed."""
-        if self.last is None or math.isnan(self.last.mean):
+        last = self.last
+        if last is None or math.isnan(last.ratio):
             return self.why_no_interval
         left = "" if self.verdict.is_final else ", more blocks needed than the budget has"
         if self.blocks_left is not None:
             left = f", about {self.blocks_left} more"
-        if self.last.apart:
-            left = f"; withheld: {self.last.apart}"
-        if math.isinf(self.last.half_width):
-            return f"{percent(self.last.mean)}, {self.why_no_interval}{left}"
-        ends = f"[{percent(self.last.low)}, {percent(self.last.high)}]"
-        return f"{percent(self.last.mean)} {ends} at block {self.last.num_blocks}{self._given}{left}"
+        if last.apart:
+            left = f"; withheld: {last.apart}"
+        if not last.has_interval:
+            return f"{percent(math.log(last.ratio))}, {self.why_no_interval}{left}"
+        ends = f"[{percent(math.log(last.low))}, {percent(math.log(last.high))}]"
+        return f"{percent(math.log(last.ratio))} {ends} at block {last.num_blocks}{self._given}{left}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +333,19 @@ class SequentialStatus:
         """The comparison of a condition with its baseline; StopIteration where it has none."""
         return next(looks for looks in self.comparisons if looks.condition == condition)
 
+    def seen(self, condition: str, runs: Iterable[RunFigures]) -> list[RunFigures]:
+        """Those of the runs whose blocks the figures of its comparison are of: the last look had them."""
+        looks = self.of(condition)
+        unseen = looks.replicates[looks.num_seen :]
+        return [run for run in runs if run.replicate not in unseen]
+
+    def seen_by_all(self, runs: Iterable[RunFigures]) -> list[RunFigures]:
+        """Those of the runs that the figures of every comparison are of."""
+        listed = list(runs)
+        for looks in self.comparisons:
+            listed = self.seen(looks.condition, listed)
+        return listed
+
     def applied_to(self, condition: str, compared: Comparison) -> Comparison:
         """A comparison with the interval of its last look, on the channel that was looked at."""
         looks = self.of(condition)
@@ -331,16 +360,26 @@ def sequential_status(spec: ExperimentSpec, runs: Sequence[SealedRun], stop: Sto
     each = bonferroni(stop, family)
     comparisons: list[ComparisonLooks] = []
     counted = [run for run in runs if run.replicate in whole[: stop.budget]]
-    for ratios in log_ratios(spec, counted, stop.channel, Family.under(spec, stop)):
-        found = looks_at(ratios.logs, each, is_over=is_over, costs=ratios.costs_at, apart_at=ratios.apart_at)
-        looks = tuple(found) if ratios.num_plans != 1 else ()
+    for compared in compared_blocks(spec, counted, stop.channel, Family.under(spec, stop)):
+        looks: tuple[Look, ...] = ()
+        if compared.num_plans != 1:
+            looks = tuple(looks_at(compared.blocks, each, is_over=is_over, costs=compared.costs_at))
+        if looks:
+            looks = (*looks[:-1], _asked(looks[-1], compared, is_over=is_over))
         left = blocks_left(looks[-1], each) if looks and not looks[-1].verdict.is_final else None
         if is_over and not looks:
-            looks = (Look(len(ratios.logs), math.nan, math.nan, math.inf, Verdict.INCONCLUSIVE),)
-        names = (ratios.condition, ratios.baseline)
-        of_rule = (ratios.channel, stop.alpha, family, bool(ratios.costs.given))
-        comparisons.append(ComparisonLooks(*names, ratios.logs, looks, left, *of_rule))
+            nothing = (math.nan, 0.0, math.inf, math.nan)
+            looks = (Look(len(compared.blocks), *nothing, Verdict.INCONCLUSIVE),)
+        names = (compared.condition, compared.baseline, compared.blocks, looks, left, compared.replicates)
+        of_rule = (compared.channel, stop.alpha, family, bool(compared.costs.given))
+        comparisons.append(ComparisonLooks(*names, *of_rule))
     return SequentialStatus(stop, len(whole), tuple(comparisons))
+
+
+def _asked(look: Look, compared: ComparedBlocks, *, is_over: bool) -> Look:
+    """The look without its answer where the channels of its blocks give none."""
+    apart = compared.apart_at(look.num_blocks) if look.verdict.is_answer else ""
+    return replace(look, verdict=Verdict.WITHHELD if is_over else Verdict.GO_ON, apart=apart) if apart else look
 
 
 def declared_status(runs: Sequence[SealedRun]) -> SequentialStatus | None:
@@ -365,10 +404,10 @@ def whole_blocks(spec: ExperimentSpec, runs: Sequence[SealedRun]) -> list[int]:
     return [k for k in sorted({k for _, k in sealed}) if all((name, k) in sealed for name in names)]
 
 
-def log_ratios(
+def compared_blocks(
     spec: ExperimentSpec, runs: Sequence[SealedRun], channel: Basis, family: Family = ALONE
-) -> list[LogRatios]:
-    """The blocks' log ratios of every condition that has another one as baseline, from valid runs alone.
+) -> list[ComparedBlocks]:
+    """The blocks of every condition that has another one as baseline, from valid runs alone.
 
     family: how the channels of a comparison are held against each other.
     """
@@ -376,7 +415,7 @@ def log_ratios(
     priced = (prices[run.condition].figures(run) for run in runs if run.is_valid)
     by_condition = grouped(priced, lambda run: run.condition)
     is_predicted = all(run.manifest.kind.is_virtual for run in runs)
-    ratios: list[LogRatios] = []
+    found: list[ComparedBlocks] = []
     for condition in spec.condition:
         name, baseline = condition.name, spec.baseline_of(condition)
         if name != baseline:
@@ -387,14 +426,14 @@ def log_ratios(
             blocks = PairedBlocks(baseline, pairs, channel, family, is_predicted)
             compared = blocks.compared(len(pairs))
             if compared is None:
-                ratios.append(LogRatios(name, baseline, channel))
+                found.append(ComparedBlocks(name, baseline, channel))
                 continue
             sides = [list(side) for side in zip(*pairs, strict=True)]
-            found = replace(_on(channel, name, compared), num_plans=num_plans(sides[0]))
-            if found.channel != channel:
-                found = replace(found, without=_without(channel, [run for side in sides for run in side]))
-            ratios.append(replace(found, prices=prices[name].short, apart_at=blocks.apart_at))
-    return ratios
+            one = replace(_on(channel, name, compared), num_plans=num_plans(sides[0]))
+            if one.channel != channel:
+                one = replace(one, without=_without(channel, [run for side in sides for run in side]))
+            found.append(replace(one, prices=prices[name].short, apart_at=blocks.apart_at))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -421,13 +460,13 @@ def _without(channel: Basis, runs: Sequence[RunFigures]) -> str:
     return without_a(runs) if channel == "a" else "no steps that the engine stamped"
 
 
-def _on(channel: Basis, condition: str, compared: Comparison) -> LogRatios:
+def _on(channel: Basis, condition: str, compared: Comparison) -> ComparedBlocks:
     named = compared.on(channel)
     ratio, channel = (compared.b, "b") if named is None else (named, channel)
-    logs = tuple(math.log(of_block) for of_block in ratio.by_block if of_block)
     has_errors = states_errors(run for pair in ratio.priced for run in pair)
-    return LogRatios(
-        *(condition, compared.baseline, channel, logs, ratio.values, ratio.devices),
+    of_blocks = (ratio.of_blocks, compared.replicates, ratio.values, ratio.devices)
+    return ComparedBlocks(
+        *(condition, compared.baseline, channel, *of_blocks),
         costs=ratio.costs,
-        costs_at=tuple(errors_of_means(ratio.priced)) if has_errors else (),
+        costs_at=tuple(errors_of_first(ratio.priced)) if has_errors else (),
     )

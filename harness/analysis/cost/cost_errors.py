@@ -33,56 +33,61 @@ class CostSide(NamedTuple):
 
 def cost_error(*sides: CostSide) -> CostError:
     """What the costs leave unknown of the sum of the sides' log times, each with its sign."""
-    weights = _Weights()
-    for side in sides:
-        weights.add(side)
-    return weights.error(1.0)
+    sums = [_Usage(side.sign) for side in sides]
+    for one, side in zip(sums, sides, strict=True):
+        for run in side.runs:
+            one.add(run)
+    return _error(sums)
 
 
-def errors_of_means(blocks: Iterable[tuple[ChannelA, ChannelA]]) -> Iterator[CostError]:
-    """What the costs leave unknown of the mean log ratio of the first block, the first two, and so on.
+def errors_of_first(blocks: Iterable[tuple[ChannelA, ChannelA]]) -> Iterator[CostError]:
+    """What the costs leave unknown of the log of the ratio of sums of the first block, the first two, and so on.
 
     blocks: the runs of a condition and of its baseline.
     """
-    weights = _Weights()
-    for num, (own, base) in enumerate(blocks, 1):
-        weights.add(CostSide([own], 1.0))
-        weights.add(CostSide([base], -1.0))
-        yield weights.error(1 / num)
+    sides = _Usage(1.0), _Usage(-1.0)
+    for block in blocks:
+        for side, run in zip(sides, block, strict=True):
+            side.add(run)
+        yield _error(sides)
 
 
-class _Weights:
-    """The change of a sum of log times for a unit of each coefficient, by cost model."""
+class _Usage:
+    """How often the runs of one side use each coefficient, by cost model, and their time."""
 
-    def __init__(self) -> None:
+    def __init__(self, sign: float) -> None:
         self.by_model: list[tuple[CostModel, defaultdict[str, float]]] = []
-        self.is_known = True
+        self.sign, self.total_ms, self.is_known = sign, 0.0, True
 
-    def add(self, side: CostSide) -> None:
-        total_ms = sum(run.total_ns for run in side.runs) / NS_PER_MS
-        for run in side.runs:
-            model = run.cost_model
-            if not isinstance(model, CostModel) or not total_ms:
-                self.is_known = False
-                return
-            of_model = next((found for known, found in self.by_model if known is model or known == model), None)
-            if of_model is None:
-                self.by_model.append((model, of_model := defaultdict(float)))
-            for name, amount in run.usage.items():
-                of_model[name] += side.sign * amount / total_ms
+    def add(self, run: ChannelA) -> None:
+        model = run.cost_model
+        self.total_ms += run.total_ns / NS_PER_MS
+        if not isinstance(model, CostModel):
+            self.is_known = False
+            return
+        of_model = next((found for known, found in self.by_model if known is model or known == model), None)
+        if of_model is None:
+            self.by_model.append((model, of_model := defaultdict(float)))
+        for name, amount in run.usage.items():
+            of_model[name] += amount
 
-    def error(self, share: float) -> CostError:
-        """Of ``share`` of the sum."""
-        if not self.is_known:
+
+def _error(sides: Sequence[_Usage]) -> CostError:
+    weights: list[tuple[CostModel, defaultdict[str, float]]] = []
+    for side in sides:
+        if not side.is_known or (side.by_model and not side.total_ms):
             return UNKNOWN
-        errors = [
-            model.error_of({name: share * weight for name, weight in of_model.items()})
-            for model, of_model in self.by_model
-        ]
-        return CostError(
-            tuple(part for error in errors for part in error.parts),
-            tuple(dict.fromkeys(name for error in errors for name in error.given)),
-        )
+        for model, usage in side.by_model:
+            of_model = next((found for known, found in weights if known is model or known == model), None)
+            if of_model is None:
+                weights.append((model, of_model := defaultdict(float)))
+            for name, amount in usage.items():
+                of_model[name] += side.sign * amount / side.total_ms
+    errors = [model.error_of(of_model) for model, of_model in weights]
+    return CostError(
+        tuple(part for error in errors for part in error.parts),
+        tuple(dict.fromkeys(name for error in errors for name in error.given)),
+    )
 
 
 def states_errors(runs: Iterable[ChannelA]) -> bool:

@@ -17,7 +17,7 @@ from typing import NamedTuple, get_args
 from harness.analysis import stats
 from harness.analysis.compare.answer import ChannelWords, cost_sentence, why_no_interval
 from harness.analysis.compare.channels import BASIS_NAMES
-from harness.analysis.compare.stopping import LogRatios, SequentialStatus
+from harness.analysis.compare.stopping import ComparedBlocks, SequentialStatus
 from harness.analysis.cost.reconstruct import (
     ROUNDING,
     ChannelAgreement,
@@ -200,7 +200,9 @@ def cheaper_p(estimate: stats.Estimate, limit: float) -> float:
     return one_sided_p(math.log(limit) - estimate.mean, estimate.error, estimate.degrees)
 
 
-def decide_equivalence(rule: EquivalenceRule, ratios: LogRatios, status: SequentialStatus | None = None) -> Decision:
+def decide_equivalence(
+    rule: EquivalenceRule, ratios: ComparedBlocks, status: SequentialStatus | None = None
+) -> Decision:
     """PASS where the cost ratio is shown to lie within the margin, FAIL where it is not.
 
     status: of the experiment under its stopping rule, if it declared one, whose interval then decides.
@@ -226,7 +228,9 @@ def decide_equivalence(rule: EquivalenceRule, ratios: LogRatios, status: Sequent
     )
 
 
-def decide_superiority(rule: SuperiorityRule, ratios: LogRatios, status: SequentialStatus | None = None) -> Decision:
+def decide_superiority(
+    rule: SuperiorityRule, ratios: ComparedBlocks, status: SequentialStatus | None = None
+) -> Decision:
     """PASS where the cost ratio is shown to lie below 1 - margin, FAIL where it is not.
 
     status: of the experiment under its stopping rule, if it declared one, whose interval then decides.
@@ -246,7 +250,7 @@ def decide_superiority(rule: SuperiorityRule, ratios: LogRatios, status: Sequent
     return _on_ratio(rule, ratios, interval, Decision(rule.name, "", Outcome.of(is_cheaper), reason, label, numbers))
 
 
-def _on_ratio(rule: MarginRule, ratios: LogRatios, interval: stats.Interval, decision: Decision) -> Decision:
+def _on_ratio(rule: MarginRule, ratios: ComparedBlocks, interval: stats.Interval, decision: Decision) -> Decision:
     """The decision with its subject, its sentence and the numbers that both margin rules use."""
     numbers: dict[str, Number] = {
         "ratio": interval.estimate,
@@ -266,7 +270,7 @@ def _on_ratio(rule: MarginRule, ratios: LogRatios, interval: stats.Interval, dec
 
 
 def _tested(
-    rule: MarginRule, ratios: LogRatios, status: SequentialStatus | None
+    rule: MarginRule, ratios: ComparedBlocks, status: SequentialStatus | None
 ) -> tuple[stats.Interval, stats.Estimate | None] | Decision:
     """The ratio's interval and the estimate to test, None of a declared sequence; WITHHELD where there is no interval.
 
@@ -295,7 +299,7 @@ def _tested(
     return withheld(rule.name, subject, why_not)
 
 
-def _basis(ratios: LogRatios, rule: MarginRule) -> str:
+def _basis(ratios: ComparedBlocks, rule: MarginRule) -> str:
     """How many blocks the ratio stands on, and on which channel."""
     num = len(ratios.values)
     blocks = f"{num} block{'s' * (num != 1)}"
@@ -307,19 +311,12 @@ def _basis(ratios: LogRatios, rule: MarginRule) -> str:
     return f"{blocks}, {BASIS_NAMES['b']}, as {BASIS_NAMES[rule.channel]} is not there ({ratios.without})"
 
 
-OF_A_FIXED_NUMBER = "a table's interval is narrower: the number of these runs was fixed, it need not hold at every look"
-
-
-def decide_stopped(
-    status: SequentialStatus, asked: Mapping[str, ChannelWords], *, is_sequence: bool = True
-) -> list[Decision]:
+def decide_stopped(status: SequentialStatus, asked: Mapping[str, ChannelWords]) -> list[Decision]:
     """The verdict of the stopping rule on every comparison: PASS once it has an answer, else WITHHELD.
 
-    asked: by condition, what the channels of all its runs say: a sequence may have ended before the last of them.
-    is_sequence: the rule was to end the runs; else tables show the interval for their fixed number, which is said.
+    asked: by condition, what the channels of its runs say.
     """
-    notes = (status.channel_note, "" if is_sequence else OF_A_FIXED_NUMBER)
-    note = "".join(f"; {note}" for note in notes if note)
+    note = f"; {status.channel_note}" if status.channel_note else ""
     decisions = [
         Decision(
             "stop",

@@ -15,10 +15,10 @@ from harness.analysis.compare.answer import ChannelWords, ExperimentRuns
 from harness.analysis.compare.channels import BASIS_NAMES
 from harness.analysis.compare.drawn import DrawnCosts
 from harness.analysis.compare.stopping import (
-    LogRatios,
+    ComparedBlocks,
     SequentialStatus,
-    declared_status,
-    log_ratios,
+    compared_blocks,
+    status_until_decided,
 )
 from harness.analysis.figures import totals
 from harness.clock import NS_PER_S
@@ -123,8 +123,8 @@ def _on_cost(rule: CostRule, experiment: ExperimentRuns, condition: str, baselin
 
 
 def margin_cases(rule: EquivalenceRule | SuperiorityRule, experiment: ExperimentRuns) -> Iterator[Case]:
-    status = declared_status(experiment.all_runs)
-    every = log_ratios(experiment.all_runs[0].spec, experiment.all_runs, rule.channel)
+    status = status_until_decided(experiment.all_runs)
+    every = compared_blocks(experiment.all_runs[0].spec, experiment.all_runs, rule.channel)
     decided = [one for one in every if _is_decided(rule, experiment, one.condition)]
     for ratios in (replace(one, family=max(1, len(decided))) for one in every):
         subject = f"{ratios.condition} vs {ratios.baseline}"
@@ -141,7 +141,7 @@ def _is_decided(rule: DecisionRule, experiment: ExperimentRuns, condition: str) 
 def _on_margin(
     rule: EquivalenceRule | SuperiorityRule,
     experiment: ExperimentRuns,
-    ratios: LogRatios,
+    ratios: ComparedBlocks,
     status: SequentialStatus | None,
 ) -> Decision:
     """The decision on device time, unless B contradicts it, or what the decision says of the margin."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from harness.analysis.compare.stopping import bonferroni, log_ratios
+from harness.analysis.compare.stopping import bonferroni, compared_blocks
 from harness.analysis.cost.devices import DeviceEffect
 from harness.analysis.stats import FloatArray, log_mean_values, t_quantile
 from harness.clock import NS_PER_S
@@ -168,7 +168,7 @@ def measured_components(spec: ExperimentSpec, sealed: Sequence[SealedRun]) -> li
             _on_devices(_components(one.condition, one.baseline, np.array(one.values)[:, None], spec), one.devices),
             is_observed=True,
         )
-        for one in log_ratios(spec, sealed, channel)
+        for one in compared_blocks(spec, sealed, channel)
         if len(one.values) >= MIN_BLOCKS
     ]
     if not components:

@@ -14,7 +14,7 @@ from functools import cache, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.compare.stopping import boundary_of
+from harness.analysis.compare.stopping import UNSEEN, boundary_of
 from harness.analysis.stats import FloatArray, t_quantile
 from harness.model.spec.sections import StopSpec
 
@@ -134,8 +134,7 @@ def blocks_until_decided(
     spread = np.sqrt(np.maximum((values**2).cumsum(axis=1) - n * mean**2, 0.0) / np.maximum(n - 1, 1))
     boundary = boundary_of(stop)
     t = np.array([math.inf, *(boundary(k) or math.inf for k in range(2, stop.budget + 1))])
-    with np.errstate(invalid="ignore"):
-        half = np.where(np.isinf(t), np.inf, t * spread / np.sqrt(n))
+    half = np.where(np.isinf(t), np.inf, t * np.hypot(spread, UNSEEN / np.sqrt(n)) / np.sqrt(n))
     is_equal = (np.abs(mean) + half) < stop.log_margin
     is_decided = is_equal | (np.abs(mean) > half)
     return np.where(is_decided.any(axis=1), is_decided.argmax(axis=1) + 1, stop.budget + 1)

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness.analysis.compare.answer import ExperimentRuns
-from harness.analysis.compare.ratio import ran_until_decided
-from harness.analysis.compare.stopping import SequentialStatus, declared_status, sequential_status
+from harness.analysis.compare.stopping import status_until_decided
 from harness.errors import HarnessError, RecordsError, RuleFailedError, SpecError, UndecidedError
 from harness.judge.decisions.decide import Decision, Outcome, decide_stopped
 from harness.judge.decisions.verdicts import EXPLORATORY, cases_of, decide_experiment
@@ -119,11 +118,11 @@ def decide(
     chosen = _chosen_rules(runs, frozen, rules)
     experiment = ExperimentRuns(runs, predictions_for(runs, frozen))
     decisions = decide_experiment(chosen, experiment, is_confirmatory=frozen is not None)
-    status = _stopped(runs, frozen)
+    status = status_until_decided(runs)
     if status is not None:
         looked = status.comparisons
         asked = {each.condition: experiment.asked(each.condition, each.baseline, each.channel) for each in looked}
-        stopped = decide_stopped(status, asked, is_sequence=any(map(ran_until_decided, runs)))
+        stopped = decide_stopped(status, asked)
         decisions += stopped if frozen is not None else [decision.not_subject(EXPLORATORY) for decision in stopped]
     made = Judgement(
         runs[0].experiment,
@@ -218,7 +217,7 @@ def record_look(runs: Sequence[SealedRun], by: str) -> str:
     try:
         frozen = check_sealed_runs(runs)
         assert frozen is not None, "these runs were frozen"
-        status = _stopped(runs, frozen)
+        status = status_until_decided(runs)
         proof, ledger = find_proof(runs, record, None)
         chain = read_chain(proof.chain, proof.commit)
     except (SpecError, RecordsError) as error:
@@ -227,14 +226,6 @@ def record_look(runs: Sequence[SealedRun], by: str) -> str:
     account = account_of(runs, frozen, chain.values(), is_decided=is_decided)
     made = Judgement(runs[0].experiment, (), is_confirmatory=True)
     return next(_looked(FreezeEvidence(chain, (), ledger), account, made, by), "")
-
-
-def _stopped(runs: Sequence[SealedRun], frozen: Preregistration | None) -> SequentialStatus | None:
-    """Where the runs stand under the stopping rule that was frozen, or that an exploratory experiment declared."""
-    if frozen is None:
-        return declared_status(runs)
-    spec = frozen.experiment
-    return None if spec.stop is None else sequential_status(spec, runs, spec.stop)
 
 
 def _until_proven(decisions: Sequence[Decision], doubts: Sequence[str]) -> list[Decision]:
@@ -270,7 +261,7 @@ def _chosen_rules(
     """The frozen rules of confirmatory runs, else the named rules; a changed frozen rule is refused."""
     if frozen is None:
         chosen = names or runs[0].spec.rules
-        if not chosen and declared_status(runs) is None:
+        if not chosen and status_until_decided(runs) is None:
             names = ", ".join(_applicable(runs)) or "none of those that ship applies, so write a file"
             hint = f"Name one with --rule: {names}"
             raise SpecError("the experiment names no rules", where=runs[0].experiment, hint=hint)

@@ -284,7 +284,7 @@ class StopSpec(Spec):
 
     @property
     def log_margin(self) -> float:
-        """ln(1 + margin): mean log ratios within it count as equal."""
+        """ln(1 + margin): logs of cost ratios within it count as equal."""
         return math.log1p(self.margin)
 
     def __str__(self) -> str:

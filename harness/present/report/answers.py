@@ -74,7 +74,8 @@ class Channel:
         comparison, figures = condition.comparison, self.figures(condition.comparison)
         if comparison is None or figures is None:
             return None
-        return dict(zip(comparison.replicates, figures.by_block, strict=True)).get(replicate)
+        found = dict(zip(comparison.replicates, figures.of_blocks, strict=True)).get(replicate)
+        return None if found is None else found.ratio
 
 
 def channels_of(summary: ExperimentSummary) -> tuple[Channel, ...]:

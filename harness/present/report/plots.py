@@ -361,19 +361,19 @@ def sequence_plot(sheet: Sheet, status: SequentialStatus | None, place_of: Mappi
 
 def _panel(axes: Axes, comparison: ComparisonLooks, status: SequentialStatus, color: str) -> None:
     stop = status.stop
-    margin = [_percent(-stop.log_margin), _percent(stop.log_margin)]
+    margin = [_percent(1 / (1 + stop.margin)), _percent(1 + stop.margin)]
     axes.axhspan(*margin, color=GRID, alpha=0.6, linewidth=0)
     axes.axhline(0, color=INK, linewidth=0.9)
     blocks = list(range(1, comparison.num_blocks + 1))
-    changes = [_percent(value) for value in comparison.values]
+    changes = [_percent(block.ratio) for block in comparison.blocks if block.ratio]
     axes.plot(blocks, changes, "o", color=color, alpha=0.45, markersize=3.4)
-    finite = [look for look in comparison.looks if math.isfinite(look.half_width)]
+    finite = [look for look in comparison.looks if look.has_interval]
     ends = [_percent(end) for look in finite[-6:] for end in (look.low, look.high)]
     values = [*margin, *changes, *ends]
     room = 0.12 * (max(values) - min(values))
     low, high = min(values) - room, max(values) + room
-    known = [look for look in comparison.looks if math.isfinite(look.mean)]
-    seen, means = [look.num_blocks for look in known], [_percent(look.mean) for look in known]
+    known = [look for look in comparison.looks if math.isfinite(look.ratio)]
+    seen, means = [look.num_blocks for look in known], [_percent(look.ratio) for look in known]
     lows = [max(low, _percent(look.low)) for look in known]
     highs = [min(high, _percent(look.high)) for look in known]
     axes.fill_between(seen, lows, highs, color=color, alpha=0.16, linewidth=0)
@@ -382,16 +382,16 @@ def _panel(axes: Axes, comparison: ComparisonLooks, status: SequentialStatus, co
     if comparison.verdict.is_final and finite:
         last = finite[-1]
         face = color if comparison.verdict.is_answer else SURFACE
-        axes.plot([last.num_blocks], [_percent(last.mean)], "D", color=color, markerfacecolor=face, markersize=6.5)
+        axes.plot([last.num_blocks], [_percent(last.ratio)], "D", color=color, markerfacecolor=face, markersize=6.5)
     axes.axvline(stop.budget, color=MUTED, linewidth=0.9, linestyle=(0, (2, 2)))
     title, xlabel = f"{comparison.condition}: {comparison.verdict.value}", f"blocks (budget {stop.budget})"
     axes.set(title=title, xlabel=xlabel, xlim=(0.5, stop.budget + 0.5), ylim=(low, high))
     axes.grid(visible=True, axis="y")
 
 
-def _percent(log_ratio: float) -> float:
-    """A log ratio as a change in percent."""
-    return 100 * math.expm1(log_ratio) if log_ratio < 700 else math.inf
+def _percent(ratio: float) -> float:
+    """A ratio as a change in percent."""
+    return 100 * (ratio - 1)
 
 
 BLOCK_SPREAD = 0.5
@@ -413,7 +413,7 @@ def device_plot(sheet: Sheet, summary: ExperimentSummary) -> str:
     _speeds_panel(panels[0], found)
     for axes, condition in zip(panels[1:], compared, strict=True):
         _effect_panel(axes, condition, condition_color(summary.place_of[condition.name]))
-    speeds = ", ".join(f"{each.device} {_percent(fmean(each.values)):+.2f} %" for each in found.devices)
+    speeds = ", ".join(f"{each.device} {_percent(math.exp(fmean(each.values))):+.2f} %" for each in found.devices)
     return sheet.render(figure, name="devices", label=f"How fast each device is, and each comparison on it. {speeds}.")
 
 
@@ -424,8 +424,9 @@ def _speeds_panel(axes: Axes, speeds: Speeds) -> None:
         step = BLOCK_SPREAD / max(1, len(device.values) - 1)
         left = place - (BLOCK_SPREAD / 2 if len(device.values) > 1 else 0)
         xs = [left + step * number for number in range(len(device.values))]
-        axes.plot(xs, [_percent(value) for value in device.values], "o", color=MUTED, alpha=0.6, markersize=3.4)
-        mean = _percent(fmean(device.values))
+        changes = [_percent(math.exp(value)) for value in device.values]
+        axes.plot(xs, changes, "o", color=MUTED, alpha=0.6, markersize=3.4)
+        mean = _percent(math.exp(fmean(device.values)))
         axes.plot([place - 0.34, place + 0.34], [mean, mean], color=INK, linewidth=2.0)
     axes.set(title="time of each device (up: slower)", ylabel="B over A, from the mean [%]")
 

@@ -178,7 +178,7 @@ def test_the_same_work_is_compared_in_total() -> None:
     assert found is not None
     assert found.is_same_work
     assert found.ratio_a == pytest.approx(1200 / 1500)
-    assert found.main.by_block[1] == pytest.approx(0.6)
+    assert found.main.of_blocks[1].ratio == pytest.approx(0.6)
 
 
 def test_other_work_is_compared_per_generated_token_and_per_request() -> None:
@@ -187,7 +187,7 @@ def test_other_work_is_compared_per_generated_token_and_per_request() -> None:
     assert not found.is_same_work
     assert found.ratio_a == pytest.approx(0.9)
     assert found.main.request_ratio == pytest.approx(1.8 * 4 / 6)
-    assert found.main.by_block[0] == pytest.approx(0.9)
+    assert found.main.of_blocks[0].ratio == pytest.approx(0.9)
 
 
 def test_longer_prompts_alone_are_other_work() -> None:

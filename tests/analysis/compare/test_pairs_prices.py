@@ -10,7 +10,7 @@ import pytest
 
 from harness import compare
 from harness.analysis.compare.answer import main_answers
-from harness.analysis.compare.stopping import log_ratios
+from harness.analysis.compare.stopping import compared_blocks
 from harness.analysis.figures import figures_at, run_figures
 from harness.analysis.stats import grouped
 from harness.analysis.summary import summarise
@@ -90,7 +90,7 @@ def test_conditions_of_one_experiment_are_priced_alike_in_every_view(
     assert summary.prices in conditions_table(summary).caption
     page = write_report(runs, tmp_path / "report.html").read_text()
     assert "A of all is by the baseline" in page
-    (ratios,) = log_ratios(runs[0].spec, runs, "a")
+    (ratios,) = compared_blocks(runs[0].spec, runs, "a")
     assert np.exp(np.mean(ratios.values)) == pytest.approx(answer.ratio)
     assert "A of both by the costs of paper" in decide_superiority(SuperiorityRule.model_validate(RULE), ratios).reason
 

@@ -20,7 +20,7 @@ from harness.model.engine.cost import CostError
 from harness.model.spec.sections import StopSpec
 from harness.runner import run_experiment
 from harness.shipped import shipped_folder
-from tests.support.experiments import small_experiment
+from tests.support.experiments import blocks_of, small_experiment
 
 CONDITIONS = [{"name": "base"}, {"name": "full", "server": {"decode_buckets": [8]}}]
 # f(1) is known to 0.3 ms, the others exactly.
@@ -89,13 +89,13 @@ COSTS = CostError(((0.01**2, 20.0),), ())
 def test_what_a_stopping_rule_checks_holds_with_the_costs_at_every_look() -> None:
     """The interval of the blocks at half of alpha, and that of the costs at the other half, side by side."""
     values = np.random.default_rng(3).normal(0.1, 0.02, 12).tolist()
-    stop = StopSpec(margin=0.0001, budget=12)
-    blocks = {look.num_blocks: look for look in looks_at(values, stop.model_copy(update={"alpha": stop.alpha / 2}))}
-    whole = list(looks_at(values, stop, costs=[COSTS] * 12))
-    for look in whole:
+    stop, blocks = StopSpec(margin=0.0001, budget=12), blocks_of(values)
+    of_blocks_alone = looks_at(blocks, stop.model_copy(update={"alpha": stop.alpha / 2}))
+    for look, alone in zip(looks_at(blocks, stop, costs=[COSTS] * 12), of_blocks_alone, strict=True):
         assert look.of_costs == pytest.approx(0.01 * 2.423, rel=1e-3)
-        if look.num_blocks in blocks and math.isfinite(look.half_width):
-            assert look.half_width == pytest.approx(blocks[look.num_blocks].half_width + 0.01 * 2.423, rel=1e-3)
+        if look.has_interval:
+            widening = math.exp(0.01 * 2.423)
+            assert (look.low, look.high) == pytest.approx((alone.low / widening, alone.high * widening), rel=1e-4)
     of = Ratio(ratio=1.1, values=tuple(values), blocks=of_blocks(values), costs=COSTS)
     checked = result_of(of, 12, Family(is_checked=True)).interval
     alone = result_of(replace(of, costs=CostError((), ())), 12, Family(is_checked=True)).interval

@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.analysis.compare.ratio import Verdict
+from benchmarks.stopping import ended
+from harness.analysis.compare.ratio import BlockCosts, Verdict
 from harness.analysis.compare.stopping import (
+    Look,
     blocks_left,
     bonferroni,
     boundary_of,
@@ -23,7 +25,7 @@ from harness.analysis.stats import t_quantile
 from harness.errors import SpecError
 from harness.model.engine.cost import find_cost_file
 from harness.model.spec import StopSpec
-from tests.support.experiments import small_experiment
+from tests.support.experiments import blocks_of, small_experiment
 
 RULE = StopSpec(margin=0.02, budget=40)
 PATHS, LOOKS = 4_000, 60
@@ -72,36 +74,36 @@ def test_half_widths_in_units_of_the_spread_are_those_of_the_formula(num_blocks:
 
 
 @pytest.mark.parametrize(
-    ("mean", "half", "found"),
+    ("low", "high", "found"),
     [
-        (-0.05, 0.01, Verdict.LOWER),
-        (0.05, 0.01, Verdict.HIGHER),
-        (0.0, 0.01, Verdict.EQUIVALENT),
-        (-0.008, 0.005, Verdict.EQUIVALENT),  # below nothing, and no difference that matters
-        (-0.015, 0.01, Verdict.LOWER),
-        (-0.015, 0.03, Verdict.GO_ON),
+        (0.94, 0.96, Verdict.LOWER),
+        (1.04, 1.06, Verdict.HIGHER),
+        (0.99, 1.01, Verdict.EQUIVALENT),
+        (0.985, 0.997, Verdict.EQUIVALENT),  # below nothing, and no difference that matters
+        (0.975, 0.995, Verdict.LOWER),
+        (0.955, 1.015, Verdict.GO_ON),
     ],
 )
-def test_a_verdict_is_where_the_whole_interval_lies(mean: float, half: float, found: Verdict) -> None:
-    assert verdict(mean, half, RULE.log_margin) is found
+def test_a_verdict_is_where_the_whole_interval_lies(low: float, high: float, found: Verdict) -> None:
+    assert verdict(low, high, RULE.margin) is found
 
 
-def test_looks_end_at_the_first_that_decides_and_say_how_many_blocks_that_would_take() -> None:
+def test_a_look_says_how_many_blocks_the_next_that_decides_would_take() -> None:
     scatter = [0.004, -0.004, 0.003, -0.003] * 10
-    looks = list(looks_at([-0.03 + one for one in scatter], RULE))
-    assert [look.verdict for look in looks[:-1]] == [Verdict.GO_ON] * (len(looks) - 1)
-    assert looks[-1].verdict is Verdict.LOWER
-    assert looks[-1].high < 0 <= looks[-2].high
+    looks = list(looks_at(blocks_of(-0.03 + one for one in scatter), RULE))
+    first = next(look for look in looks if look.verdict is Verdict.LOWER)
+    assert all(look.verdict is Verdict.GO_ON for look in looks if look.num_blocks < first.num_blocks)
+    assert first.high < 1
     left = blocks_left(looks[0], RULE)
     assert left is not None
-    assert looks[0].num_blocks + left == pytest.approx(looks[-1].num_blocks, abs=1)
+    assert looks[0].num_blocks + left == pytest.approx(first.num_blocks, abs=1)
     with_errors = blocks_left(replace(looks[0], of_costs=0.0), RULE)
     assert with_errors is not None
     assert with_errors > left, "errors of the costs take half of alpha"
 
 
 def test_a_budget_that_runs_out_is_inconclusive_and_not_a_looser_verdict() -> None:
-    looks = list(looks_at([0.2, -0.2] * 20, RULE))
+    looks = list(looks_at(blocks_of([0.2, -0.2] * 20), RULE))
     assert len(looks) == 39
     assert [look.verdict for look in looks[-2:]] == [Verdict.GO_ON, Verdict.INCONCLUSIVE]
     assert blocks_left(looks[-2], RULE) is None
@@ -109,14 +111,14 @@ def test_a_budget_that_runs_out_is_inconclusive_and_not_a_looser_verdict() -> No
 
 def test_preset_looks_are_taken_at_their_blocks_and_nowhere_else() -> None:
     rule = StopSpec(margin=0.02, budget=24, looks=(6, 12))
-    noise = [0.05, -0.05] * 12
+    noise = blocks_of([0.05, -0.05] * 12)
     assert [look.num_blocks for look in looks_at(noise, rule)] == [6, 12, 24]
     assert [look.num_blocks for look in looks_at(noise[:11], rule)] == [6]
 
 
 def test_blocks_lost_to_invalid_runs_leave_a_last_look_at_what_is_there() -> None:
     rule = StopSpec(margin=0.02, budget=24, looks=(6, 12))
-    looks = list(looks_at([0.05, -0.05] * 10, rule, is_over=True))
+    looks = list(looks_at(blocks_of([0.05, -0.05] * 10), rule, is_over=True))
     assert [look.num_blocks for look in looks] == [6, 12, 20]
     assert looks[-1].verdict is Verdict.INCONCLUSIVE
 
@@ -151,6 +153,24 @@ def test_comparisons_share_the_alpha_of_their_rule() -> None:
 
 
 def test_blocks_that_do_not_vary_have_no_interval_and_no_verdict() -> None:
-    looks = list(looks_at([-0.1] * 8, StopSpec(margin=0.02, budget=8)))
-    assert all(math.isinf(look.half_width) for look in looks)
+    looks = list(looks_at(blocks_of([-0.1] * 8), StopSpec(margin=0.02, budget=8)))
+    assert not any(look.has_interval for look in looks)
     assert looks[-1].verdict is Verdict.INCONCLUSIVE
+
+
+@pytest.mark.same_everywhere
+def test_of_plans_with_heavy_tails_the_interval_at_the_end_holds_the_ratio_of_sums() -> None:
+    """Costs of plans are log-normal, and larger plans gain less: the mean of the logs says .9 % more than the sums."""
+    rng, rule = np.random.default_rng(69), RULE.model_copy(update={"budget": 30})
+
+    def sides(shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+        size = rng.standard_normal(shape)
+        return np.exp(size - 0.025 + 0.02 * np.tanh(size) + 0.01 * rng.standard_normal(shape)), np.exp(size)
+
+    own, base = sides((1_000_000,))
+    truth, ends = own.sum() / base.sum(), list[Look]()
+    assert truth - math.exp(float(np.log(own / base).mean())) > 0.008
+    for costs in zip(*sides((200, rule.budget)), strict=True):
+        ends.append(ended(looks_at([*map(BlockCosts, *costs)], rule)))
+    assert np.mean([look.low <= truth <= look.high for look in ends]) >= 0.93
+    assert np.mean([look.verdict is Verdict.LOWER for look in ends]) > 0.5

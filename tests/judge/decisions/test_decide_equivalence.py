@@ -9,23 +9,28 @@ import numpy as np
 import pytest
 
 from harness.analysis.compare.answer import ChannelWords
-from harness.analysis.compare.stopping import ComparisonLooks, LogRatios, SequentialStatus, looks_at
+from harness.analysis.compare.stopping import ComparedBlocks, ComparisonLooks, SequentialStatus, looks_at
 from harness.judge.decisions.decide import Outcome, decide_equivalence, decide_stopped, tost_p
 from harness.model.spec import StopSpec
 from harness.model.spec.rules import EquivalenceRule
+from tests.support.experiments import blocks_of
 
 BLOCKS = (0.004, -0.003, 0.006, 0.001, -0.002, 0.005)
 RULE = EquivalenceRule(name="equal", kind="equivalence", margin=0.02)
 STOP = StopSpec(margin=0.02, budget=24)
 
 
-def ratios_of(values: Sequence[float]) -> LogRatios:
-    return LogRatios("more", "base", "a", tuple(values), tuple(values))
+def ratios_of(values: Sequence[float]) -> ComparedBlocks:
+    return ComparedBlocks("more", "base", "a", blocks_of(values), tuple(range(len(values))), tuple(values))
 
 
 def looked_at(values: Sequence[float], stop: StopSpec = STOP) -> SequentialStatus:
-    looks = ComparisonLooks("more", "base", tuple(values), tuple(looks_at(values, stop)), None)
-    return SequentialStatus(stop, len(values), (looks,))
+    return SequentialStatus(stop, len(values), (looks_of(values, stop),))
+
+
+def looks_of(values: Sequence[float], stop: StopSpec = STOP) -> ComparisonLooks:
+    blocks = blocks_of(values)
+    return ComparisonLooks("more", "base", blocks, tuple(looks_at(blocks, stop)), None)
 
 
 @pytest.mark.parametrize(("scale", "p"), [(1, 4.017655762634448e-05), (6, 0.19176855218651995)])
@@ -59,12 +64,12 @@ def test_of_data_that_were_looked_at_the_sequence_decides() -> None:
 
 def test_a_stopping_rule_decides_once_it_has_an_answer() -> None:
     values = tuple(-0.05 + one for one in BLOCKS)
-    looked = ComparisonLooks("more", "base", values, tuple(looks_at(values, STOP)), None)
-    (found,) = decide_stopped(SequentialStatus(STOP, 6, (looked,)), {"more": ChannelWords(reason="B says so too")})
+    (found,) = decide_stopped(looked_at(values), {"more": ChannelWords(reason="B says so too")})
     assert (found.outcome, found.label, found.subject) == (Outcome.PASS, "CHEAPER", "more vs base")
     assert "declared: margin 0.02" in found.reason
     assert found.reason.endswith("; B says so too")
     (open_,) = decide_stopped(
-        SequentialStatus(STOP, 3, (ComparisonLooks("more", "base", values[:3], (), 3),)), {"more": ChannelWords()}
+        SequentialStatus(STOP, 3, (ComparisonLooks("more", "base", blocks_of(values[:3]), (), 3),)),
+        {"more": ChannelWords()},
     )
     assert (open_.outcome, open_.label) == (Outcome.WITHHELD, "GO ON")

@@ -10,7 +10,8 @@ import pytest
 from scipy.stats import ttest_1samp
 
 from harness.analysis.compare.answer import cost_sentence
-from harness.analysis.compare.stopping import ComparisonLooks, LogRatios, SequentialStatus, looks_at
+from harness.analysis.compare.ratio import BlockCosts
+from harness.analysis.compare.stopping import ComparedBlocks, ComparisonLooks, SequentialStatus, looks_at
 from harness.analysis.cost.cost_errors import UNKNOWN
 from harness.analysis.stats import FloatArray, Interval, of_blocks
 from harness.judge.decisions.decide import Outcome, cheaper_p, decide_superiority
@@ -30,11 +31,11 @@ def values_of(costs: Sequence[float], base: Sequence[float] = BASE) -> FloatArra
     return log_ratio_values(np.array(costs), np.array(base))
 
 
-def ratios_of(costs: Sequence[float], base: Sequence[float] = BASE, channel: Basis = "a") -> LogRatios:
-    logs = tuple(np.log(np.divide(costs, base)).tolist())
+def ratios_of(costs: Sequence[float], base: Sequence[float] = BASE, channel: Basis = "a") -> ComparedBlocks:
+    blocks = (tuple(map(BlockCosts, costs, base)), tuple(range(len(costs))))
     missing = "no step log" if channel == "b" else ""
-    return LogRatios(
-        "twelve-slots", "base", channel, logs, tuple(values_of(costs, base).tolist()), without=missing, costs=UNKNOWN
+    return ComparedBlocks(
+        "twelve-slots", "base", channel, *blocks, tuple(values_of(costs, base).tolist()), without=missing, costs=UNKNOWN
     )
 
 
@@ -102,7 +103,7 @@ def test_a_scattered_difference_is_not_shown() -> None:
 
 def test_of_costs_that_were_checked_while_they_came_in_the_sequence_decides() -> None:
     ratios, stop = ratios_of(CHEAPER), StopSpec(margin=0.02, budget=24)
-    looks = ComparisonLooks("twelve-slots", "base", ratios.logs, tuple(looks_at(ratios.logs, stop)), None)
+    looks = ComparisonLooks("twelve-slots", "base", ratios.blocks, tuple(looks_at(ratios.blocks, stop)), None)
     decision = decide_superiority(RULE, ratios, SequentialStatus(stop, 6, (looks,)))
     assert decision.outcome is Outcome.PASS
     assert "declared sequence" in decision.reason
