@@ -91,6 +91,7 @@ def init(
         f"harness simulate {path}" if start.has_costs else "": "predicts it, in seconds",
         f"harness run {path} --dry-run": "checks what it needs and starts nothing",
         f"harness run {path} --runs runs/{name}": "runs it and writes the report",
+        f"harness prereg freeze {path} --seed 2 --commit" if start.other else "": "in git: for a decision that counts",
     }
     width = max(map(len, commands))
     for command, meaning in commands.items():

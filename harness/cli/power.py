@@ -5,6 +5,7 @@ Both read sealed runs or simulate; neither runs anything.
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -113,7 +114,7 @@ def power(
         "",
         *_devices(needs, one_of_several),
         *_allocation(needs, one_of_several, costs),
-        *_paste(needs, goal),
+        *_paste(needs, goal, rule if rule and rule not in spec.rules else ""),
     ]
     print_folded("\n".join(lines))
     if output is not None:
@@ -320,7 +321,8 @@ def _allocation(needs: Sequence[Needed], goal: Goal, costs: WallCosts) -> Iterat
         yield f"{need.components.condition}: {best.blocks} blocks of each of {compiles} ({seconds})"
 
 
-def _paste(needs: Sequence[Needed], goal: Goal) -> Iterator[str]:
+def _paste(needs: Sequence[Needed], goal: Goal, rule: str) -> Iterator[str]:
+    """Lines for the experiment. rule: that it does not name yet, so that a freeze with these lines decides."""
     most = max(needs, key=lambda need: need.proposed or 10_000)
     if most.proposed is None:
         name = most.components.condition
@@ -330,9 +332,11 @@ def _paste(needs: Sequence[Needed], goal: Goal) -> Iterator[str]:
     margin, alpha = (goal.margin, goal.alpha) if goal.rule is None else (goal.rule.margin, goal.rule.alpha)
     reached = goal.power if math.isnan(most.proposed_power) else most.proposed_power
     what = f"power {reached:.2g} at margin {margin:g}, alpha {alpha:g}, sd {most.components.sd:.4f}"
-    yield "paste above the first table of the experiment:"
+    yield "paste above the first table of the experiment, in place of its own replicates:"
     yield f"# {what} ({most.components.condition})"
     yield f"replicates = {most.proposed}"
+    if rule:
+        yield f"rules = {json.dumps([rule])}"
     if all(need.looked_90 for need in needs):
         half = max(need.looked_50 or 0 for need in needs)
         budget = max(need.looked_90 or 0 for need in needs)

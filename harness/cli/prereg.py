@@ -82,17 +82,24 @@ def freeze(
     with time_left("predicting") as on_progress:
         frozen = freeze_experiment(spec, experiment, overrides=overrides, options=options, on_progress=on_progress)
     content = frozen.preregistration
-    print_folded(f"{frozen.path}")
+    print_folded(f"{_from_here(frozen.path)}")
     num_plans = len({plan.hash for plan in content.plans})
     print(f"  {len(content.plans)} runs, {num_plans} plans, {len(content.rules)} rules, seed {spec.base_seed}")
     print_folded(f"  digest {content.digest}")
+    path = _from_here(frozen.path)
     if frozen.commit is None:
-        print_folded(
-            f"  commit it before the first run: git add {frozen.path} {frozen.path.with_suffix('')} && git commit"
-        )
+        plans = f"{path.with_suffix('')}"
+        print_folded(f"  commit it before the first run: git add {path} {plans} && git commit -m 'Freeze {spec.name}'")
     else:
         print_folded(f"  commit {frozen.commit.sha}")
-    print_folded(f"  then: harness run --confirmatory {frozen.path}")
+    until = "" if content.experiment.stop is None else " --until decided"
+    print_folded(f"  then: harness run --confirmatory {path}{until}")
+
+
+def _from_here(path: Path) -> Path:
+    """The path as a command in this folder takes it: relative where it lies below."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def decide(

@@ -153,6 +153,8 @@ def perform(
         if form is not TableForm.text:
             print(conditions_written(outcome.runs, form), end="")
     code = _exit_code(console, outcome, f"{again} --runs {runs}")
+    if code is ExitCode.PASS and options.get("authorization") is not None:
+        say(console, f"decide it: harness decide {spec.name} --runs {runs}", markup=False)
     if code is ExitCode.PASS and suggested is not None:
         say(console, escape_markup(suggested.line))
     raise typer.Exit(int(code))

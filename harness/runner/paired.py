@@ -25,6 +25,7 @@ from harness.table import interval_text
 
 PLAIN, OBSERVED = "plain", "observed"
 INTERVAL_SEED = 20261121
+CHECK_SEED = 20270404
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,8 @@ def paired_spec(spec: ExperimentSpec, backend: str | None = None) -> ExperimentS
             "backend": kind.name,
             "replicates": 1,
             "rules": (),
+            # A plan of the experiment itself would be one that its freeze has to refuse.
+            "base_seed": CHECK_SEED,
             "condition": [condition.model_dump() for condition in pair],
         }
     )

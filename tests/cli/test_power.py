@@ -42,7 +42,7 @@ def test_lines_to_paste_read_back_as_an_experiment(tmp_path: Path) -> None:
     assert said.returncode == 0, said.stderr
     assert "simulated: 20 plan draws" in said.stdout
     assert "their spread is not estimated" in said.stdout
-    lines = said.stdout.partition("paste above the first table of the experiment:\n")[2].partition("page:")[0]
+    lines = said.stdout.partition("in place of its own replicates:\n")[2].partition("page:")[0]
     pasted = tmp_path / "pasted.toml"
     pasted.write_text("\n".join(line for line in lines.splitlines() if not line.startswith("or, ")))
     found = load_toml(pasted)

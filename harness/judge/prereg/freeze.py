@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -38,9 +38,9 @@ from harness.model.sim.draws import perturbation_of
 from harness.model.spec import ExperimentSpec, RulesName, load_toml
 from harness.model.spec.experiment import DEFAULT_SEED
 from harness.model.spec.recorded import recorded_changes
-from harness.model.spec.rules import find_rule, load_rule
+from harness.model.spec.rules import DecisionRule, find_rule, load_rule
 from harness.outputs import write_atomic
-from harness.shipped import find_shipped
+from harness.shipped import find_shipped, shipped_names
 from harness.stacks.rbln.launch.artifacts import artifact_identity
 from harness.stacks.rbln.launch.patches import PATCH_ROOTS
 from harness.stacks.rbln.rules.kv_rules import AUTO, rule_set
@@ -207,6 +207,7 @@ def freeze(
                 where=frozen_rule.file.path,
                 hint="Check which conditions the rule asks for",
             )
+    _require_decision(spec, [each.rule for each in rules], experiment_file)
     planned = resolve(spec)
     prediction_rules = _prediction_rules(planned, options)
     plans, plan_paths = _save_plans(repository, planned, folder / spec.name)
@@ -286,17 +287,46 @@ def _refuse(repository: Repository, spec: ExperimentSpec, experiment_file: Path,
             f"base_seed is left out, and its default ({DEFAULT_SEED}) is that of every experiment: a confirmatory plan "
             "needs new inputs",
             where=str(experiment_file),
-            hint="Write base_seed with a number that nothing has used",
+            hint="Write base_seed with a number that nothing has used, or freeze with --seed NUMBER",
         )
     check_new_seed(repository, spec.base_seed, leave_out=[experiment_file], runs_root=repository.root / RUNS)
 
 
+def _require_decision(spec: ExperimentSpec, rules: Sequence[DecisionRule], experiment_file: Path) -> None:
+    """SpecError where nothing that is frozen could ever decide: no rule, or each needs more replicates."""
+    if spec.stop is not None or any(rule.min_replicates <= spec.replicates for rule in rules):
+        return
+    name = experiment_file.name
+    if rules:
+        least = min(rule.min_replicates for rule in rules)
+        what = f"its rules need {least} replicates to decide, and it has {spec.replicates}"
+        raise SpecError(what, where=str(experiment_file), hint=f"How many it takes: harness power {name}")
+    what = "names no decision rule, so its runs could decide nothing"
+    if all(condition.name == spec.baseline_of(condition) for condition in spec.condition):
+        hint = "Add a second [[condition]] to compare with, and a rule"
+        raise SpecError(what, where=str(experiment_file), hint=hint)
+    shipped = {name: load_rule(name) for name in shipped_names("rules")}
+    fitting = [
+        name
+        for name, rule in shipped.items()
+        if rule.has_subject_in(spec.factors)
+        and not rule.missing_from(spec.factors)
+        and rule.min_replicates <= spec.replicates
+    ]
+    hint = "Write more replicates: each shipped rule needs at least 3"
+    if fitting:
+        hint = f'Name one: rules = ["NAME"] in the file, or --rule NAME. Shipped rules that fit: {", ".join(fitting)}'
+    raise SpecError(what, where=str(experiment_file), hint=hint)
+
+
 def _check_options(options: FreezeOptions, repository: Repository, dirty: Sequence[str]) -> None:
     if dirty and not options.allows_dirty_tree:
+        are_runs = any(path.startswith(f"{RUNS}/") for path in dirty)
         raise SpecError(
             f"the tree has uncommitted changes ({len(dirty)}), first {dirty[0]}",
             where=str(repository.root),
-            hint="Commit them, or pass --allow-dirty, which is recorded",
+            hint=f"{f'Write {RUNS}/ into .gitignore and commit the rest' if are_runs else 'Commit them'}, or pass "
+            "--allow-dirty, which is recorded",
         )
     if options.is_signed and not options.tag:
         raise SpecError("only a tag can be signed", where="--sign", hint="Name it: --tag NAME")
@@ -308,13 +338,15 @@ def check_new_seed(
     repository: Repository, seed: int, *, leave_out: Sequence[Path], runs_root: Path | None = None
 ) -> None:
     """Refuse a base seed that a file of the repository or a sealed run used before."""
-    uses = [use for use in used_seeds(repository, leave_out=leave_out, runs_root=runs_root) if use.seed == seed]
-    if uses:
+    used = used_seeds(repository, leave_out=leave_out, runs_root=runs_root)
+    if uses := [use for use in used if use.seed == seed]:
+        seeds = {use.seed for use in used}
+        unused = next(number for number in count(seed + 1) if number not in seeds)
         more = f" (and {len(uses) - 1} more)" if len(uses) > 1 else ""
         raise SpecError(
             f"base seed {seed} was used before, by {uses[0].where}{more}: a confirmatory plan needs new inputs",
             where=str(repository.root),
-            hint="Choose a seed that no file names: harness prereg freeze FILE.toml --seed NUMBER",
+            hint=f"Freeze it with a seed that nothing has used: harness prereg freeze FILE.toml --seed {unused}",
         )
 
 

@@ -26,6 +26,8 @@ from harness.measure.records.run import SealedRun, origin_of
 from harness.model.spec.rules import DecisionRule, load_rule
 from harness.shipped import shipped_names
 
+FREEZE_FIRST = "Freeze it with a seed that nothing has used, then run it: harness prereg freeze FILE.toml --seed NUMBER"
+
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
@@ -89,7 +91,7 @@ class Judgement:
             raise UndecidedError(
                 f"these runs do not decide everything that was asked ({counts or 'no decision'})",
                 where=self.experiment,
-                hint="The reasons stand with the decisions",
+                hint="The reasons stand with the decisions" if self.is_confirmatory else FREEZE_FIRST,
             )
         return self
 

@@ -35,7 +35,7 @@ class Repository:
             raise SpecError(
                 "is in no git repository, so nobody can check what was fixed when",
                 where=str(path),
-                hint="Keep experiments and frozen files in a git repository",
+                hint="Keep experiments and frozen files in a git repository: git init",
             )
         self.root = Path(root.strip())
 

@@ -273,3 +273,39 @@ def test_every_shipped_experiment_would_be_in_the_ledger(place: Workplace) -> No
 def test_seeds_are_found_under_their_keys_only() -> None:
     content = {"base_seed": 1, "a": [{"search_seeds": [2, [3]]}, {"seed": True}], "num": 4, "rules": [{"seed": 5}]}
     assert sorted(seeds_in(content)) == [1, 2, 3]
+
+
+def test_an_experiment_without_a_rule_is_refused_and_the_rules_that_fit_are_named(place: Workplace) -> None:
+    content = place.experiment_file.read_text()
+    place.experiment_file.write_text(content.replace('rules = ["plans/rules/mine.toml"]', ""))
+    place.commit_all()
+    with pytest.raises(SpecError, match="names no decision rule, so its runs could decide nothing") as refused:
+        place.freeze()
+    assert {"superiority", "equivalence"} <= set(str(refused.value.hint).replace(",", "").split())
+    assert not place.frozen.exists()
+    assert place.freeze(rules=("superiority",)).preregistration.rules[0].rule.name == "superiority"
+
+
+def test_a_rule_that_needs_more_replicates_than_are_planned_is_refused(place: Workplace) -> None:
+    place.experiment_file.write_text(place.experiment_file.read_text().replace("replicates = 3", "replicates = 2"))
+    place.commit_all()
+    with pytest.raises(SpecError, match="its rules need 3 replicates to decide, and it has 2"):
+        place.freeze()
+
+
+def test_one_condition_without_a_rule_is_told_to_add_another(place: Workplace) -> None:
+    content = place.experiment_file.read_text().replace('rules = ["plans/rules/mine.toml"]', "")
+    place.experiment_file.write_text(content.partition('[[condition]]\nname = "more"')[0])
+    place.commit_all()
+    with pytest.raises(SpecError) as refused:
+        place.freeze()
+    assert "Add a second [[condition]]" in str(refused.value.hint)
+
+
+def test_sealed_runs_in_the_tree_are_to_be_ignored_and_not_committed(place: Workplace) -> None:
+    place.write(".gitignore", "")
+    place.commit_all()
+    place.write("runs/small/base/0/manifest.json", "{}")
+    with pytest.raises(SpecError, match="uncommitted changes") as refused:
+        place.freeze()
+    assert "Write runs/ into .gitignore" in str(refused.value.hint)

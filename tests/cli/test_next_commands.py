@@ -1,0 +1,104 @@
+"""Each command that another one prints is run as it is printed, from a question to a decision that counts."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.command_line import harness
+
+pytestmark = pytest.mark.same_everywhere
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """An empty git repository that keeps runs out."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    for words in ("init -q .", "config user.name me", "config user.email me@example.org"):
+        subprocess.run(["git", *words.split()], cwd=folder, check=True)
+    (folder / ".gitignore").write_text("runs/\n")
+    return folder
+
+
+def commit(folder: Path) -> None:
+    for words in (["add", "."], ["commit", "-qm", "the question"]):
+        subprocess.run(["git", *words], cwd=folder, check=True)
+
+
+def followed(folder: Path, command: str, expected: tuple[int, ...] = (0,)) -> str:
+    """What a printed line answers when a person copies it, all parts of it."""
+    printed = ""
+    for part in command.split(" && "):
+        program, *words = re.findall(r"'[^']*'|\S+", part)
+        words = [word.strip("'") for word in words]
+        if program == "harness":
+            done = harness(*words, cwd=folder, environment={"COLUMNS": "200"})
+        else:
+            done = subprocess.run([program, *words], cwd=folder, capture_output=True, text=True, check=False)
+        assert done.returncode in expected, f"{part}\n{done.stdout[-500:]}\n{done.stderr}"
+        printed += done.stdout + done.stderr
+    return printed
+
+
+def line_after(start: str, printed: str) -> str:
+    found = re.search(rf"{re.escape(start)} (.*?)\s*$", printed, re.MULTILINE)
+    assert found is not None, printed
+    return found[1]
+
+
+def decided_from(folder: Path, frozen: str) -> str:
+    """What is decided when the lines that a freeze prints are followed."""
+    if "commit it before" in frozen:
+        followed(folder, line_after("commit it before the first run:", frozen))
+    ran = followed(folder, line_after("then:", frozen))
+    return followed(folder, line_after("decide it:", ran), expected=(0, 4, 5))
+
+
+def test_what_init_prints_leads_to_a_decision_that_counts(repository: Path) -> None:
+    begun = followed(repository, "harness init mine --backend sim")
+    commit(repository)
+    *first, freeze = re.findall(r"^  (harness .*?)  +# ", begun, re.MULTILINE)
+    assert len(first) == 3
+    for command in first:
+        followed(repository, command)
+    assert re.search(
+        r"(PASS|FAIL).*superiority: twelve-slots vs base", decided_from(repository, followed(repository, freeze))
+    )
+
+
+def test_runs_that_were_not_frozen_say_how_to_get_a_decision_and_a_used_seed_names_an_unused_one(
+    repository: Path,
+) -> None:
+    followed(repository, "harness init mine --backend sim")
+    followed(repository, "harness run mine.toml --replicates 3 --runs runs/first")
+    undecided = followed(repository, "harness decide mine --runs runs/first", expected=(5,))
+    commit(repository)
+    assert "harness prereg freeze FILE.toml --seed NUMBER" in undecided
+    refused = followed(repository, "harness prereg freeze mine.toml", expected=(2,))
+    command = line_after("nothing has used:", refused).replace("FILE.toml", "mine.toml")
+    assert "on confirmatory runs" in decided_from(repository, followed(repository, command))
+
+
+def test_what_power_prints_is_an_experiment_that_a_freeze_takes(repository: Path) -> None:
+    followed(repository, "harness init mine --backend sim")
+    path = repository / "mine.toml"
+    path.write_text(path.read_text().replace('rules = ["superiority"]', ""))
+    planned = followed(repository, "harness power mine.toml --rule superiority --blocks 20")
+    pasted = planned.partition("in place of its own replicates:\n")[2].partition("or, ")[0]
+    path.write_text(re.sub(r"(?m)^replicates = .*$", pasted, path.read_text()))
+    commit(repository)
+    assert "on confirmatory runs" in decided_from(repository, followed(repository, "harness prereg freeze mine.toml"))
+
+
+def test_a_stopping_rule_is_followed_to_its_verdict(repository: Path) -> None:
+    followed(repository, "harness init mine --backend sim")
+    path = repository / "mine.toml"
+    path.write_text(path.read_text() + "[stop]\nmargin = 0.5\nbudget = 12\n")
+    commit(repository)
+    frozen = followed(repository, "harness prereg freeze mine.toml --commit")
+    assert line_after("then:", frozen).endswith("--until decided")
+    assert "stop: twelve-slots" in decided_from(repository, frozen)
