@@ -55,14 +55,12 @@ class Loss:
 class EagerSteps:
     """Decode steps of a vLLM that ran without a graph although graphs are on.
 
-    count: how many of ``num_steps``. sizes: those to capture, which hold them as well as what is captured now. refused:
-    why numbers of requests say nothing of sizes, "" where they do.
+    count: how many of ``num_steps``. sizes: those to capture, which hold them as well as what is captured now.
     """
 
     count: int
     num_steps: int
     sizes: tuple[int, ...]
-    refused: str = ""
 
 
 @dataclass(frozen=True)
@@ -166,6 +164,8 @@ def why_unknown(valid: Sequence[SealedRun]) -> str:
 def _unknowns(valid: Sequence[SealedRun]) -> Iterator[tuple[bool, str]]:
     """(whether this is missing, why there is no advice then), the first cause first."""
     figures = [run_figures(run) for run in valid]
+    drafts = "it decodes speculatively, and the rules do not know drafts; measure two settings as conditions of a file"
+    yield any(run.has_drafts for run in figures) or valid[0].server.has_drafts, drafts
     yield not has_rules(valid[0]), "nothing shows the rules of this server; write them: server.rules"
     is_silent = any(run.reuse.num_rearrivals and run.reuse.num_reused is None for run in figures)
     yield is_silent, "the server does not state what it reused (--enable-prompt-tokens-details)"
@@ -232,7 +232,7 @@ def _padding_ns(run: SealedRun, figures: RunFigures) -> int:
 
 
 def _eager(run: SealedRun) -> int:
-    """Decode steps without a graph; of drafts, whose sizes count tokens, none."""
+    """Decode steps without a graph; under speculative decoding, where sizes count tokens, none."""
     log = step_log_of(run) if run.server.is_paged else None
     return 0 if log is None or log.num_drafts else sum(log.eager_by_n.values())
 
@@ -242,14 +242,13 @@ def eager_steps(valid: Sequence[SealedRun]) -> EagerSteps | None:
 
     Source: vLLM 0.33.0, config/compilation.py, adjust_cudagraph_sizes_for_spec_decode(); v1/cudagraph_dispatcher.py.
     """
-    logs = [log for run in valid if run.server.is_paged and (log := step_log_of(run)) is not None]
+    logs = [
+        log for run in valid if run.server.is_paged and (log := step_log_of(run)) is not None and not log.num_drafts
+    ]
     counts = sum((Counter(log.eager_by_n) for log in logs), Counter[int]())
     if not counts:
         return None
     num_steps = sum(log.decode_steps.num_rows for log in logs)
-    if drafts := next((log.num_drafts for log in logs if log.num_drafts), 0):
-        why = f"it drafts {drafts} tokens a step, so that a captured size counts tokens and not requests"
-        return EagerSteps(counts.total(), num_steps, (), why)
     sizes = tuple(covering_sizes(dict(sorted(counts.items())), valid[0].manifest.decode_buckets))
     return EagerSteps(counts.total(), num_steps, sizes)
 

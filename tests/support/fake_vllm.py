@@ -38,7 +38,7 @@ parser.add_argument("--cudagraph-capture-sizes", type=int, nargs="+")
 parser.add_argument("--enable-prefix-caching", action=argparse.BooleanOptionalAction)
 for name in ("cudagraph-metrics", "enable-logging-iteration-details", "enable-prompt-tokens-details", "enforce-eager"):
     parser.add_argument(f"--{name}", action="store_true")
-for name in ("api-server-count", "generation-config", "shutdown-timeout", "seed"):
+for name in ("api-server-count", "generation-config", "shutdown-timeout", "seed", "speculative-config"):
     parser.add_argument(f"--{name}")
 options = parser.parse_args()
 sizes = options.cudagraph_capture_sizes
@@ -62,7 +62,7 @@ config = Space(
     ),
     parallel_config=Space(tensor_parallel_size=1, data_parallel_size=1, _api_process_count=1),
     device_config=Space(device_type="cuda"),
-    speculative_config=None,
+    speculative_config=Space(num_speculative_tokens=2) if options.speculative_config else None,
     observability_config=Space(cudagraph_metrics=True, enable_logging_iteration_details=True),
 )
 loggers = [make(config, 0) for make in load_stat_logger_plugin_factories()]

@@ -93,6 +93,9 @@ def replay_files(sessions: Sequence[Path], steps: Path, cost_model: str = "") ->
     if str(core.header.get("scheduler")).startswith(OTHER_STACK):
         what = "is of vllm-rbln, whose scheduler has other rules than vLLM's own"
         raise RecordsError(what, where=str(steps), hint="Nothing was compared; harness trace import reads its sessions")
+    if log.num_drafts:
+        what = f"is of a server that drafts {log.num_drafts} tokens a step, and the rules do not know drafts"
+        raise RecordsError(what, where=str(steps), hint="Nothing was compared; harness trace import reads its sessions")
     config = rules_of(log.settings, log.vllm)
     requests, chains, block_tokens = read_engine(sessions, int(core.header["engine"]))
     check_settings(config, block_tokens)

@@ -235,7 +235,16 @@ def run_draws(draws: Draws, config: EngineConfig) -> layout.SimOutcome:
 
 
 def simulator_of(server: ServerSpec) -> Callable[[Draws, EngineConfig], layout.SimOutcome]:
-    """What simulates draws on a server: ``run_draws``, or for replicas behind a router what the plug-in offers."""
+    """What simulates draws on a server: ``run_draws``, or for replicas behind a router what the plug-in offers.
+
+    Raises SpecError for a server with speculative decoding.
+    """
+    if server.has_drafts:
+        raise SpecError(
+            "asks for speculative decoding, and the rules do not know drafts: nothing is predicted",
+            where="server.extra_args",
+            hint="Leave it out to predict the server without drafts; `harness run` measures it with them",
+        )
     return service("replicas", where="server.replicas").drawn(server) if server.is_routed else run_draws
 
 

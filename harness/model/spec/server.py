@@ -222,6 +222,8 @@ def key(row: ServerKey, default: Any, words: str, **limits: Any) -> Any:
 ENGINE, HARNESS, ROUTED = ServerKey("engine"), ServerKey("harness"), ServerKey("routed", is_newer=True)
 RBLN = ServerKey("launch", backends=("rbln",))
 ATTACHED = ServerKey("launch", backends=("attached",))
+# `--speculative-config JSON`, and a key of it alone: `-sc.method ngram`.
+SPECULATIVE_FLAG = re.compile(r"(--speculative[-_]config|-sc)(?=[=.]|$)")
 STACKS = ServerKey("launch", backends=("rbln", "vllm"))
 
 
@@ -491,6 +493,11 @@ class ServerSpec(Spec):
     def replica(self) -> ServerSpec:
         """One of the replicas, as a server by itself."""
         return self.model_copy(update={key: DEFAULTS[key] for key in ROUTED_KEYS}) if self.is_routed else self
+
+    @property
+    def has_drafts(self) -> bool:
+        """Whether its arguments ask for speculative decoding, which no rules know."""
+        return any(SPECULATIVE_FLAG.match(word) for word in self.extra_args)
 
     @property
     def is_vllm(self) -> bool:

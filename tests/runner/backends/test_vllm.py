@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from harness.analysis.compare.pairs import without_a
 from harness.analysis.figures import figures_at, run_figures
 from harness.analysis.logs.derive import rebuild
 from harness.analysis.logs.engine_steps import step_log_of
@@ -27,6 +28,7 @@ from harness.runner.backends import backend_named
 from harness.runner.progress import Forecast
 from harness.runner.run import LaunchOptions
 from harness.stacks.vllm.step_log import load_step_log
+from harness.tune.diagnose import diagnose
 from tests.support.experiments import UNHURRIED
 from tests.support.fake_vllm import fake_vllm
 from tests.support.processes import serving
@@ -155,6 +157,19 @@ def test_sizes_on_a_cpu_build_are_refused_before_the_first_run(tmp_path: Path) -
     with pytest.raises(SpecError, match=r"vllm 0\.30\.0\+cpu: captures no graphs"):
         backend_named("vllm").check_host(ServerSpec(model="m", environment=str(env), decode_buckets=(1, 8)))
     backend_named("vllm").check_host(ServerSpec(model="m", environment=str(env)))
+
+
+@pytest.mark.live
+def test_a_server_that_drafts_has_no_figures_of_its_few_other_steps_and_no_prediction(tmp_path: Path) -> None:
+    drafts = '{"method": "ngram", "num_speculative_tokens": 2}'
+    spec = experiment(fake_vllm(tmp_path / "env"), {}, extra_args=["--speculative-config", drafts])
+    (run,) = run_experiment(spec, runs_root=tmp_path / "runs").runs
+    figures = run_figures(run)
+    assert (figures.num_steps, figures.a, figures.padding.ratio, figures.mean_n) == (None, None, None, None)
+    assert without_a([figures]) == "speculative decoding, whose steps are not modelled"
+    assert "decodes speculatively" in diagnose([run]).unknown
+    with pytest.raises(SpecError, match="speculative decoding"):
+        predict_run(run)
 
 
 @pytest.mark.live
