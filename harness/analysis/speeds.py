@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from harness.analysis.cost.devices import DeviceEffect, device_order
 from harness.analysis.figures import RunFigures, cells, figure_at, run_figures
 from harness.analysis.stats import DEFAULT_LEVEL, Estimate, FloatArray, contrast, grouped, holm, percent
-from harness.measure.records.manifest import Finding, FleetRecord, info, warning
+from harness.measure.records.findings import finding
+from harness.measure.records.manifest import Finding, FleetRecord
 from harness.measure.records.run import SealedRun
 from harness.table import Cell, Table, interval_text, table_of
 
@@ -154,22 +155,16 @@ def speed_findings(found: Speeds) -> Iterator[Finding]:
     """What a reader must know of the devices: who is apart, who drifts, what neighbours cost."""
     for speed in found.devices:
         if speed.is_apart:
-            yield info(
-                "device-apart",
-                f"{slower_text(speed)}, p = {speed.p:.2g} (B over A, {len(speed.values)} blocks)",
-                "Pairs on one device hold none of this; runs of different devices must not be compared",
+            yield finding(
+                "device-apart", f"{slower_text(speed)}, p = {speed.p:.2g} (B over A, {len(speed.values)} blocks)"
             )
         if speed.drift is not None and speed.drift.p < (1 - DEFAULT_LEVEL) / len(found.devices):
-            yield info(
-                "device-drifts",
-                f"{speed.device} changes by {_percent_with_ends(speed.drift)} per replicate, B over A",
-                "Orders balanced within the device take it out of the comparison: an even number of its blocks",
+            yield finding(
+                "device-drifts", f"{speed.device} changes by {_percent_with_ends(speed.drift)} per replicate, B over A"
             )
     if found.neighbour is not None and found.neighbour.p < 1 - DEFAULT_LEVEL:
-        yield info(
-            "neighbours-cost",
-            f"one more busy neighbour costs {_percent_with_ends(found.neighbour)}, B over A",
-            "`harness run neighbour-null` decides how many devices may run at once",
+        yield finding(
+            "neighbours-cost", f"one more busy neighbour costs {_percent_with_ends(found.neighbour)}, B over A"
         )
 
 
@@ -179,11 +174,7 @@ def split_blocks(figures: Sequence[RunFigures]) -> Iterator[Finding]:
     for run in figures:
         places.setdefault(run.replicate, set()).add(run.device)
     if split := sorted(block for block, devices in places.items() if len(devices) > 1):
-        yield warning(
-            "block-split",
-            f"replicates {', '.join(map(str, split))} have runs on several devices",
-            "Their pairs on one device count, others do not: a difference of devices would be in them",
-        )
+        yield finding("block-split", f"replicates {', '.join(map(str, split))} have runs on several devices")
 
 
 def missing_neighbours(runs: Sequence[SealedRun]) -> Iterator[Finding]:
@@ -194,21 +185,15 @@ def missing_neighbours(runs: Sequence[SealedRun]) -> Iterator[Finding]:
             planned, busy = run.spec.num_at_once(run.condition_spec) - 1, len(run.manifest.fleet.neighbours)
             others += [f"{run.label} ({busy} of {planned})"] if busy != planned else []
     if others:
-        yield warning(
-            "neighbours-other",
-            f"other neighbours were busy than planned: {', '.join(others)}",
-            "A resumed period is made without those of its runs that were sealed before; make the block anew",
-        )
+        yield finding("neighbours-other", f"other neighbours were busy than planned: {', '.join(others)}")
 
 
 def effect_findings(condition: str, effect: DeviceEffect, channel: str) -> Iterator[Finding]:
     """A comparison whose effect differs between devices."""
     if effect.interaction is not None and effect.interaction.is_found:
         means = ", ".join(f"{mean.device} {percent(mean.mean)}" for mean in effect.devices)
-        yield warning(
-            "device-interaction",
-            f"{condition}: its effect on channel {channel} {effect.interaction} ({means})",
-            "The interval over device means allows for it; one device's result does not speak for another",
+        yield finding(
+            "device-interaction", f"{condition}: its effect on channel {channel} {effect.interaction} ({means})"
         )
 
 

@@ -39,24 +39,27 @@ def explain(
         str,
         typer.Argument(
             help="`experiment`, a table or key of it (`server.kv_slots`), `distributions`, `waits`; `tables`: columns "
-            "of runs; a word of reports and tables (`re-arrival`), or `glossary`: all of them."
+            "of runs; a finding (`clock-moved`), or `findings`; a word of reports (`re-arrival`), or `glossary`."
         ),
     ] = "experiment",
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="`tables`, `glossary`: a Markdown file for it.")
+        Path | None, typer.Option("--output", "-o", help="`tables`, `findings`, `glossary`: a Markdown file for it.")
     ] = None,
 ) -> None:
-    """Keys of an experiment file, columns of records, words of reports.
+    """Keys of files, columns of records, findings, words of reports.
 
     Keys with their meaning, choices, unit and default.
 
     Example: `harness explain workload`
     """
+    from harness.measure.records.findings import finding_rows
     from harness.present.report.glossary import entries, entries_of
 
     models = _models()
     if topic == "tables":
         _explain_tables(output)
+    elif topic == "findings" or topic in finding_rows():
+        _explain_findings(topic, output)
     elif topic == "glossary" or (topic not in models and not _tables_with(topic, models) and entries_of(topic)):
         _explain_words(topic, output)
     elif topic == "distributions":
@@ -74,7 +77,7 @@ def explain(
         keys = [f"{table}.{key}" for table, model in models.items() for key in model.model_fields]
         bare = {key for model in models.values() for key in model.model_fields}
         words = [word for entry in entries() for word in entry.words]
-        near = difflib.get_close_matches(topic, [*_topics(), *models, *bare, *keys, *words], n=1)
+        near = difflib.get_close_matches(topic, [*_topics(), *models, *bare, *keys, *finding_rows(), *words], n=1)
         hint = f"Did you mean {near[0]!r}? " if near else ""
         raise SpecError(f"nothing is known of {topic!r}", where="explain", hint=f"{hint}Topics: {', '.join(_topics())}")
 
@@ -117,6 +120,7 @@ def _topics() -> list[str]:
     return [name for name in _models() if name not in ("fixed", "uniform", "lognormal")] + [
         "distributions",
         "tables",
+        "findings",
         "glossary",
     ]
 
@@ -181,6 +185,20 @@ def _explain_more(topic: str) -> None:
         print_folded("More: harness explain " + " | ".join(name for name in _topics() if name != "experiment"))
     if topic == "waits":
         print_folded("Shipped and imported ones: harness plan waits show, harness plan waits import.")
+
+
+def _explain_findings(code: str, output: Path | None) -> None:
+    """A finding by its code; all of them for "findings", or as a page of the documents."""
+    from harness.measure.records.findings import finding_rows, findings_markdown
+
+    if output is not None:
+        print_or_write(findings_markdown(), output)
+        return
+    for name, row in finding_rows().items():
+        if code in ("findings", name):
+            move = f" {row.do}." if row.do else ""
+            more = f" (docs/{row.see})" if row.see else ""
+            print_folded(f"{name} ({' or '.join(row.severities)}): {row.means}{move}{more}")
 
 
 def _explain_words(word: str, output: Path | None) -> None:

@@ -34,6 +34,7 @@ from harness.measure.client.prompts import RequestOptions
 from harness.measure.client.run import ReplayEvent, ReplayResult, Target, replay
 from harness.measure.client.self_audit import self_audit
 from harness.measure.records import layout
+from harness.measure.records.findings import finding
 from harness.measure.records.manifest import (
     WARMED_UP,
     ClockRecord,
@@ -42,7 +43,6 @@ from harness.measure.records.manifest import (
     Manifest,
     PreregistrationRecord,
     ServerRecord,
-    warning,
 )
 from harness.measure.records.run import SealedRun
 from harness.measure.records.schema import RowStream
@@ -434,16 +434,13 @@ def _seal(run: PlannedRun, context: RunContext, writer: RunWriter, measured: _Me
     )
     findings = [*launch.findings, *measured.changes, *device_findings(devices)]
     if unbalanced := unbalanced_order(run.spec):
-        findings.append(
-            warning("order-unbalanced", unbalanced, "Give as many replicates as conditions, or twice as many")
-        )
+        findings.append(finding("order-unbalanced", unbalanced))
     if measured.log_offsets:
         within_us = max(uncertainty for _, uncertainty in measured.log_offsets) / 1000
         findings.append(
-            Finding(
-                code="clock-remote",
-                severity="info",
-                evidence=f"log stamps are another host's, placed on this host's clock to within {within_us:.0f} us",
+            finding(
+                "clock-remote",
+                f"log stamps are another host's, placed on this host's clock to within {within_us:.0f} us",
             )
         )
     needs_observer = run.server.observer and kind_named(launch.backend).has_stack

@@ -16,6 +16,7 @@ MOST_WORDS_IN_A_SENTENCE = 30
 WIDTH = 100
 LONGER_FOR_A_REASON = {
     "guides/own-server.md": "what a server that others started may do, proxies and clean starts among it",
+    "reference/findings.md": "every refusal and finding, written from their table",
     "reference/data-dictionary.md": "every column of the records, held to their schema",
     "reference/method.md": "every figure with its formula: a reviewer searches a single page",
     "evidence/client-timing.md": "measurements with the command of each, most of it tables",

@@ -11,7 +11,7 @@ from pathlib import Path
 from harness.judge.prereg import FreezeOptions, authorize, freeze
 from harness.judge.prereg.freeze import Frozen
 from harness.judge.prereg.ledger import Ledger
-from harness.measure.records.manifest import invalid, load_manifest
+from harness.measure.records.manifest import Finding, load_manifest
 from harness.measure.records.run import SealedRun
 from harness.measure.records.store import RunStore
 from harness.model.spec import ExperimentSpec, load_experiment
@@ -63,7 +63,8 @@ class BusyMachine(Ledger):
 
     def sealed(self, start: str, key: RunKey, manifest: Path, *, is_late: bool = False) -> None:
         if f"{key.condition}/{key.replicate}" in self.busy:
-            finding = invalid(*STALLED.split(": "))
+            code, evidence = STALLED.split(": ")
+            finding = Finding(code=code, severity="invalid", evidence=evidence)
             found = {"status": "invalid", "invalid_reasons": (STALLED,), "findings": (finding,)}
             manifest.write_text(load_manifest(manifest).model_copy(update=found).to_json())
         super().sealed(start, key, manifest, is_late=is_late)

@@ -27,7 +27,8 @@ from harness.analysis.cost.reconstruct import ChannelA, agreement_tolerance, res
 from harness.analysis.cost.step_parts import MAX_DRIFT
 from harness.analysis.figures import RunFigures
 from harness.analysis.stats import Interval, grouped, lag_one, log_mean_values, paired
-from harness.measure.records.manifest import Finding, info, warning
+from harness.measure.records.findings import finding
+from harness.measure.records.manifest import Finding
 from harness.model.engine.cost import CostError
 from harness.model.spec.sections import Basis
 
@@ -344,11 +345,10 @@ def check_speeds(runs: Sequence[RunFigures]) -> Iterator[Finding]:
         each = ", ".join(
             f"{speed:.2f} (run {run.replicate})" for run, speed in zip(group, speeds, strict=True) if speed
         )
-        yield warning(
+        yield finding(
             "speed-differs",
             f"{condition}: decode steps took {each} of their modelled time, so the slowest run "
             f"{100 * (max(known) / min(known) - 1):.0f} % more than the fastest",
-            "The host had another speed in each run; look for other load on it. Nothing is corrected",
         )
 
 
@@ -358,11 +358,10 @@ def check_independence(compared: Mapping[str, Comparison | None]) -> Iterator[Fi
         values = () if comparison is None else comparison.main.values
         if len(values) < MIN_FOLLOWING or (found := lag_one(values)) <= MOST_FOLLOWING:
             continue
-        yield warning(
+        yield finding(
             "blocks-follow",
             f"{condition}: the differences of successive blocks correlate with {found:.2f} over {len(values)} blocks, "
             "and intervals count them as independent, so they are too narrow",
-            "Something drifts from block to block: measure on a quiet machine, or spread the blocks over days",
         )
 
 
@@ -372,26 +371,19 @@ def check_channels(runs: Sequence[RunFigures]) -> Iterator[Finding]:
     for run in runs:
         r_ns = run.r_ns if run.is_valid and run.r_ns is not None else 0
         if r_ns < 0:
-            yield warning(
-                "residual-negative",
-                f"{run.label}: channel A exceeds channel B by {-r_ns / 1e9:.6f} s",
-                "The cost model asks more than the server took: calibrate it on this server",
-            )
+            yield finding("residual-negative", f"{run.label}: channel A exceeds channel B by {-r_ns / 1e9:.6f} s")
         if r_ns > MAX_TAU * run.b_ns:
-            yield warning(
+            yield finding(
                 "channels-apart",
                 f"{run.label}: channel A explains {(run.b_ns - r_ns) / 1e9:.3f} s of "
                 f"{run.b_ns / 1e9:.3f} s that channel B saw; r/B = {r_ns / run.b_ns:.3f}, above {MAX_TAU:g}",
-                "Calibrate the cost model on this server; limits.residual_share makes such runs INVALID",
             )
         if run.a is not None and run.a.context_problem:
-            yield warning(
-                "context-unknown",
-                f"{run.label}: steps were priced without their contexts ({run.a.context_problem})",
-                "Turn the [PFX] log on, or use a cost model without a context term",
+            yield finding(
+                "context-unknown", f"{run.label}: steps were priced without their contexts ({run.a.context_problem})"
             )
         if run.a is not None and (run.a.num_extrapolated_steps or run.a.num_extrapolated_prefills):
-            yield info(
+            yield finding(
                 "cost-extrapolated",
                 f"{run.label}: {run.a.num_extrapolated_steps} steps and {run.a.num_extrapolated_prefills} "
                 "prefills lie outside what the cost model was fitted on",

@@ -17,7 +17,8 @@ import pyarrow as pa
 from harness.clock import ScaledClock
 from harness.errors import RecordsError
 from harness.measure.records import layout, schema
-from harness.measure.records.manifest import WARMED_UP, Finding, Manifest, info, invalid, table_at, warning
+from harness.measure.records.findings import finding
+from harness.measure.records.manifest import WARMED_UP, Finding, Manifest, table_at
 from harness.measure.records.run import SealedRun, once_per_run
 from harness.model.engine.cost import attended_tokens
 from harness.stacks.vllm.step_log import StepLog, load_step_log, merged, numbered_through
@@ -211,43 +212,38 @@ def attended_by_step(log: StepLog) -> list[int]:
 def check_step_log(manifest: Manifest, log: StepLog | None, problem: str) -> Iterator[Finding]:
     """Findings about a run's step log. problem: why it cannot be read."""
     if problem:
-        yield invalid("step-log-unread", f"the step log {problem}")
+        yield finding("step-log-unread", f"the step log {problem}")
     elif log is not None:
         yield from _findings(log, manifest)
     elif manifest.observation.steps == "step-log":
         evidence = "the step log that was declared was not written"
-        yield invalid("observer-silent", evidence, "Read server.log for lines of [STEP LOG]")
+        yield finding("observer-silent", evidence, do="Read server.log for lines of [STEP LOG]")
 
 
 def _findings(log: StepLog, manifest: Manifest) -> Iterator[Finding]:
     if _is_of_another_clock(log, manifest):
-        yield invalid(
-            "step-log-clock",
-            "the step log has steps from before or after the run",
-            "Measure on the server's host: the step log has the time of its clock",
-        )
+        yield finding("step-log-clock", "the step log has steps from before or after the run")
     if log.num_damaged:
-        yield warning(
+        yield finding(
             "step-log-damaged",
             f"{log.num_damaged} lines of the step log are damaged and left out, first {log.first_damaged!r}",
         )
     yield from _check_engines(log, manifest)
     if log.unknown_rules:
-        yield warning(
+        yield finding(
             "rules-unknown",
             f"the scheduler's rules were never held to this: {log.unknown_rules}. Predictions of this server are not "
             "known to hold",
-            "Replay what it recorded: harness predict replay",
         )
     if log.unseen:
-        yield warning("steps-unseen", "; ".join(log.unseen))
+        yield finding("steps-unseen", "; ".join(log.unseen))
     counts = log.num_by_kind
     others = ", ".join(f"{count:,} {kind}" for kind, count in sorted(counts.items()) if kind != "decode")
     if others:
         cost = log.cost_us
         who = "observing them in the engine core" if log.cores else "the step log"
         evidence = f"n, b and padding are of {counts.get('decode', 0):,} pure decode steps; beside them {others}"
-        yield info("steps-apart", evidence + (f"; {who} took {cost['p50']:.0f} us a step (median)" if cost else ""))
+        yield finding("steps-apart", evidence + (f"; {who} took {cost['p50']:.0f} us a step (median)" if cost else ""))
     if eager := log.eager_by_n:
         yield eager_finding(eager, manifest.decode_buckets, log.decode_steps.num_rows)
 
@@ -258,19 +254,17 @@ def _check_engines(log: StepLog, manifest: Manifest) -> Iterator[Finding]:
     if len(log.engines) < log.num_declared_engines:
         missing = [engine for engine in range(log.num_declared_engines) if engine not in log.engines]
         files = ", ".join(f"{name}.{engine}" if engine else name for engine in missing)
-        yield invalid(
+        yield finding(
             "steps-missing",
             f"the server has {log.num_declared_engines} data-parallel engines, each with a step log; there is none of "
             f"engine {', '.join(map(str, missing))} ({files})",
-            "Every engine writes its own file, beside the first: keep them together",
         )
     if lost := sum(core.num_missing for core in log.cores):
-        yield invalid("steps-missing", f"{lost:,} steps are not in {name}", "Lines of the file were lost")
+        yield finding("steps-missing", f"{lost:,} steps are not in {name}", do="Lines of the file were lost")
     if not log.cores and "core_steps" in table_at(manifest.server.facts, "launch", "files"):
-        yield warning(
+        yield finding(
             "core-steps-silent",
             "no engine core stamped its steps: their times are those of messages to the API server, which bunch",
-            "Read server.log for lines of [CORE STEPS]",
         )
 
 
@@ -295,7 +289,7 @@ def eager_finding(eager_by_n: Mapping[int, int], captured: tuple[int, ...], num_
         f"{100 * share:.1f} % of the decode steps ran without a graph although graphs are on: no captured size of "
         f"{list(captured)} covers n = {sizes}"
     )
-    return warning("steps-eager", evidence, hint)
+    return finding("steps-eager", evidence, do=hint)
 
 
 def covering_sizes(eager_by_n: Mapping[int, int], captured: tuple[int, ...]) -> tuple[int, ...]:

@@ -61,7 +61,8 @@ from harness.analysis.validity.stalls import (
 )
 from harness.clock import NS_PER_MS, NS_PER_S, ScaledClock
 from harness.kinds import kind_of_run
-from harness.measure.records.manifest import SETTING_DECLARED, Finding, Manifest, info, invalid, table_at, warning
+from harness.measure.records.findings import finding
+from harness.measure.records.manifest import SETTING_DECLARED, Finding, Manifest, table_at
 from harness.measure.records.run import SealedRun
 from harness.measure.records.schema import ABORTED, rows_where, values_of
 from harness.model.engine.config import changed_keys, differences, keys_shown, requested_settings
@@ -91,8 +92,8 @@ def _check_each_server(run: Evidence) -> Iterator[Finding]:
         return
     for number, part in enumerate(run.derived.parts):
         own = requests_of(run.requests, run.served, number, len(run.servers))
-        for finding in _check_server_log(replace(run, requests=own, derived=part)):
-            yield finding.model_copy(update={"evidence": f"replica {number}: {finding.evidence}"})
+        for of_replica in _check_server_log(replace(run, requests=own, derived=part)):
+            yield of_replica.model_copy(update={"evidence": f"replica {number}: {of_replica.evidence}"})
 
 
 def _check_server_log(run: Evidence) -> Iterator[Finding]:
@@ -120,15 +121,15 @@ def _check_attribution(run: Evidence) -> Iterator[Finding]:
             sources.append(f"{len(new)} by {how}")
     if unknown := len(answered) - len(served):
         # Of somebody else's replicas nothing but sums is shown then.
-        yield (invalid if manifest.is_ours else warning)(
+        yield finding(
             "replica-unknown",
             f"no replica's log, header or counter tells who answered {unknown} of {len(answered)} requests",
-            "Give server.replica_header, or start the replicas with a log that names requests (docs/guides/routers.md)",
+            severity="invalid" if manifest.is_ours else "warning",
         )
     shares = ", ".join(
         f"replica {number} {sum(served.get(key) == number for key in answered)}" for number in range(num_replicas)
     )
-    yield info("replicas", f"answered by {shares}; known of {', '.join(sources) or 'none'}")
+    yield finding("replicas", f"answered by {shares}; known of {', '.join(sources) or 'none'}")
 
 
 def _check_witnesses(
@@ -136,15 +137,13 @@ def _check_witnesses(
 ) -> Iterator[Finding]:
     """Whether headers name the replicas that served: held to the logs, and where there are none to the counters."""
     headed = served_by(requests, (), derived.in_headers)
-    hint = "The router names replicas wrongly, or server.replica_urls has another order than its replicas"
     if other := sorted(key for key in headed if logged.get(key, headed[key]) != headed[key]):
         session, request = other[0]
-        yield invalid(
+        yield finding(
             "replicas-disagree",
             f"for {len(other)} of {len(headed)} requests a response header names another replica than the logs: first "
             f"session {session} request {request}, replica {headed[other[0]]} in the header, {logged[other[0]]} in "
             "the log",
-            hint,
         )
     if logged or len(headed) != requests.num_rows - requests["done_ns"].null_count:
         return
@@ -159,7 +158,7 @@ def _check_witnesses(
         if counted is not None and sum(named) == sum(counted) and named != counted:
             texts = (", ".join(f"{number:,}" for number in numbers) for numbers in (named, counted))
             evidence = f"{what} by replica: {{}} by response headers, {{}} by counters".format(*texts)
-            yield invalid("replicas-disagree", evidence, hint)
+            yield finding("replicas-disagree", evidence)
             return
 
 
@@ -202,7 +201,7 @@ def check_experiment(runs: Sequence[SealedRun]) -> list[Finding]:
 def _check_server(manifest: Manifest) -> Iterator[Finding]:
     if not manifest.server.is_alive_until_stop and manifest.num_replicas == 1:
         evidence = f"the server ended before it was told to stop (exit status {manifest.server.exit_status})"
-        yield invalid("server-died", evidence, "Read the end of server.log")
+        yield finding("server-died", evidence)
 
 
 def _check_declared_lines(run: Evidence) -> Iterator[Finding]:
@@ -215,40 +214,33 @@ def _check_declared_lines(run: Evidence) -> Iterator[Finding]:
     }
     name, num_lines = lines.get(declared.steps, ("", 1))
     if has_decoded and not num_lines:
-        yield invalid("observer-silent", f"the {name} lines that were declared are not in the log", _PATCH_HINT)
+        yield finding("observer-silent", f"the {name} lines that were declared are not in the log")
     if declared.steps != "bucket-log" and run.derived.num_bucket_lines:
-        yield invalid(
+        yield finding(
             "patch-undeclared", f"the log has {run.derived.num_bucket_lines} [BUCKET] lines of a patch nobody declared"
         )
     if has_answered and declared.has_kv_log and not run.derived.num_kv_lines:
-        yield invalid("kv-log-silent", "the [PFX] lines that were declared are not in the log", _DEBUG_HINT)
+        yield finding("kv-log-silent", "the [PFX] lines that were declared are not in the log")
 
 
 def _check_log(run: Evidence) -> Iterator[Finding]:
     derived = run.derived
     if derived.faults:
-        yield invalid("kv-fault", f"the server reported inconsistent KV bookkeeping: {', '.join(derived.faults[:3])}")
+        yield finding("kv-fault", f"the server reported inconsistent KV bookkeeping: {', '.join(derived.faults[:3])}")
     if derived.failed_copies:
-        yield invalid(
+        yield finding(
             "kv-copy-failed",
             f"reused KV could not be copied for {len(derived.failed_copies)} requests: they were prefilled in full, "
             "while the counters keep the hit",
-            "Read the traceback in server.log",
         )
     counts = run.derived.counts
     if counts.unread or counts.fragments or counts.is_tail_ours:
         sample = f", e.g. {counts.unread_samples[0]!r}" if counts.unread_samples else ""
         torn = counts.unread + counts.fragments + counts.is_tail_ours
-        yield warning(
-            "log-torn",
-            f"{torn} of {counts.lines} log lines were torn or unknown and not read{sample}",
-            "The counts below tell whether steps are missing",
-        )
+        yield finding("log-torn", f"{torn} of {counts.lines} log lines were torn or unknown and not read{sample}")
     if run.derived.num_preemptions:
-        yield warning(
-            "preempted",
-            f"{run.derived.num_preemptions} preemptions: their second prefills are not in channel A",
-            "Use at least as many KV slots as the limit",
+        yield finding(
+            "preempted", f"{run.derived.num_preemptions} preemptions: their second prefills are not in channel A"
         )
 
 
@@ -270,7 +262,7 @@ def _check_decode_tokens(run: Evidence) -> Iterator[Finding]:
         evidence = f"the step log has {logged} decode tokens, the answers have {expected} (sum of G - 1)"
         evidence += f" to {expected + left} (with those that were left)" if left else ""
     if is_shown and not expected <= logged <= expected + left:
-        yield invalid("decode-tokens", evidence, "Lines of the log were lost, or something else used the server")
+        yield finding("decode-tokens", evidence)
 
 
 def _check_reuse(run: Evidence) -> Iterator[Finding]:
@@ -286,7 +278,7 @@ def _check_reuse(run: Evidence) -> Iterator[Finding]:
         counted = round(increment)
         witnesses["counter"] = reported if reported < counted <= reported + sum(left.values()) else counted
     elif run.manifest.observation.has_metrics:
-        yield warning(
+        yield finding(
             "counter-missing",
             f"{CACHED_COUNTER} has no value in the scrape before the replay or in the one after it, so reuse "
             "was not held against the server's own count",
@@ -302,18 +294,21 @@ def _check_reuse(run: Evidence) -> Iterator[Finding]:
     if len(set(witnesses.values())) > 1:
         named = ", ".join(f"{name} {tokens}" for name, tokens in witnesses.items())
         # The counter and the log count the second admission of a preempted request, the responses do not.
-        yield (warning if run.derived.num_preemptions else invalid)("reuse-disagrees", f"cached tokens differ: {named}")
+        yield finding(
+            "reuse-disagrees",
+            f"cached tokens differ: {named}",
+            severity="warning" if run.derived.num_preemptions else "invalid",
+        )
 
 
 def _unknown_reuse(requests: pa.Table, increment: float | None) -> Finding:
     columns = values_of(requests, "prompt_tokens", "cached_tokens")
     unknown = sum(prompt is not None and cached is None for prompt, cached in columns)
     counter = "" if increment is None else f", while {CACHED_COUNTER} rose by {increment:,.0f}"
-    return warning(
+    return finding(
         "reuse-unknown",
         f"{unknown} of {requests.num_rows} answers do not state usage.prompt_tokens_details{counter}: "
         "what they reused is unknown, and so are the prefill of channel A and every figure of reuse",
-        "Start the server with --enable-prompt-tokens-details",
     )
 
 
@@ -325,11 +320,11 @@ def _check_reuse_by_request(requests: pa.Table, hits: Mapping[str, int], *, has_
     for log_id, response_id in joined.items():
         logged[response_id] += hits[log_id]
     if strangers := [log_id for log_id, response_id in joined.items() if response_id is None]:
-        yield invalid("request-foreign", f"{len(strangers)} reuse lines join no request, first {strangers[0]}")
+        yield finding("request-foreign", f"{len(strangers)} reuse lines join no request, first {strangers[0]}")
     wrong = [response_id for response_id, tokens in reported.items() if logged[response_id] != tokens]
     if wrong and not has_preemptions:
         first = wrong[0]
-        yield invalid(
+        yield finding(
             "reuse-disagrees",
             f"{len(wrong)} responses report other reuse than the log, first {first}: response {reported[first]}, "
             f"log {logged[first]}",
@@ -340,10 +335,10 @@ def _check_ids(run: Evidence) -> Iterator[Finding]:
     """Every answer has an id of its own: nothing else separates the lines of the reuse log."""
     named = Counter(name for (name,) in values_of(run.requests, "response_id") if name)
     if repeated := [name for name, count in named.items() if count > 1]:
-        yield (invalid if run.derived.num_kv_lines else warning)(
+        yield finding(
             "id-repeated",
             f"{len(repeated)} ids stand in several answers, first {repeated[0]!r} in {named[repeated[0]]}",
-            "Reuse by request cannot be checked where the server names its answers alike",
+            severity="invalid" if run.derived.num_kv_lines else "warning",
         )
 
 
@@ -351,22 +346,19 @@ def _check_lateness(run: Evidence) -> Iterator[Finding]:
     limits = limits_of(run.manifest)
     yield from check_aborts(run.requests, run.plan, run.manifest.clock.scale, limits.rearrival_lag_p99_ms)
     late = lateness(run.requests, run.manifest.clock.scale)
-    remedy = "Run on an idler machine or with more client.processes, or raise limits.{} and say so"
     p99_ms, spread_ms = late.rearrival_p99_ms, late.start_spread_ms
     if p99_ms is not None and p99_ms > limits.rearrival_lag_p99_ms:
-        yield invalid(
+        yield finding(
             "rearrival-late",
             f"re-arrivals left up to {p99_ms:.3f} ms late (p99, wall), the limit is {limits.rearrival_lag_p99_ms:g} ms",
-            remedy.format("rearrival_lag_p99_ms"),
         )
     if spread_ms is not None and spread_ms > limits.start_spread_ms:
-        yield invalid(
+        yield finding(
             "start-spread",
             f"sessions started within {spread_ms:.3f} ms (wall), the limit is {limits.start_spread_ms:g} ms",
-            remedy.format("start_spread_ms"),
         )
     if late.num_early:
-        yield invalid("sent-early", f"{late.num_early} requests left before they were due")
+        yield finding("sent-early", f"{late.num_early} requests left before they were due")
 
 
 def _check_residual(run: Evidence) -> Iterator[Finding]:
@@ -385,11 +377,12 @@ def _check_residual(run: Evidence) -> Iterator[Finding]:
         return
     share = residual_ns(b_ns, a.total_ns) / b_ns
     if share > limit:
-        yield invalid(
+        yield finding(
             "channels-apart",
             f"channel A explains {a.total_ns / NS_PER_S:.3f} s of {b_ns / NS_PER_S:.3f} s that channel B saw: r/B = "
             f"{share:.3f}, the limit is {limit:g}",
-            "Calibrate the cost model on this server, or look for what else kept it busy",
+            do="Calibrate the cost model on this server, or look for what else kept it busy",
+            severity="invalid",
         )
 
 
@@ -406,7 +399,7 @@ def _time_in_steps(run: Evidence) -> Iterator[Finding]:
         for name, group in parts.groups.items()
         if group.modelled_ns is not None and group.measured_ns
     ]
-    yield info(
+    yield finding(
         "time-in-steps",
         f"of {parts.b_ns / NS_PER_S:.3f} s in flight (B) the engine was in steps for "
         f"{parts.in_steps_ns / NS_PER_S:.3f} s (S), measured inside it, and between steps for "
@@ -415,11 +408,10 @@ def _time_in_steps(run: Evidence) -> Iterator[Finding]:
     )
     if parts.drift is not None and parts.drift > MAX_DRIFT:
         speeds = ", ".join(f"{measured_ns / expected_ns:.2f}" for measured_ns, expected_ns in parts.quarters)
-        yield warning(
+        yield finding(
             "speed-drifted",
             f"decode steps took {speeds} of their expected time in the four quarters of the run: the slowest "
             f"{100 * parts.drift:.0f} % more than the fastest",
-            "The host changed its speed while it ran; look for other load on it. Nothing is corrected",
         )
 
 
@@ -437,24 +429,22 @@ def _check_clock(run: Evidence) -> Iterator[Finding]:
     limit_ns = limits_of(run.manifest).server_stall_ms * NS_PER_MS
     if abs(moved_ns) > limit_ns and run.derived.log_ns_source == "created" and run.derived.step_log is None:
         hint = "Whether the server stood still cannot be told from its log. Keep the clock from being set during runs"
-        yield invalid("clock-moved", evidence, hint)
+        yield finding("clock-moved", evidence, do=hint, severity="invalid")
         return
-    yield warning(
-        "clock-moved", evidence, "Log stamps are off by up to that; counts and both channels are not affected"
-    )
+    yield finding("clock-moved", evidence)
 
 
 def _check_same_plan(replicate: int, runs: Sequence[SealedRun]) -> Iterator[Finding]:
     drawn = {run.condition: run.manifest.drawn_hash for run in runs}
     if len(set(drawn.values())) > 1:
         named = ", ".join(f"{condition} {value[:12] or 'none'}" for condition, value in sorted(drawn.items()))
-        yield invalid("plan-differs", f"replicate {replicate}: conditions were drawn from different plans ({named})")
+        yield finding("plan-differs", f"replicate {replicate}: conditions were drawn from different plans ({named})")
     sent: dict[str, set[str]] = {}
     for run in runs:
         sent.setdefault(run.manifest.treatment, set()).add(run.manifest.plan_hash)
     for treatment, hashes in sorted(sent.items()):
         if len(hashes) > 1:
-            yield invalid(
+            yield finding(
                 "plan-differs", f"replicate {replicate}: treatment {treatment} was sent as {len(hashes)} plans"
             )
 
@@ -473,11 +463,7 @@ def _check_same_work(replicate: int, runs: Sequence[SealedRun]) -> Iterator[Find
     }
     if len({tuple(sorted(lengths.items())) for lengths in work.values()}) > 1:
         named = ", ".join(f"{condition} {sum(lengths.values())}" for condition, lengths in sorted(work.items()))
-        yield invalid("work-differs", f"replicate {replicate}: conditions generated different tokens ({named})")
-
-
-_PATCH_HINT = "Check that the observer is installed in the server's environment and its log level is on"
-_DEBUG_HINT = "The server must log at level DEBUG for vllm_rbln.v1.core.prefix_cache_manager"
+        yield finding("work-differs", f"replicate {replicate}: conditions generated different tokens ({named})")
 
 
 # What a served stack says of itself at its start.
@@ -499,28 +485,28 @@ def check_settings(manifest: Manifest) -> Iterator[Finding]:
     at_start = _SHOWN_AT_START - {"kv_slots"} if server.is_paged else _SHOWN_AT_START
     held = varied | ((at_start | shown if is_fresh else changed_keys(server)) - _NOT_HELD)
     for evidence in differences(server, in_force, held):
-        yield invalid("setting-differs", evidence, "Change [server], the artifact or the server so that they agree")
+        yield finding("setting-differs", evidence)
     # Without a key of retention nothing is retained.
     wanted = requested_settings(server)
     shown |= {key for key in RETENTION_KEYS if wanted.get(key) is None}
     if unshown := varied - shown:
         named = ", ".join(f"{key} = {requested_settings(server)[key]}" for key in sorted(unshown))
         if server.declared:
-            yield warning(SETTING_DECLARED, f"declared, not verified: {named}")
+            yield finding(SETTING_DECLARED, f"declared, not verified: {named}")
         else:
             evidence = f"conditions differ in what nothing shows: {named}"
-            yield invalid(
+            yield finding(
                 "setting-unshown",
                 evidence,
-                "A server without graphs (a CPU, or --enforce-eager) captures no sizes: leave the key out"
+                do="A server without graphs (a CPU, or --enforce-eager) captures no sizes: leave the key out"
                 if server.is_vllm and "decode_buckets" in unshown
-                else "Give each condition a server.url of its own, or set server.declared = true",
+                else None,
             )
     if unknown := held - varied - shown:
-        yield warning(
+        yield finding(
             "setting-unknown",
             f"nothing shows {', '.join(sorted(unknown))}",
-            "Check that INFO lines of vllm and vllm_rbln are in server.log" if is_fresh else "",
+            do=None if is_fresh else "",
         )
 
 

@@ -20,8 +20,8 @@ from harness.analysis.run_tables import KEY_BITS, ROUNDING_NS, aborted_rows, req
 from harness.analysis.validity.evidence import Evidence
 from harness.clock import NS_PER_MS
 from harness.kinds import kind_of_run
-from harness.measure.client.answer import TOLERATED
-from harness.measure.records.manifest import Finding, Manifest, info, invalid, table_at, warning
+from harness.measure.records.findings import finding, tolerated
+from harness.measure.records.manifest import Finding, Manifest, table_at
 from harness.measure.records.schema import ABORTED, rows_where, values_of
 
 if TYPE_CHECKING:
@@ -54,27 +54,25 @@ def check_answers(run: Evidence) -> Iterator[Finding]:
     """
     keys, counts = np.unique(run.keys, return_counts=True)
     if len(repeated := keys[counts > 1]):
-        yield invalid("request-repeated", f"{len(repeated)} requests have several rows, first {_names(repeated)}")
+        yield finding("request-repeated", f"{len(repeated)} requests have several rows, first {_names(repeated)}")
     yield from _check_plan(run, keys)
     status = run.requests.column("status").to_numpy()
     if len(failed := np.flatnonzero((status != "ok") & (status != ABORTED))):
         kinds = Counter(status[failed].tolist())
         which = ", ".join(f"{count} {status}" for status, count in sorted(kinds.items()))
-        yield invalid(
+        yield finding(
             "request-failed",
             f"{len(failed)} of {run.requests.num_rows} requests were not answered as planned ({which}), "
             f"first {_names(run.keys[failed])}{_words_of_first(run.requests, failed, status)}",
-            "A proxy limits the size of requests: raise that (nginx: client_max_body_size), or shorten the prompts"
+            do="A proxy limits the size of requests: raise that (nginx: client_max_body_size), or shorten the prompts"
             if TOO_LARGE in run.requests.column("http_status").to_numpy()[failed[:1]]
-            else "See columns status, http_status and error of the requests table",
+            else None,
         )
     answered = run.requests.filter(pa.array(status == "ok"))
     generated = answered.column("completion_tokens").fill_null(-1).to_numpy()
     if len(wrong := request_keys(answered)[generated != answered.column("planned_generate_tokens").to_numpy()]):
-        yield invalid(
-            "wrong-length",
-            f"{len(wrong)} answers have another number of tokens than planned, first {_names(wrong)}",
-            "The server must honour ignore_eos and max_tokens",
+        yield finding(
+            "wrong-length", f"{len(wrong)} answers have another number of tokens than planned, first {_names(wrong)}"
         )
     yield from _check_reasons(answered)
     yield from _check_prompts(answered, run.plan, run.manifest.client_audit.get("text_sizes", {}))
@@ -92,7 +90,7 @@ def _check_prompts(answered: pa.Table, plan: Plan | None, sizes: Mapping[str, An
     which = f"first {_names(request_keys(answered)[drifted])}"
     evidence = f"{drifted.sum()} prompts were counted with {drift:+d} tokens in sum ({planned} planned), {which}"
     if form not in _DRIFT_HINTS:
-        yield invalid("prompt-drift", evidence)
+        yield finding("prompt-drift", evidence)
         return
     shares = np.abs(counted - sent) / np.maximum(sent, 1)
     num_far = int((shares > MOST_DRIFT).sum())
@@ -108,13 +106,13 @@ def _check_prompts(answered: pa.Table, plan: Plan | None, sizes: Mapping[str, An
         evidence += f". The shortest word is {smallest:g} tokens: shorter parts of a prompt cannot be exact"
     if num_far and (added := sizes.get("turn_tokens", 0)):
         evidence += f". The chat template adds {added} tokens to each turn: a shorter turn cannot be exact"
-    yield (warning if num_far else info)("prompt-drift", evidence, _DRIFT_HINTS[form])
+    yield finding("prompt-drift", evidence, do=_DRIFT_HINTS[form], severity="warning" if num_far else "info")
 
 
 def check_tolerated(manifest: Manifest) -> Iterator[Finding]:
     """What the server's answers contained that vLLM's do not, and that no figure depends on: one finding each."""
     for code, num_answers in sorted(manifest.client_audit.get("tolerated", {}).items()):
-        yield info(f"tolerated-{code}", f"{TOLERATED.get(code, code)} ({num_answers} answers)")
+        yield Finding(code=f"tolerated-{code}", severity="info", evidence=f"{tolerated(code)} ({num_answers} answers)")
 
 
 def _check_reasons(answered: pa.Table) -> Iterator[Finding]:
@@ -126,11 +124,10 @@ def _check_reasons(answered: pa.Table) -> Iterator[Finding]:
         f"{count} {reason!r}" + ("" if reason in FINISH_REASONS else " (a word that vLLM does not document)")
         for reason, count in reasons.most_common(MAX_NAMED)
     ]
-    yield warning(
+    yield finding(
         "finish-reason",
         f"{reasons.total()} answers have the planned length, but do not state 'length' as their end: "
         + ", ".join(words),
-        "Requests are sent with ignore_eos and max_tokens, so that only their length ends them",
     )
 
 
@@ -145,23 +142,23 @@ def _check_plan(run: Evidence, keys: IntArray) -> Iterator[Finding]:
     """keys: of all rows, ascending, without repetition."""
     if run.plan is None:
         if len(keys) != run.manifest.planned_requests:
-            yield invalid("request-missing", f"{run.manifest.planned_requests} requests planned, {len(keys)} recorded")
+            yield finding("request-missing", f"{run.manifest.planned_requests} requests planned, {len(keys)} recorded")
         return
     if run.plan.hash != run.manifest.plan_hash:
-        yield invalid(
+        yield finding(
             "plan-mismatch", f"the run names plan {run.manifest.plan_hash[:12]}, the plan is {run.plan.hash[:12]}"
         )
     planned = _planned(run.plan)
     if len(missing := np.setdiff1d(planned[:, 0], keys)):
-        yield invalid("request-missing", f"{len(missing)} planned requests have no row, first {_names(missing)}")
+        yield finding("request-missing", f"{len(missing)} planned requests have no row, first {_names(missing)}")
     if len(unplanned := np.setdiff1d(keys, planned[:, 0])):
-        yield invalid("request-unplanned", f"{len(unplanned)} rows were never planned, first {_names(unplanned)}")
+        yield finding("request-unplanned", f"{len(unplanned)} rows were never planned, first {_names(unplanned)}")
     of_rows = run.keys
     place = np.minimum(np.searchsorted(planned[:, 0], of_rows), len(planned) - 1)
     lengths = [run.requests.column(name).to_numpy() for name in ("planned_prompt_tokens", "planned_generate_tokens")]
     is_changed = (planned[place, 1] != lengths[0]) | (planned[place, 2] != lengths[1])
     if len(changed := of_rows[is_changed & (planned[place, 0] == of_rows)]):
-        yield invalid(
+        yield finding(
             "plan-mismatch", f"{len(changed)} rows carry other lengths than the plan, first {_names(changed)}"
         )
 
@@ -191,7 +188,7 @@ def check_aborts(requests: pa.Table, plan: Plan | None, scale: float, limit_ms: 
     """
     left = {(row["session"], row["request"]): row for row in aborted_rows(requests)}
     if left:
-        yield info(
+        yield finding(
             "left-as-planned",
             f"the client left {len(left)} answers as planned: their usage is unknown, so that the checks of "
             "lengths, of decode tokens and of cached tokens leave them out",
@@ -222,7 +219,7 @@ def check_aborts(requests: pa.Table, plan: Plan | None, scale: float, limit_ms: 
 
 
 def _invalid(code: str, evidence: str, key: tuple[int, int]) -> Finding:
-    return invalid(code, f"{evidence}, first session {key[0]} request {key[1]}")
+    return finding(code, f"{evidence}, first session {key[0]} request {key[1]}")
 
 
 # On servers that match single tokens, the first ids of two prompts may be equal by chance.
@@ -244,14 +241,14 @@ def check_clean_start(run: Evidence) -> Iterator[Finding]:
         return
     session, request, cached, _prompt = stale[0]
     found, prompts = sum(row[2] for row in first), sum(row[3] or 0 for row in first)
-    yield invalid(
+    yield finding(
         "cache-not-clean",
         f"{len(stale)} of {len(first)} first requests found tokens that nothing of this run had sent: {found:,} of "
         f"{prompts:,} tokens were cached, first session {session} request {request} with {cached:,} where the plan "
         f"explains {explained[session, request]:,}",
-        "Something changes the prompts on their way, or the cache matches what is not equal: measure without the router"
+        do="Something changes the prompts on their way, or the cache matches what is not equal: measure without routers"
         if is_fresh
-        else "Something else uses the server with these prompts, or its cache matches what is not equal: restart it",
+        else None,
     )
 
 

@@ -25,7 +25,8 @@ from harness.analysis.validity.evidence import Evidence
 from harness.analysis.validity.stalls import limits_of
 from harness.clock import NS_PER_S
 from harness.errors import SpecError, printable
-from harness.measure.records.manifest import Finding, Manifest, info, invalid, warning
+from harness.measure.records.findings import finding
+from harness.measure.records.manifest import Finding, Manifest
 from harness.measure.records.schema import ABORTED, rows_where, values_of
 from harness.model.engine.config import EngineConfig
 from harness.model.spec import ServerSpec
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     pass
 
 IntArray = NDArray[np.int64]
-_LOST = "Lines of the log were lost or changed: measure again, and keep server.log"
 
 
 def check_log_lines(run: Evidence) -> Iterator[Finding]:
@@ -71,11 +71,10 @@ def _check_compiled_sizes(steps: pa.Table, sizes: tuple[int, ...]) -> Iterator[F
     wrong = np.flatnonzero(smallest_size(sizes, n) != b)
     if len(wrong):
         first = wrong[0]
-        yield invalid(
+        yield finding(
             "step-size",
             f"{len(wrong):,} of {len(n):,} decode steps have a size that is not the smallest of {sorted(sizes)} for "
             f"their requests, first step {first}: [BUCKET] request_nums={n[first]} padded_batch_size={b[first]}",
-            "Give the compiled sizes in server.decode_buckets; if they are right, lines of the log were changed",
         )
 
 
@@ -99,12 +98,12 @@ def _check_graph_sizes(log: StepLog) -> Iterator[Finding]:
     wrong = np.flatnonzero(~np.where(is_eager, is_unpadded, is_smallest))
     if len(wrong):
         first = int(wrong[0])
-        yield invalid(
+        yield finding(
             "step-size",
             f"{len(wrong):,} of {len(n):,} decode steps have a size that vLLM would not choose from "
             f"{sorted(sizes) or 'no captured sizes'}, first step {first} with {n[first]} requests in size {b[first]}, "
             f"graph mode {steps['runtime_mode'][first].as_py()}",
-            "Lines of the step log were changed, or its header is of another server",
+            do="Lines of the step log were changed, or its header is of another server",
         )
 
 
@@ -112,23 +111,20 @@ def _check_slots(requests: pa.Table, derived: Derived) -> Iterator[Finding]:
     slots = derived.slots
     if slots.num_contradictions:
         evidence = f"{slots.num_contradictions:,} lines contradict those before them, first: {slots.first}"
-        yield invalid("slots-inconsistent", evidence, _LOST)
+        yield finding("slots-inconsistent", evidence)
     if slots.num_prefill_lines and slots.num_unprefilled:
-        yield invalid(
+        yield finding(
             "prefill-missing",
             f"{slots.num_unprefilled:,} requests were given slots, and the log has no line of their prefill, first "
             f"{slots.first_unprefilled}",
-            _LOST,
         )
     answered = [name for name, status in values_of(requests, "response_id", "status") if name and status == "ok"]
     allocated = rows_where(derived.tables["kv_events"], "kind", "alloc").column("request_id").unique().to_pylist()
     named = dict.fromkeys(answered)
     given = {join_request_id(log_id, named) for log_id in allocated}
     if lacking := [name for name in named if name not in given]:
-        yield invalid(
-            "slots-inconsistent",
-            f"{len(lacking):,} answers have no line that gives them slots, first {lacking[0]}",
-            _LOST,
+        yield finding(
+            "slots-inconsistent", f"{len(lacking):,} answers have no line that gives them slots, first {lacking[0]}"
         )
 
 
@@ -138,8 +134,6 @@ PROCESS_START, START_SLACK_S = "process_start_time_seconds", 1.5
 SETTINGS_INFO = ("vllm:cache_config_info", "emulator:config_info", "python_info")
 MODEL_SAMPLE = "vllm:num_requests_running"
 _ENGINE = re.compile(r'(?:^|,)engine="([^"]*)"')
-_SHARED = "Another model on the same device changes what is measured, if it is asked at the same time"
-_REPLACED = "The server was restarted or replaced during the run, or several answer at its address"
 
 
 def check_scrapes(run: Evidence) -> Iterator[Finding]:
@@ -153,25 +147,27 @@ def check_scrapes(run: Evidence) -> Iterator[Finding]:
             if is_summed
             else "other models too, which are left out"
         )
-        yield warning("other-models", f"the metrics count {what}: {named}", _SHARED)
+        yield finding("other-models", f"the metrics count {what}: {named}")
     if run.manifest.observation.has_metrics and not run.derived.tables["metrics"].num_rows:
         is_needed = limits_of(run.manifest).needs_metrics
-        yield (invalid if is_needed else warning)(
+        yield finding(
             "metrics-missing",
             f"none of {run.derived.num_scrapes} scrapes has a readable body with samples",
-            "Set limits.needs_metrics = false to measure without" if is_needed else "",
+            do=None if is_needed else "",
+            severity="invalid" if is_needed else "warning",
         )
     elif run.derived.num_failed_scrapes:
         evidence = f"{run.derived.num_failed_scrapes} of {run.derived.num_scrapes} scrapes have no readable body"
         readable = set(run.derived.tables["metrics"]["scrape"].unique().to_pylist())
         ends = {"first": 0, "last": run.derived.num_scrapes - 1}
         if lost := [name for name, scrape in ends.items() if scrape not in readable]:
-            hint = "What the server counted is not known. Set limits.needs_metrics = false to measure without"
             is_needed = limits_of(run.manifest).needs_metrics
             evidence += f", the {' and the '.join(lost)} among them"
-            yield (invalid if is_needed else warning)("scrape-failed", evidence, hint if is_needed else "")
+            yield finding(
+                "scrape-failed", evidence, do=None if is_needed else "", severity="invalid" if is_needed else "warning"
+            )
         else:
-            yield warning("scrape-failed", evidence)
+            yield finding("scrape-failed", evidence)
 
 
 def check_same_server(run: Evidence) -> Iterator[Finding]:
@@ -179,7 +175,7 @@ def check_same_server(run: Evidence) -> Iterator[Finding]:
     metrics, counters = run.derived.tables["metrics"], run.derived.counters
     if counters.num_fallen:
         evidence = f"{counters.num_fallen:,} counters fell between two scrapes, first {counters.first}"
-        yield invalid("server-replaced", evidence, _REPLACED)
+        yield finding("server-replaced", evidence)
     clock = run.manifest.clock
     moved_ns = (clock.realtime_minus_monotonic_after_ns or 0) - clock.realtime_minus_monotonic_ns
     # A process may compute its start from the wall clock, in whole seconds, at each scrape.
@@ -188,7 +184,7 @@ def check_same_server(run: Evidence) -> Iterator[Finding]:
     for labels, value in values_of(rows_where(metrics, "name", PROCESS_START), "labels", "value"):
         if abs(value - started.setdefault(labels, value)) > slack_s:
             evidence = f"{PROCESS_START} changed from {started[labels]:.2f} to {value:.2f}: another process answered"
-            yield invalid("server-replaced", evidence, _REPLACED)
+            yield finding("server-replaced", evidence)
             break
     for name in (*SETTINGS_INFO, MODEL_SAMPLE):
         yield from _changed_labels(name, rows_where(metrics, "name", name))
@@ -208,11 +204,11 @@ def check_engines(run: Evidence) -> Iterator[Finding]:
             else "No row says which engine served it, so that the ceilings of "
             "reuse, which know one pool, are too high for sessions that moved from one engine to another"
         )
-        yield warning(
+        yield finding(
             "engines-several",
             f"{len(engines)} engines ({', '.join(engines)}) answer behind this address: each has a KV pool of its own, "
             f"and the server's counts are summed over them. {known}",
-            "" if are_told else "Measure one engine at a time where reuse is the question",
+            do="" if are_told else None,
         )
 
 
@@ -222,7 +218,9 @@ def check_loaded(run: Evidence) -> Iterator[Finding]:
     if loaded:
         price = run.manifest.server_spec.get("offload_block_us")
         how = "is in B and S, not in A" if price is None else f"counts in A as {price:g} us a block"
-        yield info("kv-loaded", f"{loaded:,.0f} tokens of KV were loaded from a second memory, the time of which {how}")
+        yield finding(
+            "kv-loaded", f"{loaded:,.0f} tokens of KV were loaded from a second memory, the time of which {how}"
+        )
 
 
 def _changed_labels(name: str, samples: pa.Table) -> Iterator[Finding]:
@@ -234,7 +232,7 @@ def _changed_labels(name: str, samples: pa.Table) -> Iterator[Finding]:
     if other := next((labels for labels in others if labels != first), None):
         gone, come = (", ".join(sorted(labels)) or "nothing" for labels in (first - other, other - first))
         evidence = f"the labels of {name} changed during the run, from {gone} to {come}"
-        yield invalid("server-replaced", evidence, _REPLACED)
+        yield finding("server-replaced", evidence)
 
 
 def check_counts(run: Evidence) -> Iterator[Finding]:
@@ -263,16 +261,12 @@ def check_counts(run: Evidence) -> Iterator[Finding]:
         most = least + (left.num_rows if planned is None else sum(left[planned].to_pylist()))
         if not least <= round(counted) <= most:
             span = f"{least:,}" if most == least else f"{least:,} to {most:,}"
-            yield invalid(
-                "counts-differ",
-                f"{counter} rose by {counted:,.0f}, and the answers have {span}",
-                "Something else used the server, or it was restarted",
-            )
+            yield finding("counts-differ", f"{counter} rose by {counted:,.0f}, and the answers have {span}")
     if preempted is not None and run.derived.num_kv_lines and round(preempted) != run.derived.num_preemptions:
         evidence = (
             f"{PREEMPTED_COUNTER} rose by {preempted:,.0f}, and the log has {run.derived.num_preemptions} preemptions"
         )
-        yield invalid("counts-differ", evidence, "Lines of the log were lost")
+        yield finding("counts-differ", evidence, do="Lines of the log were lost")
 
 
 def check_moved_schedule(run: Evidence) -> Iterator[Finding]:
@@ -285,10 +279,9 @@ def check_moved_schedule(run: Evidence) -> Iterator[Finding]:
     share, limit = moved_s / span_s if span_s > 0 else math.inf, limits_of(run.manifest).schedule_moved_share
     if share < min(NOTICED_MOVED_SHARE, limit):
         return
-    yield (invalid if share >= limit else warning)(
+    yield finding(
         "schedule-moved",
         f"the emulator's host stalled: its schedule moved by {moved_s:.3f} of {span_s:.3f} model s "
         f"({100 * share:.1f} %); from {100 * limit:.1f} % on a run is INVALID",
-        "Run on an idler machine or with a smaller time_scale (lines of [EMULATOR] in server.log say when), or raise "
-        "limits.schedule_moved_share and say so",
+        severity="invalid" if share >= limit else "warning",
     )

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from harness.analysis.cost.reconstruct import ChunkedStepCost, union_ns
 from harness.analysis.logs.engine_steps import attended_by_step
 from harness.clock import NS_PER_MS, ScaledClock
-from harness.measure.records.manifest import Finding, Manifest, invalid, warning
+from harness.measure.records.findings import finding
+from harness.measure.records.manifest import Finding, Manifest
 from harness.measure.records.schema import rows_where, values_of
 from harness.model.spec import LimitsSpec
 
@@ -50,18 +51,16 @@ def check_freezes(manifest: Manifest) -> Iterator[Finding]:
     stall_ms, lag_ms = audit.get("touching_stall_max_ms"), audit.get("stamp_lag_max_ms")
     pause_ms = audit.get("client_pause_max_ms")
     if audit.get("is_stall_meter_complete") is False:
-        yield (invalid if limits.needs_stall_meter else warning)(
+        yield finding(
             "stall-meter-lost",
             "the stall meter ended before the run did: whether the host stalled is not known",
-            "Something ended that process; limits.needs_stall_meter = false keeps such runs, and says so",
+            severity="invalid" if limits.needs_stall_meter else "warning",
         )
-    remedy = "Run on an idler machine, or raise limits.{} and say so"
     if stall_ms is not None and stall_ms > limits.stall_ms:
-        yield invalid(
+        yield finding(
             "host-stalled",
             f"the host stood still for {stall_ms:.0f} ms (wall) while requests were due or under way, "
             f"the limit is {limits.stall_ms:g} ms",
-            remedy.format("stall_ms"),
         )
     waits = {
         f"what had arrived waited up to {lag_ms or 0:.0f} ms (wall) for the client": lag_ms,
@@ -69,7 +68,7 @@ def check_freezes(manifest: Manifest) -> Iterator[Finding]:
     }
     for evidence in [evidence for evidence, ms in waits.items() if ms is not None and ms > limits.stamp_lag_ms][:1]:
         limit = f", the limit is {limits.stamp_lag_ms:g} ms"
-        yield invalid("client-stalled", evidence + limit, remedy.format("stamp_lag_ms"))
+        yield finding("client-stalled", evidence + limit)
 
 
 def check_read_together(manifest: Manifest) -> Iterator[Finding]:
@@ -91,11 +90,11 @@ def check_read_together(manifest: Manifest) -> Iterator[Finding]:
     ]
     has_kernel_stamps = manifest.client_audit.get("client") != "aiohttp"
     why = "together with later ones, so that they have the stamp of the last" if has_kernel_stamps else "late"
-    yield (invalid if max(means_ms.values()) > limit_ms else warning)(
+    yield finding(
         "read-together",
         f"the client read {' and '.join(words)} {why}: "
         f"TTFT, TPOT and ITL are known to within that; the limit is {limit_ms:g} ms (wall)",
-        "Set client.realtime, leave the client a core of its own, or raise limits.read_together_ms and say so",
+        severity="invalid" if max(means_ms.values()) > limit_ms else "warning",
     )
 
 
@@ -104,14 +103,13 @@ def check_held_tokens(manifest: Manifest) -> Iterator[Finding]:
     held, limit_ms = manifest.client_audit.get("held_first"), limits_of(manifest).first_token_held_ms
     if held is None or not held["num_held"] or held["mean_ms"] <= limit_ms:
         return
-    yield (invalid if held["num_held"] >= HELD_SHARE * held["num_answers"] else warning)(
+    yield finding(
         "first-token-held",
         f"in {held['num_held']} of {held['num_answers']} answers the first token came together with later ones: a "
         f"proxy, or the server itself, collects tokens before it passes them on. "
         f"First tokens are about {held['mean_ms']:.0f} ms late for that (mean over the answers, wall), "
         f"the limit is {limit_ms:g} ms",
-        "Let the proxy pass each chunk on (nginx: proxy_buffering off; HAProxy: option http-no-delay), or measure at "
-        "the server's own port. limits.first_token_held_ms raises the limit: TTFT and ITL are then those of the proxy",
+        severity="invalid" if held["num_held"] >= HELD_SHARE * held["num_answers"] else "warning",
     )
 
 
@@ -183,11 +181,11 @@ def _longest(manifest: Manifest, gaps: Iterable[tuple[int, int, float]]) -> Iter
     longest_ns, at_ns = max(stalls, default=(0, 0))
     if longest_ns <= NOTICED_MS * ms:
         return
-    yield (invalid if longest_ns > limits.server_stall_ms * ms else warning)(
+    yield finding(
         "server-stalled",
         f"the engine made no step for {longest_ns / ms:.0f} ms (wall) beyond what its work explains, while "
         f"requests were in flight (at {at_ns} clock ns); the limit is {limits.server_stall_ms:g} ms",
-        "Look for what stopped the server, or raise limits.server_stall_ms and say so",
+        severity="invalid" if longest_ns > limits.server_stall_ms * ms else "warning",
     )
 
 

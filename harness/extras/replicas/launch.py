@@ -13,7 +13,8 @@ from harness.clock import NS_PER_S, MonotonicClock
 from harness.errors import ServerError, SpecError
 from harness.extras.replicas.router_launch import router_launch
 from harness.measure.records import layout
-from harness.measure.records.manifest import Finding, invalid
+from harness.measure.records.findings import finding
+from harness.measure.records.manifest import Finding
 from harness.measure.server.life import HEALTH, LOOPBACK, LaunchPlan
 from harness.measure.server.process import ExitReport, ServerLog, ServerProcess, free_port
 from harness.model.engine.config import requested_settings
@@ -201,10 +202,10 @@ class ServerGroup:
     def changes(self) -> tuple[Finding, ...]:
         """A finding for every process that has ended by itself."""
         return tuple(
-            invalid(
+            finding(
                 "router-died" if name == ROUTER else "replica-died",
                 f"{name} ended during the run with {process.stop().ending}",
-                f"Read {_log_of(name)}",
+                do=f"Read {_log_of(name)}",
             )
             for name, process in self.named
             if process.has_exited

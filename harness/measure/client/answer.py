@@ -41,18 +41,6 @@ _TAGS = re.compile(r"<[^>]*>")
 _from_json: Any = pydantic_core.from_json
 
 # What an answer may contain where nothing depends on it, by code: the words of a finding.
-TOLERATED = {
-    "id-changes": "the id changes within an answer; the first is taken",
-    "id-absent": "an id is absent or empty",
-    "id-not-text": "an id is not a printable text of at most 256 characters",
-    "error-null": 'an "error" without content stands in an answer',
-    "usage-repeated": "usage is stated more than once with different counts; the last is taken",
-    "done-missing": "the stream ends without [DONE], after its finish reason and its usage",
-    "done-repeated": "[DONE] is sent more than once",
-    "event-named": "events have a name",
-    "event-without-answer": "an event carries nothing of an answer (a keep-alive)",
-    "line-ends": "lines end with CR alone",
-}
 NONE_TOLERATED: frozenset[str] = frozenset()
 _ID_REMEDY = 'requests are found in the server\'s log by it. Without that log: backend = "attached"'
 
@@ -68,9 +56,9 @@ class ReceivedAnswer:
     """What one response contained so far. ``problem`` is empty while everything could be read.
 
     keeps_id_text: also keep the ids as decimal text, for the session's next prompt. is_strict: what vLLM never sends is
-    a problem; else what no figure depends on is noted in ``tolerated``, with the codes of ``TOLERATED``. replica: what
-    the response's header of that name says, see ``Target``. session_token: what a router wants with the session's next
-    request.
+    a problem; else what no figure depends on is noted in ``tolerated``, by the codes of findings "tolerated-CODE".
+    replica: what the response's header of that name says, see ``Target``. session_token: what a router wants with the
+    session's next request.
     """
 
     __slots__ = (

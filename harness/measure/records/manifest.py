@@ -124,21 +124,6 @@ class Finding(_Record):
         return f"{line}. {self.hint}" if self.hint else line
 
 
-def invalid(code: str, evidence: str, hint: str = "") -> Finding:
-    """A finding that makes a run INVALID."""
-    return Finding(code=code, severity="invalid", evidence=evidence, hint=hint)
-
-
-def warning(code: str, evidence: str, hint: str = "") -> Finding:
-    """A finding that a reader must know."""
-    return Finding(code=code, severity="warning", evidence=evidence, hint=hint)
-
-
-def info(code: str, evidence: str, hint: str = "") -> Finding:
-    """A note."""
-    return Finding(code=code, severity="info", evidence=evidence, hint=hint)
-
-
 class FileEntry(_Record):
     """One file of a run, as it was when the run was sealed."""
 

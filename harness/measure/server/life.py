@@ -16,7 +16,8 @@ from urllib.parse import urlsplit
 from harness.clock import NS_PER_MS, NS_PER_S, Clock, MonotonicClock
 from harness.errors import ServerError
 from harness.measure.client.target import Endpoint
-from harness.measure.records.manifest import Finding, Observation, invalid
+from harness.measure.records.findings import finding
+from harness.measure.records.manifest import Finding, Observation
 from harness.measure.server.ask import HTTP_OK, METRICS, NO_ANSWER, Reply, ask, ask_metrics
 from harness.measure.server.process import ExitReport, ServerLog, ServerProcess
 from harness.redact import redacted_arguments, redacted_env
@@ -157,13 +158,12 @@ class AttachedServer:
         if self.has_exited:
             return ()
         if sick := unhealthy(self._endpoint):
-            findings.append(invalid("server-unhealthy", f"after the replay {sick}", "Read the server's log"))
+            findings.append(finding("server-unhealthy", f"after the replay {sick}"))
         now = self._asked_identity()
         for what, before in self._identity.items():
             if now[what] != before:
                 evidence = f"the {what} changed during the run, from {before or 'none'} to {now[what] or 'none'}"
-                hint = "The server was replaced during the run, or several answer at its address"
-                findings.append(invalid("server-replaced", evidence, hint))
+                findings.append(finding("server-replaced", evidence))
         return tuple(findings)
 
     def _asked_identity(self) -> dict[str, str]:

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from harness.clock import NS_PER_S, ScaledClock
-from harness.measure.client.answer import COMPRESSED, TOLERATED, describe_error_body
+from harness.measure.client.answer import COMPRESSED, describe_error_body
 from harness.measure.client.run import held_facts, replay_here
 from harness.measure.client.target import Endpoint, Target
+from harness.measure.records.findings import tolerated as meaning_of
 from harness.measure.server.ask import HTTP_OK, METRICS, Reply
 from harness.measure.server.clean_start import SEED_BITS
 from harness.measure.server.life import (
@@ -192,7 +193,7 @@ def _short_request(endpoint: Endpoint, model: str, needs: Needs) -> tuple[list[s
             "the tokens of a short answer came together: a proxy may collect them, and TTFT and ITL would be its own "
             "(docs/guides/own-server.md)"
         )
-    notes += [f"tolerated: {TOLERATED[code]}" for code in tolerated]
+    notes += [f"tolerated: {meaning_of(code)}" for code in tolerated]
     return problems, notes
 
 

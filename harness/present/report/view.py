@@ -23,6 +23,7 @@ from harness.clock import utc_now
 from harness.errors import SpecError
 from harness.judge.catalogue import AnalysisResult
 from harness.judge.decisions.decide import Decision
+from harness.measure.records.findings import FindingRow, finding_rows
 from harness.measure.records.manifest import Finding
 from harness.measure.records.run import SealedRun
 from harness.present.report.answers import Channel, channels_of, counted_words
@@ -73,6 +74,8 @@ class FindingView:
     severity: str
     evidence: tuple[str, ...]
     hint: str
+    means: str = ""
+    see: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,4 +324,9 @@ def gather_findings(runs: Sequence[SealedRun], of_experiment: Sequence[Finding] 
         cases.append(f"{named}: {finding.evidence}" if named else finding.evidence)
     order = {"invalid": 0, "warning": 1, "info": 2}
     ranked = sorted(kinds.items(), key=lambda item: order[item[0][0]])
-    return tuple(FindingView(code, severity, tuple(cases), hint) for (severity, code, hint), cases in ranked)
+    unknown = FindingRow((), "")  # of a plug-in, or of another release
+    rows = {code: finding_rows().get(code, unknown) for _severity, code, _hint in kinds}
+    return tuple(
+        FindingView(code, severity, tuple(cases), hint, rows[code].means, rows[code].see)
+        for (severity, code, hint), cases in ranked
+    )

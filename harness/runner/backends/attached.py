@@ -15,7 +15,8 @@ from harness.errors import RecordsError, ServerError
 from harness.kinds import KINDS
 from harness.measure.client.target import Endpoint, Target, endpoint_at, endpoint_of
 from harness.measure.records import layout
-from harness.measure.records.manifest import Finding, Observation
+from harness.measure.records.findings import finding
+from harness.measure.records.manifest import Observation
 from harness.measure.server.ask import HTTP_OK, Reply
 from harness.measure.server.doctor import Check
 from harness.measure.server.life import MODELS, VERSION, LaunchPlan, get_at, get_metrics, model_entry, stated_version
@@ -35,13 +36,7 @@ from harness.stacks.rbln.rules.kv_rules import PAGED
 from harness.stacks.vllm.step_log import read_step_log
 
 ABOUT = "a server that somebody else started; it is never restarted"
-ATTACHED = Finding(
-    code="server-attached",
-    severity="warning",
-    evidence="the server was started by somebody else and not restarted for this run",
-    hint="Its prompts are its own, so that nothing of them was cached; what else it held or did before is part of this "
-    "run. Compare only with runs that say the same",
-)
+ATTACHED = finding("server-attached", "the server was started by somebody else and not restarted for this run")
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from harness.clock import Clock
 from harness.errors import ServerError
 from harness.measure.records import layout
+from harness.measure.records.findings import finding
 from harness.measure.records.manifest import Finding
 from harness.measure.server.ask import HTTP_OK, METRICS, Get, Poller, Reason
 from harness.stacks.rbln.launch.devices import ASSUMED, quantities, read_devices, readings
@@ -214,10 +215,10 @@ def device_findings(seen: dict[str, dict[str, Any]]) -> list[Finding]:
         if not facts["devices"]:
             error = f"; first error: {facts['first_error']}" if facts["first_error"] else ""
             evidence = f"{name}: no report of a device in {facts['reports']}{error}"
-            findings.append(Finding(code="devices-silent", severity="warning", evidence=evidence, hint=hint))
+            findings.append(finding("devices-silent", evidence, do=hint))
         if facts["unnamed_samples"]:
             evidence = f"{name}: {facts['unnamed_samples']} samples name no device: not read"
-            findings.append(Finding(code="devices-unnamed", severity="warning", evidence=evidence, hint=hint))
+            findings.append(finding("devices-unnamed", evidence, do=hint))
         odd = [
             f"{quantity} was read as {', '.join(units)}"
             for quantity, units in facts["units"].items()
@@ -225,9 +226,7 @@ def device_findings(seen: dict[str, dict[str, Any]]) -> list[Finding]:
         ]
         if odd:
             evidence = f"{name}: {'; '.join(odd)}"
-            findings.append(
-                Finding(code="devices-unit", severity="warning", evidence=evidence, hint="Compare with rbln-smi")
-            )
+            findings.append(finding("devices-unit", evidence))
     return findings
 
 

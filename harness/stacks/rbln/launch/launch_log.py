@@ -20,7 +20,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from harness.measure.records import layout
-from harness.measure.records.manifest import DeviceMetrics, Finding, LaunchReport, invalid
+from harness.measure.records.findings import finding
+from harness.measure.records.manifest import DeviceMetrics, Finding, LaunchReport
 from harness.stacks.rbln.rules.kv_rules import AUTO, RuleSet
 
 _UPDATE = re.compile(r"Updating (\w+\.\w+) from (\S+) to (\S+) based on rbln_config\.json")
@@ -250,32 +251,18 @@ def launch_findings(facts: LaunchFacts, *, needs_observer: bool) -> list[Finding
     findings: list[Finding] = []
     if facts.is_engine_dead:
         findings.append(
-            Finding(
-                code="engine-died",
-                severity="invalid",
-                evidence=facts.engine_error or "the engine core ended during the run without a message",
-                hint="Read server.log around the first EngineDeadError",
-            )
+            finding("engine-died", facts.engine_error or "the engine core ended during the run without a message")
         )
     if facts.unread:
         findings.append(
-            Finding(
-                code="statistics-unread",
-                severity="warning",
-                evidence=f"{len(facts.unread)} step statistics are in an unknown form, e.g. {facts.unread[0][:160]!r}",
-                hint="`harness stack check` says what this release changed",
+            finding(
+                "statistics-unread",
+                f"{len(facts.unread)} step statistics are in an unknown form, e.g. {facts.unread[0][:160]!r}",
             )
         )
     observed = " ".join(facts.observer)
     if needs_observer and ("one record per step" not in observed or "stopped after" in observed):
-        findings.append(
-            Finding(
-                code="observer-off",
-                severity="invalid",
-                evidence=observed or "the observer never logged that it is on",
-                hint="Set server.observer = false to measure without it",
-            )
-        )
+        findings.append(finding("observer-off", observed or "the observer never logged that it is on"))
     return findings
 
 
@@ -293,7 +280,7 @@ def rules_findings(rules: str, stack: str, served: RuleSet | None, followed: Rul
     else:
         evidence = f"the server is {stack}, which follows {served.name}; the requested rules are {rules}"
         hint = 'Set server.rules = "auto"'
-    return [Finding(code="rules-differ", severity="warning", evidence=evidence, hint=hint)]
+    return [finding("rules-differ", evidence, do=hint)]
 
 
 def replicas_findings(label: str, shown: Sequence[LaunchFacts], known: Mapping[str, Any]) -> list[Finding]:
@@ -313,7 +300,7 @@ def replicas_findings(label: str, shown: Sequence[LaunchFacts], known: Mapping[s
         if differing := sorted(key for key in keys if first.get(key) != other.get(key)):
             named = ", ".join(f"{key} {other.get(key)} for {first.get(key)}" for key in differing)
             hint = f"Start both of {label} alike; server.log of each has its settings"
-            findings.append(invalid("replicas-differ", f"replica {number} has {named} in replica {place}", hint))
+            findings.append(finding("replicas-differ", f"replica {number} has {named} in replica {place}", do=hint))
     return findings
 
 
