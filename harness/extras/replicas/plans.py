@@ -50,5 +50,6 @@ def _session_of(arrays: layout.PlanArrays, index: int, row: dict[str, int], befo
             )
         ),
         also_after=tuple(session for session in before if session != after),
+        start_kind="tool" if row["is_start_waited"] else "none",
         blocks=tuple(arrays.names[row["first_name"] :][: row["num_names"]].tolist()),
     )

@@ -21,7 +21,7 @@ from harness.model.sim.draws import Draws, nominal
 from harness.model.sim.kernel import arrays as layout
 from harness.model.sim.kernel.arrivals import AnyState
 from harness.model.sim.kernel.paged_costs import PagedCosts, paged_costs
-from harness.model.sim.plans import check_slots, plan_arrays
+from harness.model.sim.plans import check_slots, check_times, plan_arrays
 from harness.model.sim.simulate import check_admitted
 from harness.model.spec import ServerSpec
 from harness.stacks.rbln.rules.kv_rules import PAGED
@@ -42,6 +42,7 @@ class DrawsOnReplicas:
     def __call__(self, draws: Draws, config: EngineConfig) -> layout.SimOutcome:
         """Sums over all replicas, and the requests of each plan, in the order of ``draws.arrays``."""
         check_slots(draws.arrays, config)
+        check_times(draws.arrays, config, draws.models)
         arrays, replicas = draws.arrays, range(self.server.num_replicas)
         router, sent = new_router(self.server.routing.policy, len(replicas), arrays)
         scratch = layout.new_scratch(arrays, knows_returns=bool(config.keep_kv_ns))

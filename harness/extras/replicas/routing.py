@@ -110,7 +110,7 @@ def new_router(policy: str, num_replicas: int, arrays: PlanArrays) -> tuple[Rout
 
 
 def _whole(arrays: PlanArrays) -> IntArray:
-    if not np.any(arrays.sessions["continues"] >= 0):
+    if not np.any((arrays.sessions["continues"] >= 0) | (arrays.sessions["is_start_waited"] > 0)):
         return np.arange(len(arrays.sessions)) - np.repeat(arrays.plans["first_session"], arrays.plans["num_sessions"])
     known = dict[bytes, IntArray]()
     parts: list[IntArray] = []
@@ -118,7 +118,7 @@ def _whole(arrays: PlanArrays) -> IntArray:
         alone = one_plan(arrays, place)
         # Draws of a plan differ in times alone.
         first, num = int(alone.sessions["first_follower"][0]), int(alone.sessions["num_followers"].sum())
-        links = [alone.sessions[name] for name in ("after", "continues", "num_followers")]
+        links = [alone.sessions[name] for name in ("after", "continues", "num_followers", "is_start_waited")]
         key = np.concatenate([*links, alone.followers[first : first + num]]).tobytes()
         if key not in known:
             (plan,) = plans_of(alone)

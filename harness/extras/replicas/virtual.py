@@ -10,6 +10,7 @@ from harness.model.plan.blocks import BlockKeys
 from harness.model.plan.event_queue import ClientEvent, whole_sessions
 from harness.model.plan.model import Plan
 from harness.model.sim.driver import Key, UnreadRequests, VirtualDriver
+from harness.model.sim.plans import check_times, plan_arrays
 from harness.model.spec import ServerSpec
 
 
@@ -23,6 +24,7 @@ class ReplicaRun(VirtualDriver):
 
     def __init__(self, plan: Plan, server: ServerSpec, costs: CostModel, router: Policy) -> None:
         config = EngineConfig.from_server(server)
+        check_times(plan_arrays([plan]), config, [costs])
         super().__init__(plan, [EngineCore(scheduler_of(config, costs)) for _ in router.open])
         self.router = router
         self.served_by: dict[Key, int] = {}

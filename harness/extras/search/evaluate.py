@@ -26,7 +26,7 @@ from harness.model.experiment import build_plan
 from harness.model.plan.model import Plan
 from harness.model.sim.kernel import arrays as layout
 from harness.model.sim.kernel import events as kernel
-from harness.model.sim.plans import check_slots, plan_arrays
+from harness.model.sim.plans import check_slots, check_times, plan_arrays
 from harness.model.sim.simulate import run_paged
 from harness.model.spec import ServerShape, WindowSpec
 
@@ -257,6 +257,7 @@ class Evaluator:
             return [self._paged(config, group) for group in groups]
         if self.space.window is not None:
             return [self._windows(config, group, self.space.window) for group in groups]
+        check_times(self._arrays, config, [self._cost_model])
         cost = layout.cost_arrays(config, self._cost_model)
         run_plans, outcome = self._memory(config)
         run_plans(cost, first, last, FAR)

@@ -260,6 +260,9 @@ def check_plan(plan: Plan) -> None:
         _refuse("plan", f"token_id_range [{low}, {high}) holds fewer than two ids", "Give a wider range")
     if plan.shared_prefix_tokens < 0:
         _refuse("plan", f"shared_prefix_tokens is negative ({plan.shared_prefix_tokens})", "Give 0 or more")
+    if plan.shared_prefix_tokens and plan.block_tokens:
+        what = f"it has a shared prefix of {plan.shared_prefix_tokens} tokens and named blocks"
+        _refuse("plan", what, "Name the blocks of the prefix too, in every session")
     if not plan.sessions:
         _refuse("plan", "it has no session", "Give num_sessions of at least 1")
     if plan.prompt_form != "token-ids" and any(request.abort_after_tokens for request in plan.requests):

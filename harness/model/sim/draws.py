@@ -27,7 +27,7 @@ from harness.model.engine.cost import FS_PER_MS, CostModel, find_cost_file
 from harness.model.plan.build import derive_seed
 from harness.model.plan.model import Plan
 from harness.model.sim.kernel import arrays as layout
-from harness.model.sim.plans import check_slots, joined
+from harness.model.sim.plans import check_slots, check_times, joined
 from harness.model.sim.simulate import run_batch, run_paged
 from harness.model.spec import ExperimentSpec, PerturbationSpec, ServerSpec, load_toml
 from harness.plugins import service
@@ -231,6 +231,7 @@ def run_draws(draws: Draws, config: EngineConfig) -> layout.SimOutcome:
     if config.rule_set.is_paged:
         check_slots(draws.arrays, config)
         return run_paged(draws.arrays, config, draws.models, draws.noise_seeds, draws.noise)
+    check_times(draws.arrays, config, draws.models)
     return run_batch(draws.arrays, config, draws.costs(config))
 
 

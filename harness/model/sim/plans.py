@@ -6,15 +6,19 @@ those that ``build_plan`` draws.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from harness.clock import NS_PER_S
 from harness.compiled.records import IntArray, record_as_dict, records_from
 from harness.errors import PlanError
 from harness.model.engine.config import EngineConfig
+from harness.model.engine.cost import FS_PER_S, CostModel
+from harness.model.engine.state import FS_PER_NS
+from harness.model.engine.steps import FAR
 from harness.model.experiment import build_plan
 from harness.model.plan.build import draw_requests, is_waited, wait_cap_ns
 from harness.model.plan.model import Plan, SessionPlan
@@ -22,6 +26,9 @@ from harness.model.sim.kernel import arrays as layout
 from harness.model.spec import Treatment, WorkloadSpec
 
 _Table = TypeVar("_Table")
+FloatArray = npt.NDArray[np.float64]
+MOST_NS = 1 << 61
+SECONDS_PER_YEAR = 365.25 * 86_400
 
 
 def plan_arrays(plans: Sequence[Plan]) -> layout.PlanArrays:
@@ -60,7 +67,7 @@ def session_arrays(
             after, continues = (-1 if link is None else link for link in (session.after, session.continues))
             links = (after, continues, roots[place], len(before[place]), len(followers), len(waiting[place]))
             own = (len(requests), len(session.requests), session.start_offset_ns)
-            sessions.append((*own, *links, first_name, len(session.blocks)))
+            sessions.append((*own, *links, first_name, len(session.blocks), int(session.is_start_waited)))
             followers += waiting[place]
             requests += [
                 (
@@ -199,3 +206,48 @@ def check_slots(arrays: layout.PlanArrays, config: EngineConfig) -> None:
         where=f"session {session}, request {place - int(arrays.sessions['first_request'][session])}",
         hint="Shorten the session or raise slot_tokens",
     )
+
+
+def check_times(arrays: layout.PlanArrays, config: EngineConfig, models: Iterable[CostModel]) -> None:
+    """Raise PlanError where a plan could take longer than int64 holds in ns, or a step in fs: all sums are of integers.
+
+    Each step counts as the longest that these requests and costs allow.
+    """
+    plans, sessions, requests = arrays.plans, arrays.sessions, arrays.requests
+    tokens = requests["keep"] + requests["new"] + requests["generate"]
+    longest, most = int(tokens.max()), min(config.max_num_seqs, int(plans["num_sessions"].max()))
+    step_fs = max(
+        _longest_step_fs(model, config, longest, most) for model in {id(each): each for each in models}.values()
+    )
+    waits_ns = requests["wait_ns"].astype(np.float64)
+    # Nothing waits for the wait after a session's last request.
+    waits_ns[sessions["first_request"] + sessions["num_requests"] - 1] = 0
+    of_requests = waits_ns + requests["abort_ns"] + (requests["generate"] + 1.0) * step_fs / FS_PER_NS
+    total_ns = _sums(of_requests, plans["first_request"], plans["num_requests"])
+    total_ns += _sums(sessions["start_ns"], plans["first_session"], plans["num_sessions"])
+    is_step_too_long = not config.rule_set.is_paged and step_fs > FAR
+    if is_step_too_long or total_ns.max() > MOST_NS:
+        what = f"a step could take {step_fs / FS_PER_S:,.0f} s"
+        if not is_step_too_long:
+            what = f"its waits and steps could take {total_ns.max() / NS_PER_S / SECONDS_PER_YEAR:,.0f} years"
+        raise PlanError(
+            f"{what}, more than the simulator's integers hold",
+            where=f"plan {int(total_ns.argmax())}",
+            hint="Look at the units of waits and costs, or shorten the plan",
+        )
+
+
+def _longest_step_fs(model: CostModel, config: EngineConfig, longest: int, most: int) -> int:
+    """An upper bound of a step of ``most`` requests at most, none longer than ``longest`` tokens."""
+    context = longest * most
+    step_fs = max(model.f_fs.values()) + abs(model.alpha_fs) + abs(model.beta_fs) * most + model.context_fs * context
+    if not config.rule_set.is_paged:
+        return max(step_fs, FS_PER_NS * model.prefill_ns(longest, longest))
+    computed = min(config.max_num_batched_tokens, context)
+    step_fs += model.chunk_token_fs * computed + model.attended_fs * computed * longest
+    return step_fs + (model.chunk_step_fs or 0) + FS_PER_NS * (model.eager_ns + model.chunk_eager_ns)
+
+
+def _sums(values: npt.NDArray[np.int64] | npt.NDArray[np.float64], first: IntArray, num: IntArray) -> FloatArray:
+    before = np.concatenate(([0.0], np.cumsum(values, dtype=np.float64)))
+    return before[first + num] - before[first]

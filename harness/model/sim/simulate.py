@@ -25,7 +25,7 @@ from harness.model.sim.kernel import arrays as layout
 from harness.model.sim.kernel import events as kernel
 from harness.model.sim.kernel.paged_costs import paged_costs
 from harness.model.sim.kernel.paged_events import run_paged_plans
-from harness.model.sim.plans import check_slots, plan_arrays
+from harness.model.sim.plans import check_slots, check_times, plan_arrays
 from harness.model.spec import ServerSpec
 
 
@@ -111,6 +111,7 @@ def run_batch(
         assert isinstance(costs, CostModel), "tables of costs are for the compiled simulator"
         return run_paged(arrays, config, [costs])
     if isinstance(costs, CostModel):
+        check_times(arrays, config, [costs])
         costs = layout.cost_arrays(config, costs)
     return _run(arrays, config, costs, evicts_by_last_use=evicts_by_last_use)
 
@@ -147,8 +148,10 @@ def run_arrays(
     if config.rule_set.is_paged:
         assert isinstance(costs, CostModel), "tables of costs are for the compiled simulator"
         return run_paged(arrays, config, [costs], with_records=True, max_steps=FAR if max_steps is None else max_steps)
-    num_requests = len(arrays.requests)
-    cost = layout.cost_arrays(config, costs) if isinstance(costs, CostModel) else costs
+    num_requests, cost = len(arrays.requests), costs
+    if isinstance(costs, CostModel):
+        check_times(arrays, config, [costs])
+        cost = layout.cost_arrays(config, costs)
     step_room, eviction_room = 8 * num_requests + 64, 2 * num_requests + 64
     if len(cost.noise) > 1 or cost.other["context_fs"][0]:
         # Almost every decode step has its own duration, so few steps share a record.
@@ -243,6 +246,7 @@ def run_paged(  # noqa: PLR0913  # what a call of the kernel depends on
     noise. with_records: steps and evictions of the last plan. max_steps: see ``simulate``.
     Raises PlanError when a request can never be admitted.
     """
+    check_times(arrays, config, cost_models)
     most_decodes = min(config.max_num_seqs, int(arrays.plans["num_sessions"].max()))
     cost = paged_costs(config.paged, cost_models, most_decodes, noise_seeds, noise)
     state = new_paged_state(config.paged, int(arrays.plans["num_requests"].max()))

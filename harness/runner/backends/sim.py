@@ -40,6 +40,7 @@ from harness.model.plan.event_queue import ClientEvent
 from harness.model.plan.model import Plan
 from harness.model.sim import simulate
 from harness.model.sim.driver import UnreadRequests, VirtualDriver
+from harness.model.sim.plans import check_times, plan_arrays
 from harness.model.spec import ServerSpec
 from harness.model.spec.server import ENGINE_KEYS
 from harness.plugins import BackendKind, service
@@ -294,6 +295,7 @@ class _VirtualRun(VirtualDriver):
     def __init__(self, run: PlannedRun, costs: CostModel, step_log: RawFile | None) -> None:
         server, plan, client = run.server, run.plan, run.spec.client
         config = EngineConfig.from_server(server)
+        check_times(plan_arrays([plan]), config, [costs])
         # The step log of paged rules has a row for each step.
         self.takes_equal_steps = not config.rule_set.is_paged
         super().__init__(plan, [EngineCore(scheduler_of(config, costs))])

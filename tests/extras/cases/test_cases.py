@@ -269,3 +269,37 @@ def test_draws_of_a_case_of_paged_rules_differ_and_without_perturbation_miss_its
 def test_keys_of_other_rules_are_refused_by_name(changed: dict[str, Any], problem: str) -> None:
     (result,) = run({**PAGED, **changed})
     assert problem in result["error"]
+
+
+AT_ONCE = [{"requests": [{"new_tokens": 30_000, "generate": 4}]}] * 400
+SLOW_PROMPTS = {"per_chunk_s": 0.0, "per_chunk_per_token_s": 1e-3, "chunk": 1}
+LONG_WAITS = [{"requests": [{"new_tokens": 8, "generate": 2, "wait_s": 1e8}] * 40}]
+
+
+@pytest.mark.parametrize(
+    ("case", "problem"),
+    [
+        (
+            {
+                **CASE,
+                "sessions": AT_ONCE,
+                "config": {"buckets": [400], "limit": 400, "slots": 400, "slot_tokens": 32768},
+                "cost": {**COST, "context_s_per_token": 1e-3},
+            },
+            "a step could take 12,0",
+        ),
+        (
+            {
+                **CASE,
+                "sessions": [{"requests": [{"new_tokens": 8000, "generate": 4}]}],
+                "cost": {**COST, "prefill": SLOW_PROMPTS},
+            },
+            "a step could take 64,0",
+        ),
+        ({**CASE, "sessions": LONG_WAITS}, "its waits and steps could take 124 years"),
+        ({**PAGED, "sessions": LONG_WAITS}, "its waits and steps could take 124 years"),
+    ],
+)
+def test_a_case_whose_times_no_integer_holds_is_refused(case: dict[str, Any], problem: str) -> None:
+    (result,) = run({**case, "emit": []})
+    assert problem in result["error"]

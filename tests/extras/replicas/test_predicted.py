@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from harness.analysis import run_figures
 from harness.analysis.compare.drawn import DrawnCosts
-from harness.clock import NS_PER_MS
+from harness.clock import NS_PER_MS, NS_PER_S
 from harness.compiled.records import record_fields
 from harness.errors import SpecError
 from harness.extras.replicas.policies import POLICIES
@@ -21,13 +21,14 @@ from harness.judge.prereg import predict_experiment
 from harness.judge.prereg.predict import predict_run
 from harness.model.engine import EngineConfig, load_cost_model
 from harness.model.experiment import build_plan, resolve
-from harness.model.plan.model import Plan
+from harness.model.plan.model import Plan, RequestPlan, SessionPlan
 from harness.model.sim.draws import nominal, run_draws
 from harness.model.sim.kernel import arrays as layout
 from harness.model.sim.plans import plan_arrays
 from harness.model.spec import ExperimentSpec, ServerSpec, WorkloadSpec
+from harness.model.spec.server import RouterSpec
 from harness.runner import run_experiment
-from tests.extras.replicas.test_virtual import PAGED
+from tests.extras.replicas.test_virtual import PAGED, played
 from tests.measure.emulator.test_emulator_virtual import servers, workloads
 from tests.model.sim.test_simulate_aborts import plans
 from tests.support.emulated_replicas import EmulatedReplicas, NaiveReplicas, kinds_of
@@ -90,6 +91,24 @@ def test_drawn_plans_on_drawn_replicas_take_the_same_steps_as_in_python() -> Non
         seen["left"] += int((outcome.requests["aborted_tokens"] >= 0).sum())
     assert min(seen[policy] for policy in POLICIES) > 3
     assert min(seen["preemptions"], seen["left"]) > 10
+
+
+@pytest.mark.parametrize("server", [ServerSpec(), PAGED], ids=["slots", "paged"])
+def test_a_part_that_starts_after_its_agents_wait_stays_at_home(server: ServerSpec) -> None:
+    turn = (RequestPlan(0, 1000, 20),)
+    first, other = (SessionPlan(index, index, None, None, turn) for index in range(2))
+    beside = SessionPlan(2, 2 * NS_PER_S, None, None, (RequestPlan(0, 1000, 500),))
+    # It continues no text: an agent that began a new prompt.
+    goes_on = SessionPlan(3, 2 * NS_PER_S, 0, None, turn, start_kind="tool")
+    plan = Plan("drawn", 1, 0, "as-drawn", 0, (1000, 2000), (first, other, beside, goes_on), {})
+    of_replicas = server.model_copy(update={"replicas": 2, "router": RouterSpec(policy="session-affinity")})
+    costs = load_cost_model(server.cost_model)
+    run = played(plan, server, "session-affinity", 2)
+    assert run.served_by[3, 0] == run.served_by[0, 0] == run.served_by[2, 0]
+    outcome = DrawsOnReplicas(of_replicas)(
+        nominal(plan_arrays([plan]), costs), EngineConfig.from_server(of_replicas.replica)
+    )
+    assert outcome.requests["completed_ns"].tolist() == run.requests_table().column("done_ns").to_pylist()
 
 
 def two_policies(**keys: object) -> ExperimentSpec:

@@ -39,7 +39,7 @@ class SessionRecord:
 
     root: the first session of the stream that it continues, for rules by session. num_before: sessions that must have
     completed before it starts. first_follower, num_followers: the sessions that wait for it. first_name, num_names: the
-    named blocks that its fresh stream begins with.
+    named blocks that its fresh stream begins with. is_start_waited: see ``SessionPlan``.
     """
 
     first_request: int
@@ -53,6 +53,7 @@ class SessionRecord:
     num_followers: int
     first_name: int
     num_names: int
+    is_start_waited: int
 
 
 class RequestRecord:
