@@ -12,8 +12,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from harness.clock import NS_PER_S
 from harness.measure.records import layout
@@ -23,6 +25,7 @@ from harness.stacks.rbln.launch.device_watch import total_power_w
 MOST_BETWEEN_NS = NS_PER_S
 """Longest time between two samples during which requests are in flight."""
 Interval = tuple[int, int]
+Samples = Sequence[tuple[int, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,7 @@ class Energy:
         )
 
 
-def energy_of(samples: Sequence[tuple[int, float]], flights: Sequence[Interval]) -> Energy | None:
+def energy_of(samples: Samples, flights: Sequence[Interval]) -> Energy | None:
     """The energy of samples (instant in ns, W), in order, over the union of ``flights`` in ns.
 
     None where no request was in flight, or the samples do not cover that time at least once a second.
@@ -84,7 +87,7 @@ def _union(intervals: Sequence[Interval]) -> list[Interval]:
     return union
 
 
-def power_samples(path: Path) -> list[tuple[int, float]]:
+def power_samples(path: Path) -> Samples:
     """(instant in ns, W of all cards) of each report in a file of a run's devices.
 
     Reports without power are left out, and those that lack a card which another has: the rest is no power of all.
@@ -103,13 +106,52 @@ def power_samples(path: Path) -> list[tuple[int, float]]:
     return sorted((at_ns, watts) for at_ns, watts, cards in samples if cards == every_card)
 
 
+class _Flight(NamedTuple):
+    session: int
+    sent_ns: int
+    done_ns: int
+
+
+def _share_of(samples: Samples, flights: Sequence[_Flight], is_counted: NDArray[np.bool_]) -> float:
+    """The share of the joules that the counted requests have; at each instant all in flight have equal parts."""
+    at_ns, watts = np.array(samples, dtype=np.float64).T
+    _, starts, ends = np.array(flights, dtype=np.int64).T
+    cuts = np.unique(np.concatenate((at_ns.astype(np.int64), starts, ends)))
+
+    def num_open(which: NDArray[np.bool_]) -> NDArray[np.int64]:
+        begun, over = (np.searchsorted(np.sort(times[which]), cuts[:-1], side="right") for times in (starts, ends))
+        return begun - over
+
+    every = num_open(np.ones_like(is_counted))
+    middle_ns = (cuts[:-1] + cuts[1:]) / 2
+    joules = np.where(every > 0, np.interp(middle_ns, at_ns, watts) * np.diff(cuts), 0.0)
+    return float((joules * num_open(is_counted) / np.maximum(every, 1)).sum() / max(joules.sum(), 1e-300))
+
+
+def energy_of_sessions(run: SealedRun, is_counted: NDArray[np.bool_]) -> Energy | None:
+    """The part of a run's energy that these sessions of its plan have; None where nothing sampled it once a second."""
+    energy, measured = run_energy(run), _measured(run)
+    if energy is None or measured is None:
+        return None
+    _, samples, flights = measured
+    of_flights = is_counted[[each.session for each in flights]]
+    share = 1.0 if of_flights.all() else _share_of(samples, flights, of_flights)
+    return replace(energy, joules=energy.joules * share, error_joules=energy.error_joules * share)
+
+
 @once_per_run
 def run_energy(run: SealedRun) -> Energy | None:
     """The energy of a run's devices while requests were in flight; None where nothing sampled it once a second."""
-    requests = run.table("requests").select(["sent_ns", "done_ns"]).to_pylist()
-    flights = [(row["sent_ns"], row["done_ns"]) for row in requests if None not in row.values()]
+    measured = _measured(run)
+    return None if measured is None else replace(measured[0], is_emulated=run.manifest.kind.has_device is False)
+
+
+def _measured(run: SealedRun) -> tuple[Energy, Samples, list[_Flight]] | None:
+    """The first of a run's files of samples that gives an energy, its samples, and the requests in flight."""
+    requests = run.table("requests").select(_Flight._fields).to_pylist()
+    flights = [_Flight(**row) for row in requests if None not in row.values()]
     for name in (layout.DEVICE_METRICS, layout.DEVICES):
         samples = power_samples(run.file(name))
-        if samples and (energy := energy_of(samples, flights)) is not None:
-            return replace(energy, is_emulated=run.manifest.kind.has_device is False)
+        if samples and (energy := energy_of(samples, [(each.sent_ns, each.done_ns) for each in flights])) is not None:
+            return energy, samples, flights
     return None

@@ -286,6 +286,11 @@ def binomial_cdf(most: int, trials: int, chance: float) -> float:
     )
 
 
+def most_missed(number: int, level: float = DEFAULT_LEVEL) -> float:
+    """The upper bound of a share of which ``number`` independent draws held none, or all but it: 1 - .05^(1/n)."""
+    return 1 - (1 - level) ** (1 / number) if number else 1.0
+
+
 def pooled_variance(groups: Iterable[Sequence[float]]) -> tuple[float, int]:
     """(variance inside groups, its degrees of freedom); nan without any."""
     values = [np.asarray(group, dtype=np.float64) for group in groups]

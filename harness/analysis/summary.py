@@ -42,7 +42,7 @@ from harness.analysis.run_tables import COUNT_COLUMNS, count_cells
 from harness.analysis.serving import ServingFigures, serving_figures, serving_rows, window_of
 from harness.analysis.sessions import SessionFigures, overloads, session_figures, session_rows
 from harness.analysis.speeds import Speeds, device_findings, device_tables, speeds
-from harness.analysis.stats import grouped
+from harness.analysis.stats import grouped, most_missed
 from harness.analysis.validity.invariants import check_experiment
 from harness.clock import NS_PER_S
 from harness.errors import SpecError, unknown_name
@@ -301,7 +301,8 @@ class ExperimentSummary:
             f"Energy in flight ({'emulated power' if is_emulated else 'measured power'})",
             "Power between two samples is taken to go straight; the error is what sampling can have hidden where power "
             "moved one way only between two samples: half of what they differ by, and up to all of it where requests "
-            "were in flight in a part of that time."
+            "were in flight in a part of that time. It says nothing of pulses between two samples: so many samples can "
+            "all miss (5 % of the time) a state as rare as the last column."
             + (" The power is emulated: no device that served was measured." if is_emulated else ""),
             [_energy_row(one) for one in known],
             self.origin,
@@ -314,7 +315,8 @@ def _energy_row(condition: ConditionFigures) -> dict[str, Any]:
     row = {"condition": condition.name, "samples": energy.num_samples, "J": energy.joules}
     row["sampling error, J"] = energy.error_joules
     row |= {"J/token": energy.joules / tokens if tokens else None}
-    return {**row, "sampling error, %": 100 * energy.error_joules / energy.joules if energy.joules else None}
+    row["sampling error, %"] = 100 * energy.error_joules / energy.joules if energy.joules else None
+    return {**row, "may miss, % of time": 100 * most_missed(energy.num_samples)}
 
 
 def _arrow(rows: Sequence[Mapping[str, Any]]) -> pa.Table:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.analysis.compare.measures import MEASURES
-from harness.analysis.energy import energy_of, power_samples, run_energy
+from harness.analysis.energy import energy_of, energy_of_sessions, power_samples, run_energy
 from harness.analysis.figures import run_figures
 from harness.analysis.summary import summarise
 from harness.clock import NS_PER_S
@@ -21,6 +21,9 @@ from harness.judge.decisions.gate import gate_run
 from harness.measure.records import layout
 from harness.measure.records.run import SealedRun
 from harness.present.export.baseline import load_baseline, save_baseline
+from harness.runner import run_experiment
+from tests.support.as_sealed import as_sealed
+from tests.support.experiments import small_experiment
 from tests.support.report_runs import Shape, seal_run
 
 
@@ -224,3 +227,44 @@ def test_a_report_that_lacks_a_card_is_no_sample(tmp_path: Path) -> None:
     file = tmp_path / "devices.jsonl"
     file.write_text("".join(f"{json.dumps({'at_ns': at, 'readings': each})}\n" for at, each in enumerate(reports)))
     assert power_samples(file) == [(at, 200.0) for at, each in enumerate(reports) if each is cards]
+
+
+def windowed(folder: Path, **keys: Any) -> SealedRun:
+    """A simulated run of many equal sessions, whose exporter read 200 W where requests were in flight, else 100 W."""
+    workload = {"num_sessions": 36, "concurrency": 3, "requests_per_session": 2}
+    spec = small_experiment(backend="sim", time_scale=1.0, replicates=1, workload=workload, **keys)
+    run = run_experiment(spec, runs_root=folder).runs[0]
+    rows = run.table("requests").to_pylist()
+    instants = range(-NS_PER_S, max(row["done_ns"] for row in rows) + NS_PER_S, NS_PER_S // 4)
+    lines: list[str] = []
+    for at in instants:
+        watts = 100.0 + 100.0 * any(row["sent_ns"] <= at < row["done_ns"] for row in rows)
+        reading = {"device": "rbln0", "card": "A", "units": {}, "card_power_w": watts}
+        lines.append(json.dumps({"at_ns": at, "reason": "interval", "readings": [reading]}))
+    (run.path / layout.DEVICE_METRICS).write_text("\n".join(lines))
+    return as_sealed(run, run.path)
+
+
+def test_joules_a_session_are_of_the_sessions_that_are_counted(tmp_path: Path) -> None:
+    """A window that leaves out half of the sessions has their joules, not those of the run."""
+    whole = MEASURES["energy_session"].of(windowed(tmp_path / "whole"))
+    run = windowed(tmp_path / "part", window={"after_requests": 12})
+    energy, part = run_energy(run), MEASURES["energy_session"].of(run)
+    assert energy is not None
+    assert whole is not None
+    assert part is not None
+    assert part.units < whole.units * 2 / 3
+    assert part.amount < energy.joules * 2 / 3
+    assert part.amount / part.units == pytest.approx(whole.amount / whole.units, rel=0.2)
+    parts = [energy_of_sessions(run, np.arange(36) == session) for session in range(36)]
+    assert sum(each.joules for each in parts if each is not None) == pytest.approx(energy.joules)
+
+
+def test_the_table_of_energy_says_what_samples_cannot_bound(tmp_path: Path) -> None:
+    table = summarise([run_with_power(tmp_path, [50.0])]).energy
+    assert table is not None
+    (cells,) = table.rows
+    row = dict(zip(table.columns, cells, strict=True))
+    assert row["sampling error, J"] == 0
+    assert row["may miss, % of time"] == pytest.approx(100 * (1 - 0.05 ** (1 / row["samples"])))
+    assert "nothing of pulses between two samples" in table.caption

@@ -13,14 +13,15 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from harness.analysis.energy import run_energy
+from harness.analysis.energy import Energy, energy_of_sessions, run_energy
 from harness.analysis.figures import run_figures
 from harness.analysis.serving import latencies, metric_bounds, slo_of
 from harness.analysis.sessions import session_times
 from harness.analysis.stats import MIN_BEYOND, FloatArray, log_mean_values, quantile
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.measure.records.manifest import Manifest, table_at
-from harness.measure.records.run import SealedRun
+from harness.measure.records.run import SealedRun, once_per_run
+from harness.model.plan.event_queue import whole_sessions
 
 
 class Value(NamedTuple):
@@ -222,16 +223,28 @@ def _energy_per_token(run: SealedRun) -> Value | None:
     return None if energy is None or not tokens else Value(energy.joules, tokens)
 
 
+@once_per_run
+def session_energy(run: SealedRun) -> Energy | None:
+    """The energy of the sessions that began in the window: those that J_per_session counts."""
+    times, plan = session_times(run), run.plan_if_readable
+    if times is None or plan is None:
+        return None
+    whole = whole_sessions(plan)
+    return energy_of_sessions(run, np.isin(whole, whole[times.session]))
+
+
 def _energy_per_session(run: SealedRun) -> Value | None:
-    energy, times = run_energy(run), session_times(run)
+    energy, times = session_energy(run), session_times(run)
     return None if energy is None or times is None or not len(times.own_ns) else Value(energy.joules, len(times.own_ns))
 
 
-def _sampled(of: Callable[[SealedRun], Value | None]) -> Callable[[SealedRun], Bounds | None]:
+def _sampled(
+    of: Callable[[SealedRun], Value | None], energy_of: Callable[[SealedRun], Energy | None]
+) -> Callable[[SealedRun], Bounds | None]:
     """What joules a unit can be, as power was sampled; None where it stood still."""
 
     def bounds(run: SealedRun) -> Bounds | None:
-        energy, value = run_energy(run), of(run)
+        energy, value = energy_of(run), of(run)
         if energy is None or value is None or not energy.error_joules:
             return None
         error = energy.error_joules
@@ -369,17 +382,17 @@ MEASURES: Mapping[str, Measure] = {
             "J_per_token",
             "energy of the devices in flight per generated token, J",
             _energy_per_token,
-            bounds=_sampled(_energy_per_token),
+            bounds=_sampled(_energy_per_token, run_energy),
             ends=BOTH,
             open_by="power was sampled",
         ),
         Measure(
             "energy_session",
             "J_per_session",
-            "energy of the devices in flight per finished session, J",
+            "energy of the devices in flight that the sessions of the window have, per finished one, J",
             _energy_per_session,
             counted=Counted.SESSIONS,
-            bounds=_sampled(_energy_per_session),
+            bounds=_sampled(_energy_per_session, session_energy),
             ends=BOTH,
             open_by="power was sampled",
         ),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import socket
 import sys
 import threading
@@ -229,16 +230,27 @@ def answer_requests(fd: str) -> None:
             line.send(reply)
 
 
+def next_call_ns(due_ns: int, now_ns: int, interval_ns: int, *, has_random_gaps: bool) -> int:
+    """When a ``Poller`` calls next, whose last call was due at ``due_ns``."""
+    if has_random_gaps:
+        return now_ns + int(interval_ns * random.uniform(0.5, 1.5))
+    return due_ns + interval_ns * max(1, -(-(now_ns - due_ns) // interval_ns))
+
+
 class Poller:
     """Calls ``act`` with "before" at its start, "interval" from a thread until it is stopped, then "after".
 
     interval_s: in seconds of ``clock``. Missed instants are skipped: two calls at once would show nothing new.
+    has_random_gaps: of half to one and a half intervals, so that nothing periodic keeps step with the calls.
     """
 
-    def __init__(self, act: Callable[[Reason], object], clock: Clock, interval_s: float) -> None:
+    def __init__(
+        self, act: Callable[[Reason], object], clock: Clock, interval_s: float, *, has_random_gaps: bool = False
+    ) -> None:
         self._act = act
         self._clock = clock
         self._interval_ns = int(interval_s * NS_PER_S)
+        self._has_random_gaps = has_random_gaps
         self._stop_asked = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -267,7 +279,7 @@ class Poller:
         due_ns = self._clock.now_ns()
         while True:
             now_ns = self._clock.now_ns()
-            due_ns += self._interval_ns * max(1, -(-(now_ns - due_ns) // self._interval_ns))
+            due_ns = next_call_ns(due_ns, now_ns, self._interval_ns, has_random_gaps=self._has_random_gaps)
             if self._stop_asked.wait((due_ns - now_ns) / self._clock.scale / NS_PER_S):
                 return
             self._act("interval")

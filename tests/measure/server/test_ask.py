@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from harness.measure.client.target import Endpoint
-from harness.measure.server.ask import HTTP_OK, NO_ANSWER, ask, ask_metrics, ask_url, asking_process
+from harness.measure.server.ask import HTTP_OK, NO_ANSWER, ask, ask_metrics, ask_url, asking_process, next_call_ns
 from tests.support.forked_children import started_anew
 from tests.support.processes import NO_PORT, WITHIN_S, commands_of_children
 from tests.support.raw_server import CLOSE, HANG, KEEP, RESET, Asked, RawServer, Reply, whole
@@ -173,3 +173,10 @@ def test_another_process_asks_as_this_one_does_and_its_death_is_a_word_too() -> 
         process.kill()
         assert get(WITHIN_S) == (NO_ANSWER, b"", "ChildProcessError: the process that asks has ended")
     assert [asked.path for asked in server.asked] == ["/metrics"] * 2
+
+
+def test_random_gaps_keep_step_with_nothing_periodic_and_stay_near_the_interval() -> None:
+    gaps = [next_call_ns(0, 0, 1000, has_random_gaps=True) for _ in range(50)]
+    assert all(500 <= gap <= 1500 for gap in gaps)
+    assert len(set(gaps)) > 20
+    assert next_call_ns(0, 2500, 1000, has_random_gaps=False) == 3000

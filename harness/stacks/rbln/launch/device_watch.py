@@ -150,7 +150,7 @@ class DeviceWatch(Poller):
     """Records reports from a thread while entered; without a source it does nothing."""
 
     def __init__(self, path: Path, source: Report | None, clock: Clock, interval_s: float = INTERVAL_S) -> None:
-        super().__init__(self._record, clock, interval_s)
+        super().__init__(self._record, clock, interval_s, has_random_gaps=True)
         self._path = path
         self._source = source
 
