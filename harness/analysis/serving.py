@@ -476,12 +476,17 @@ def with_bounds(percentile: Percentile, low_ns: FloatArray, high_ns: FloatArray)
     """With what it can be, and moved to there. low_ns, high_ns: the least and the most that each value can be.
 
     Of gaps there are more where chunks were read together, so that their percentile may lie outside what it can be.
+    One that was moved is a bound, and has it.
     """
     low, high = (quantile(values, percentile.q) for values in (low_ns, high_ns))
     value, interval = min(max(percentile.value, low), high), percentile.interval
     if interval is not None:
         interval = replace(interval, estimate=value, low=min(interval.low, value), high=max(interval.high, value))
-    ends_of = {"at_least": low if low < value else None, "at_most": high if high > value else None}
+    is_moved = value != percentile.value
+    ends_of = {
+        "at_least": low if low < value or (is_moved and value == low) else None,
+        "at_most": high if high > value or (is_moved and value == high) else None,
+    }
     return replace(percentile, value=value, interval=interval, **ends_of)
 
 

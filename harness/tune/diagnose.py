@@ -15,7 +15,7 @@ from harness.analysis import extra_prefill_ns, run_figures
 from harness.analysis.figures import RunFigures
 from harness.analysis.logs.engine_steps import covering_sizes, step_log_of
 from harness.analysis.sessions import has_costs
-from harness.analysis.stats import t_quantile
+from harness.analysis.stats import most_missed, t_quantile
 from harness.analysis.summary import summarise
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
@@ -207,6 +207,9 @@ def _loss(kind: str, words: str, lost_ns: Sequence[int], device_ns: Sequence[int
         return Loss(kind, words, sum(lost_ns) / NS_PER_S, share)
     mean = total / num
     left = [(lost - share * device) / mean for lost, device in zip(lost_ns, device_ns, strict=True)]
+    if not any(left):
+        # Every run lost the same share, mostly none: an interval of no width would say that it is known.
+        return Loss(kind, words, sum(lost_ns) / NS_PER_S, share)
     half = t_quantile(LEVEL, num - 1) * math.sqrt(sum(each * each for each in left) / (num - 1) / num)
     return Loss(kind, words, sum(lost_ns) / NS_PER_S, share, max(0.0, share - half), share + half)
 
@@ -259,6 +262,8 @@ def _reuse_in_words(figures: Sequence[RunFigures]) -> str:
     tokens = sum(max(0, each.reusable_tokens - (each.cached_tokens or 0)) for each in again)
     evicted = sum((run.evictions or Counter[str]()).total() for run in figures)
     by = f"; {evicted} evictions" if evicted else ""
+    if again and not lost:
+        by += f"; a true share of up to {100 * most_missed(len(again)):.1f} % of them shows none of {len(again)} too"
     return f"{lost} of {len(again)} returning requests computed {tokens:,} tokens again{by}"
 
 

@@ -21,7 +21,8 @@ from harness.tune.setups import Setup
 
 REPLICATES = 6
 """Plans of one imagined experiment."""
-LEAST_DRAWS, MOST_DRAWS = 12, 100
+LEAST_DRAWS, MOST_DRAWS = 19, 100
+"""Of 19 draws the least and the most hold 90 % of experiments; of fewer no order statistics do."""
 
 
 @dataclass(frozen=True)

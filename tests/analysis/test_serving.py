@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from harness.measure.records.store import RunStore
 from harness.model.sim import simulate
 from harness.model.spec import parse_experiment
 from harness.present.report import serving_tables
+from harness.present.report.answers import bound_words
 from harness.runner import run_experiment
 from tests.analysis.conftest import Simulated
 from tests.measure.server.test_clean_start import null_experiment
@@ -95,7 +97,10 @@ def test_a_percentile_lies_where_it_can_be() -> None:
     late = Percentile(0.5, 273.1, None, None, None)
     low, high = np.full(3, 294.65), np.full(3, 310.0)
     moved = with_bounds(late, low, high)
-    assert (moved.value, moved.at_least, moved.at_most) == (294.65, None, 310.0)
+    assert (moved.value, moved.at_least, moved.at_most) == (294.65, 294.65, 310.0)
+    within = with_bounds(Percentile(0.5, 294.65, None, None, None), low, high)
+    assert (within.at_least, within.at_most) == (None, 310.0), "only one that was moved is a bound"
+    assert "\u2265" in bound_words(replace(moved, value=294.65e6, at_least=294.65e6, at_most=None))
 
 
 def test_a_window_can_begin_when_every_user_has_finished_a_request(simulated: Simulated) -> None:

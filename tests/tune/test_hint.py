@@ -83,3 +83,12 @@ def test_sessions_that_arrive_faster_than_they_are_served_are_called_overloaded_
     found = diagnose([run])
     assert found.overload is not None
     assert next(line for line in found.lines() if "overloaded" in line).startswith("overloaded: the sessions ask for")
+
+
+def test_a_loss_that_no_run_shows_has_a_bound_and_no_interval_of_no_width(tmp_path: Path) -> None:
+    found = diagnose(sealed(tmp_path, {"num_sessions": 3}, kv_slots=32))
+    lost = next(loss for loss in found.losses if loss.kind == "lost reuse")
+    assert (lost.percent, lost.low) == ("0.0 %", None)
+    assert found.num_rearrivals == 6
+    # .607 ** 6 = .05
+    assert lost.words.endswith("a true share of up to 39.3 % of them shows none of 6 too")

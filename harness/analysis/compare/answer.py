@@ -390,7 +390,10 @@ class ExperimentRuns:
         """
         of_tables, of_rule = (self.compare(condition, baseline, each) for each in (None, basis))
         apart = (why_apart(compared) for compared in (of_tables, of_rule) if compared is not None)
-        return ChannelWords(next(filter(None, apart), ""), "" if of_rule is None else asked_in_words(of_rule))
+        reason = "" if of_rule is None else asked_in_words(of_rule)
+        if of_rule is not None and all(run.manifest.kind.is_virtual for run in self.valid_runs):
+            reason = "simulated: both channels are one cost"
+        return ChannelWords(next(filter(None, apart), ""), reason)
 
     def result(self, condition: str, baseline: str) -> Result | None:
         """What the runs show of a condition's cost, as every view has it; None without a pair of valid runs."""

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from harness.analysis.stats import quantile
 from harness.compiled import bind
 from harness.compiled.records import IntArray, Records, sums
 from harness.errors import PlanError, SpecError
@@ -284,7 +285,7 @@ class Evaluator:
         return GroupFigures(
             device_ns=sum(figures.device_ns for figures in of_plans),
             wait_ns=sum(figures.wait_session_ns for figures in of_plans),
-            p99_ns=nearest_rank(latencies, 0.99),
+            p99_ns=p99_of(latencies),
             completed=sum(figures.completed for figures in of_plans),
             cached_tokens=sum(figures.cached_tokens for figures in of_plans),
             evictions=sum(figures.evictions for figures in of_plans),
@@ -310,19 +311,16 @@ def _sums(of_plans: Records[layout.PlanTotals], latencies_ns: IntArray) -> Group
     return GroupFigures(
         device_ns=totals["decode_ns"] + totals["prefill_ns"],
         wait_ns=totals["wait_ns"],
-        p99_ns=nearest_rank(latencies_ns, 0.99),
+        p99_ns=p99_of(latencies_ns),
         completed=len(latencies_ns),
         cached_tokens=totals["cached_tokens"],
         evictions=totals["evictions"],
     )
 
 
-def nearest_rank(values: IntArray, share: float) -> int:
-    """The smallest value that at least ``share`` of all values do not exceed; 0 when there are none."""
-    if values.size == 0:
-        return 0
-    place = max(-(-int(values.size * share * 1_000_000) // 1_000_000), 1) - 1
-    return int(np.partition(values, place)[place])
+def p99_of(values: IntArray) -> int:
+    """The 99th percentile as every other figure has it, in whole ns; 0 without a value."""
+    return round(quantile(values, 0.99)) if values.size else 0
 
 
 def _runs_of(groups: Sequence[PlanGroup], places: Sequence[int]) -> list[list[int]]:

@@ -31,8 +31,8 @@ def replay(
     """Say which decisions of a recorded vLLM server its scheduler's rules do not reproduce.
 
     Requests and aborts are given to the rules before the step before which the server had them, so that costs play no
-    part. Exit code 0 where every decision and every number of free KV blocks is the same, 4 where some differ, 1 or 2
-    where nothing was compared.
+    part. Exit code 0 where every decision and every number of free KV blocks is the same, 4 where some differ or
+    the two files contradict each other, 1 or 2 where nothing was compared.
 
     Example: `harness predict replay sessions.jsonl --steps core_steps.jsonl`
     """

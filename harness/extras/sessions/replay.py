@@ -8,7 +8,7 @@ and more differences may follow from it.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -52,7 +52,8 @@ class Replay:
 
     kinds: steps that differ, by their first difference. num_admitted, num_cached_differ: admissions, and those whose
     cached tokens differ. num_free_differ, first_free: steps with another number of free KV blocks, and (step, recorded,
-    by the rules) of the first: in another memory many decisions are the same. ratios: measured duration over the cost
+    by the rules) of the first: in another memory many decisions are the same. num_contradicted: requests whose cached
+    tokens are others in the sessions than in the steps. ratios: measured duration over the cost
     model's, by kind of step. waits: in the queue and for the first token.
     """
 
@@ -63,6 +64,7 @@ class Replay:
     num_cached_differ: int = 0
     num_free_differ: int = 0
     first_free: tuple[int, int, int] | None = None
+    num_contradicted: int = 0
     num_preempted: int = 0
     num_preempted_by_rules: int = 0
     ratios: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
@@ -75,8 +77,8 @@ class Replay:
 
     @property
     def is_same(self) -> bool:
-        """Whether every decision is the same, and every number of free KV blocks."""
-        return not self.num_differ and not self.num_free_differ
+        """Whether every decision is the same, every number of free KV blocks, and both files."""
+        return not self.num_differ and not self.num_free_differ and not self.num_contradicted
 
     def typical_ratios(self) -> dict[str, tuple[int, float]]:
         """(steps, median of measured over modelled duration) by kind of step."""
@@ -237,6 +239,12 @@ def replay(  # noqa: PLR0913 - what was recorded, and the rules
         server.leave_inside(values["update_ns"])
         server.finished(server.scheduler.finish_step())
     found.waits = waits_of(requests, times, numbers.places)
+    if contradictions := list(numbers.contradictions(requests)):
+        found.num_contradicted = len(contradictions)
+        found.notes.append(
+            f"the two files contradict each other in the cached tokens of {len(contradictions)} of "
+            f"{len(numbers.cached)} requests, first of {contradictions[0]}"
+        )
     if numbers.num_unknown:
         found.notes.append(f"{numbers.num_unknown} requests of the steps are not in the file of sessions")
     return found
@@ -252,17 +260,28 @@ class _Numbers:
         self._of_handle: dict[int, int] = {}
         self._of_name: dict[str, int] = {}
         self.num_unknown = 0
+        self.cached: dict[int, int] = {}
         self.places = Places()
 
     def learn(self, values: Mapping[str, Any], place: int) -> None:
         """Requests are admitted in the step at ``place``, some of them for the first time."""
-        for handle, name, queued_ns, _tokens, _cached, prompt in values["admitted"]:
+        for handle, name, queued_ns, _tokens, cached, prompt in values["admitted"]:
             if handle not in self._of_handle:
                 waiting = self._by_queued.get((queued_ns, prompt))
                 self.num_unknown += not waiting
                 self._of_handle[handle] = waiting.popleft() if waiting else -1 - handle
             number = self._of_name[name] = self._of_handle[handle]
             self.places.admitted.setdefault(number, place)
+            if cached is not None:
+                self.cached.setdefault(number, cached)
+
+    def contradictions(self, requests: Sequence[ObservedRequest]) -> Iterator[str]:
+        """Requests that were admitted once and whose cached tokens are others in the sessions than in the steps."""
+        for request in requests:
+            end, cached = request.end, self.cached.get(request.number)
+            if end is None or end.preemptions or None in (end.cached, cached) or end.cached == cached:
+                continue
+            yield f"request {request.number}: {end.cached} in the sessions, {cached} in the steps"
 
     def decided(self, step: Step, place: int) -> None:
         """The rules decided the step at ``place``. Whoever computes the last part of a prompt has a token then."""

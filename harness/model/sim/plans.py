@@ -16,7 +16,7 @@ from harness.clock import NS_PER_S
 from harness.compiled.records import IntArray, record_as_dict, records_from
 from harness.errors import PlanError
 from harness.model.engine.config import EngineConfig
-from harness.model.engine.cost import FS_PER_S, CostModel
+from harness.model.engine.cost import FS_PER_S, LARGEST_FS, CostModel
 from harness.model.engine.state import FS_PER_NS
 from harness.model.engine.steps import FAR
 from harness.model.experiment import build_plan
@@ -240,7 +240,8 @@ def check_times(arrays: layout.PlanArrays, config: EngineConfig, models: Iterabl
 def _longest_step_fs(model: CostModel, config: EngineConfig, longest: int, most: int) -> int:
     """An upper bound of a step of ``most`` requests at most, none longer than ``longest`` tokens."""
     context = longest * most
-    step_fs = max(model.f_fs.values()) + abs(model.alpha_fs) + abs(model.beta_fs) * most + model.context_fs * context
+    # f of a size is a second at most, and what is drawn of it twice that.
+    step_fs = 2 * LARGEST_FS + abs(model.alpha_fs) + abs(model.beta_fs) * most + model.context_fs * context
     if not config.rule_set.is_paged:
         return max(step_fs, FS_PER_NS * model.prefill_ns(longest, longest))
     computed = min(config.max_num_batched_tokens, context)

@@ -148,10 +148,10 @@ def run_arrays(
     if config.rule_set.is_paged:
         assert isinstance(costs, CostModel), "tables of costs are for the compiled simulator"
         return run_paged(arrays, config, [costs], with_records=True, max_steps=FAR if max_steps is None else max_steps)
-    num_requests, cost = len(arrays.requests), costs
+    num_requests = len(arrays.requests)
     if isinstance(costs, CostModel):
         check_times(arrays, config, [costs])
-        cost = layout.cost_arrays(config, costs)
+    cost = layout.cost_arrays(config, costs) if isinstance(costs, CostModel) else costs
     step_room, eviction_room = 8 * num_requests + 64, 2 * num_requests + 64
     if len(cost.noise) > 1 or cost.other["context_fs"][0]:
         # Almost every decode step has its own duration, so few steps share a record.

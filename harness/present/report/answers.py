@@ -105,7 +105,9 @@ def bound_words(percentile: Percentile) -> str:
     ends = {"\u2265": percentile.at_least, "\u2264": percentile.at_most}
     shown = short_ms(percentile.value)
     return " ".join(
-        f"{sign}{short_ms(end)}" for sign, end in ends.items() if end is not None and short_ms(end) != shown
+        f"{sign}{short_ms(end)}"
+        for sign, end in ends.items()
+        if end is not None and (short_ms(end) != shown or end == percentile.value)
     )
 
 

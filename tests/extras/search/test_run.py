@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.errors import RecordsError, SpecError
-from harness.extras.search.evaluate import Evaluator, nearest_rank
+from harness.extras.search.evaluate import Evaluator
 from harness.extras.search.result import pareto_front, score_interval, search_tables, sensitivity
 from harness.extras.search.run import search
 from harness.extras.search.space import SpaceSpec, load_space, parse_space
@@ -343,9 +343,14 @@ def test_nobody_on_the_pareto_front_is_beaten_and_everybody_else_is(points: list
         assert (place in front) == (not beaten and not repeated)
 
 
-def test_percentiles_are_nearest_rank() -> None:
-    values = np.arange(1, 201, dtype=np.int64)
-    assert (nearest_rank(values, 0.99), nearest_rank(values[:1], 0.99), nearest_rank(values[:0], 0.99)) == (198, 1, 0)
+def test_the_p99_of_a_ledger_is_the_percentile_of_every_other_figure(tmp_path: Path) -> None:
+    one = with_inputs(users=[5], replicates=1, search_seeds=[1])
+    (row, *_) = search(one, tmp_path).ledger.to_pylist()
+    (plan, *_) = Evaluator(one).plans
+    shape = ServerShape(row["max_num_seqs"], tuple(row["decode_buckets"]), row["kv_slots"], row["slot_tokens"])
+    requests = simulate(plan, EngineConfig.of_shape(shape, one.rules)).requests
+    latencies = requests.column("completed_ns").to_numpy() - requests.column("arrival_ns").to_numpy()
+    assert row["p99_completion_ns"] == round(float(np.quantile(latencies, 0.99)))
 
 
 def test_a_plan_too_long_for_a_slot_excludes_only_the_candidates_it_does_not_fit(tmp_path: Path) -> None:

@@ -107,6 +107,23 @@ def test_blocks_that_the_file_does_not_know_are_a_difference_of_cached_tokens(tm
     assert found.num_cached_differ > 0
 
 
+def test_cached_counts_that_the_two_files_have_otherwise_are_said(tmp_path: Path) -> None:
+    files = record(3, tmp_path)
+
+    def plant(line: dict[str, Any]) -> None:
+        if line.get("cached_tokens") is not None:
+            line["cached_tokens"] += 16
+
+    changed(files.sessions, plant)
+    found = replayed(files)
+    assert found.num_differ == 0
+    assert found.num_contradicted > 5
+    done = command(files)
+    assert f"cached tokens of {found.num_contradicted} of" in done.stdout
+    assert "in the sessions" in done.stdout
+    assert done.returncode == 4
+
+
 def test_costs_are_compared_apart_from_decisions(tmp_path: Path) -> None:
     files = record(1, tmp_path)
     lines = [json.loads(line) for line in files.steps.read_text().splitlines()]

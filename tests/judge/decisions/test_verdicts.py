@@ -119,3 +119,12 @@ def test_superiority_is_withheld_where_the_two_channels_lie_apart(tmp_path: Path
     assert decided.outcome in (Outcome.PASS, Outcome.FAIL)
     assert withheld.outcome is Outcome.WITHHELD
     assert "time in flight (B)" in withheld.reason
+
+
+def test_simulated_runs_never_say_that_both_channels_agree(tmp_path: Path) -> None:
+    rule = SuperiorityRule(name="cheaper", kind="superiority", min_replicates=3)
+    runs = sealed(tmp_path, slots("base", 6, 6), slots("more", 6, 16), replicates=4)
+    (decision,) = decide_experiment([rule], ExperimentRuns(runs), is_confirmatory=True)
+    assert decision.outcome is Outcome.PASS
+    assert "simulated: both channels are one cost" in decision.reason
+    assert "agree" not in decision.reason
