@@ -43,8 +43,8 @@ def noted_secrets() -> tuple[str, ...]:
 
 
 def without_secrets(data: AnyStr) -> AnyStr:
-    """``data`` with the word "redacted" for every secret: as it is, escaped as JSON, URLs, HTML or Python do, or inside
-    base64 (as of Basic authorization)."""
+    """``data`` with the word "redacted" for every secret: as it is, in capitals or small letters, escaped as JSON,
+    URLs, HTML or Python do, in hexadecimal, or inside base64 (as of Basic authorization)."""
     if not _noted:
         return data
     pattern, in_bytes = _patterns(noted_secrets())
@@ -72,18 +72,28 @@ def _of_basic(text: str) -> tuple[str, ...]:
 def _patterns(secrets: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[bytes]]:
     # The longest first: a secret may be part of another one.
     longest_first = sorted(secrets, key=len, reverse=True)
-    text = "|".join([*map(_escaped, longest_first), *(_in_base64(each) for each in longest_first)])
+    ways = (_escaped, _in_hexadecimal, _in_base64)
+    text = "|".join(way(secret) for way in ways for secret in longest_first)
     return re.compile(text), re.compile(text.encode())
 
 
 def _escaped(secret: str) -> str:
-    """A pattern of a secret, each of its characters written in any way."""
-    return "".join(map(_written, secret))
+    """A pattern of a secret, each of its characters written in any way, as a capital or a small letter."""
+    return f"(?i:{''.join(map(_written, secret))})"
+
+
+def _in_hexadecimal(secret: str) -> str:
+    """A pattern of the secret's bytes as two digits each; spaces, colons and the like may stand between them."""
+    return r"(?:[ :,-]|\\?0?x)?".join(_hexadecimal(ord(character)) for character in secret)
+
+
+def _hexadecimal(code: int) -> str:
+    return "".join(f"[{digit}{digit.upper()}]" if digit.isalpha() else digit for digit in f"{code:02x}")
 
 
 def _written(character: str) -> str:
     code = ord(character)
-    hexadecimal = "".join(f"[{digit}{digit.upper()}]" if digit.isalpha() else digit for digit in f"{code:02x}")
+    hexadecimal = _hexadecimal(code)
     names = [name for name, meaning in html.entities.html5.items() if meaning == character and name.endswith(";")]
     forms = [
         rf"\\{{0,8}}{re.escape(character)}",

@@ -16,6 +16,7 @@ import pytest
 
 from harness.errors import printable
 from harness.extras.otel.spans import collector_headers
+from harness.measure.client.answer import ReceivedAnswer, describe_error_body
 from harness.secrets import masked, note_secrets, without_secrets
 from tests.support.command_line import harness
 from tests.support.experiments import UNHURRIED
@@ -31,6 +32,11 @@ WAYS: dict[str, Callable[[str], str]] = {
     "JSON for HTML": lambda key: "".join(f"\\u{ord(each):04x}" if each in "<>&'" else each for each in key),
     "JSON, all escaped": lambda key: "".join(f"\\u{ord(each):04X}" for each in key),
     "Python": repr,
+    "capitals": str.upper,
+    "small letters": str.lower,
+    "hexadecimal": lambda key: key.encode().hex(),
+    "hexadecimal in capitals": lambda key: key.encode().hex(" ").upper(),
+    "a dump": lambda key: key.encode().hex(":"),
     "URL": quote,
     "URL, all escaped": lambda key: "".join(f"%{ord(each):02x}" for each in key),
     "URL in a URL": lambda key: quote(quote(key, safe=""), safe=""),
@@ -70,6 +76,21 @@ def test_the_password_of_basic_authorization_is_a_secret_too() -> None:
 def test_a_key_is_replaced_before_a_message_is_cut() -> None:
     note_secrets(["sk-cut-in-two-0123456789"])
     assert "sk-cut" not in printable("x" * 285 + " sk-cut-in-two-0123456789")
+
+
+@pytest.mark.parametrize("before", [b"", b"<html>", b'{"error": '])
+@pytest.mark.parametrize("at", [1150, 1190, 1199])
+def test_a_key_is_replaced_before_the_body_of_an_error_is_cut(before: bytes, at: int) -> None:
+    note_secrets(["sk-cut-in-two-0123456789"])
+    body = before + b" " * (at - len(before)) + b"sk-cut-in-two-0123456789 and more"
+    assert "sk-" not in describe_error_body(body)
+
+
+def test_a_key_is_replaced_before_data_that_is_no_answer_is_cut() -> None:
+    note_secrets(["sk-cut-in-two-0123456789"])
+    answer = ReceivedAnswer(stream=True)
+    answer.feed((1, b"", b"data: " + b"x" * 70 + b" sk-cut-in-two-0123456789\n\n"))
+    assert "sk-" not in answer.problem
 
 
 def test_a_word_that_servers_without_keys_take_changes_no_metric() -> None:

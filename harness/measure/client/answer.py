@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import pydantic_core
 
 from harness.errors import MAX_ERROR_CHARS, printable
+from harness.secrets import without_secrets
 
 # Lower statuses of HTTP are not the answer yet (100 Continue).
 MIN_FINAL_STATUS = 200
@@ -235,7 +236,7 @@ class ReceivedAnswer:
         if type(document) is dict:
             self._take_document(document, piece, is_coalesced)  # pyright: ignore[reportUnknownArgumentType]
         else:
-            self._refuse(data, f"not a JSON object: {data[:80]!r}")
+            self._refuse(data, f"not a JSON object: {without_secrets(data)[:80]!r}")
 
     def _refuse(self, data: bytes, problem: str) -> None:
         """Data that is no document is a problem; but some servers send their keep-alives as data."""
@@ -441,7 +442,8 @@ def describe_error_body(body: bytes | bytearray) -> str:
         document = None
     if isinstance(document, dict):
         return error_message(document)  # pyright: ignore[reportUnknownArgumentType]
-    text = body[: 4 * MAX_ERROR_CHARS].decode("utf-8", "replace")
+    # Before it is cut: a part of a key may be enough.
+    text = without_secrets(bytes(body))[: 4 * MAX_ERROR_CHARS].decode("utf-8", "replace")
     # Proxies answer with pages.
     text = printable(_TAGS.sub(" ", text) if text.lstrip().startswith("<") else text)
     return text or "the body is empty"
