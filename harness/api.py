@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from harness.errors import SpecError
+from harness.errors import SpecError, escape_controls
 from harness.table import Table, table_of
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ def note_look(sealed: Sequence[SealedRun], by: str) -> None:
         from harness.judge.prereg.judge import record_look
 
         if problem := record_look(sealed, by):
-            print(problem, file=sys.stderr)
+            print(escape_controls(problem), file=sys.stderr)
 
 
 def override_table(table: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:

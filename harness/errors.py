@@ -51,6 +51,15 @@ def printable(text: str, max_chars: int = MAX_ERROR_CHARS) -> str:
     return line if len(line) <= max_chars else line[: max_chars - 1] + "…"
 
 
+def escape_controls(text: str) -> str:
+    """Text that may come from a file, an archive or a server, for a terminal or a page: control characters and those
+    that reorder the text around them are spelled out, as \\x1b; line breaks stay.
+
+    Whatever is printed and every page passes here; a test holds that nothing else prints.
+    """
+    return "\n".join(map(in_escapes, text.split("\n"))) if NOT_PRINTABLE.search(text) else text
+
+
 def in_escapes(text: str) -> str:
     """``text`` on one line: a name in it may hold line breaks and control characters, which are written as \\n."""
     return NOT_PRINTABLE.sub(lambda match: ascii(match[0])[1:-1], text)

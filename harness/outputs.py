@@ -6,7 +6,6 @@ A link or a device is never written through nor renamed over.
 from __future__ import annotations
 
 import os
-import re
 import stat
 import tempfile
 from collections.abc import Generator, Iterable
@@ -15,14 +14,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from harness.errors import RecordsError, SpecError
-
-# Characters that reorder the text around them, so that a name reads as another one.
-BIDI_CONTROLS = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-
-
-def escape_bidi(text: str) -> str:
-    """``text`` with bidirectional control characters spelled out, as \\u202e."""
-    return BIDI_CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def check_output(path: Path) -> Path:

@@ -19,8 +19,7 @@ from enum import Enum
 from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from harness.errors import SpecError, unknown_name
-from harness.outputs import escape_bidi
+from harness.errors import SpecError, escape_controls, unknown_name
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -56,6 +55,13 @@ class Table:
     origin: str = ""
     notes: tuple[str, ...] = ()
     label: str = ""
+
+    def __post_init__(self) -> None:
+        """Words are escaped at once; cells in every form for people."""
+        for name in ("name", "caption", "origin"):
+            object.__setattr__(self, name, escape_controls(getattr(self, name)))
+        for name in ("columns", "notes"):
+            object.__setattr__(self, name, tuple(map(escape_controls, getattr(self, name))))
 
     def records(self) -> list[dict[str, Cell]]:
         """Rows by column name."""
@@ -115,7 +121,7 @@ def cell_text(cell: Cell) -> str:
         return "yes" if cell else "no"
     if isinstance(cell, float):
         return f"{cell:.4f}" if abs(cell) < 1000 else f"{cell:.1f}"
-    return str(cell)
+    return escape_controls(str(cell))
 
 
 def _interval_columns(columns: Sequence[str]) -> list[tuple[int, int]]:
@@ -194,9 +200,7 @@ def to_rich(table: Table, width: int, styles: Mapping[str, str] | None = None) -
 
     title, caption = "\n".join(filter(None, (table.name, table.origin))), " ".join((table.caption, *table.notes))
     around = [
-        [Text(line, style) for part in escape_bidi(text).split("\n") for line in folded(part, width, hang=0)]
-        if text
-        else []
+        [Text(line, style) for part in text.split("\n") for line in folded(part, width, hang=0)] if text else []
         for text, style in ((title, "italic"), (caption, "dim italic"))
     ]
     gap = 1 if width < WIDE else 2
@@ -295,7 +299,8 @@ def to_markdown(table: Table) -> str:
 
 def markdown_rows(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A GitHub table without a caption, for a page that has its own words."""
-    lines = ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |" for cells in (columns, *rows)]
+    texts = [[escape_controls(str(cell)).replace("|", "\\|") for cell in cells] for cells in (columns, *rows)]
+    lines = [f"| {' | '.join(cells)} |" for cells in texts]
     return "\n".join([lines[0], "|" + "---|" * len(columns), *lines[1:]])
 
 
@@ -319,7 +324,7 @@ def to_html(table: Table) -> str:
     head = "".join(f"<th>{escape(name)}</th>" for name in table.columns)
     body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in table.text_rows())
     caption = escape(f"{table.name}. {table.explanation}")
-    return escape_bidi(f"<table><caption>{caption}</caption><tr>{head}</tr>{body}</table>")
+    return f"<table><caption>{caption}</caption><tr>{head}</tr>{body}</table>"
 
 
 _LATEX_SIGNS = {

@@ -158,6 +158,47 @@ def test_nothing_outside_its_room_acts_on_a_version_of_the_stack() -> None:
     assert found == []
 
 
+ESCAPED = {"escape_controls", "json.dumps"}
+"""What makes a text safe to print."""
+DOOR = "cli/terminal.py"
+
+
+def printed_by(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """(line, what) of everything that reaches a stream, or makes a console of rich, and was not escaped there."""
+    for node in ast.walk(tree):
+        what = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in {"typer.echo", "typer.secho", "click.echo"}:
+            yield node.lineno, ast.unparse(node)
+        elif what.rpartition(".")[2] == "Console":
+            yield node.lineno, what
+        elif what == "print" or re.fullmatch(r"sys\.(__)?std(out|err)(__)?\.(buffer\.)?write(lines)?", what):
+            assert isinstance(node, ast.Call)
+            for each in node.args:
+                is_escaped = isinstance(each, ast.Call) and ast.unparse(each.func) in ESCAPED
+                if not (isinstance(each, ast.Constant) or is_escaped):
+                    yield node.lineno, ast.unparse(node)
+
+
+def test_nothing_prints_but_what_is_constant_or_escaped() -> None:
+    """A text from a file, an archive or a server has no effect on a terminal. ``inside`` runs in a vendor's process."""
+    found = [
+        f"{name}:{line}: {what}"
+        for name, tree in modules().items()
+        if name != DOOR and "/inside/" not in name
+        for line, what in printed_by(tree)
+    ]
+    assert found == []
+
+
+def test_every_page_is_escaped_as_a_whole() -> None:
+    pages = {
+        name for name, tree in modules().items() for words in words_that_a_program_acts_on(tree) if "<html" in words
+    }
+    assert pages == {"html/__init__.py"}
+    for name in (*pages, "present/report/page.py"):
+        assert "return escape_controls(" in (ROOT / "harness" / name).read_text(encoding="utf-8")
+
+
 def test_every_module_loads_on_this_interpreter() -> None:
     """What runs in a server's own interpreter (``inside``) is loaded there, not here."""
     names = [

@@ -16,7 +16,7 @@ import resource
 import sys
 from typing import NoReturn
 
-from harness.errors import ExitCode, HarnessError, printable_lines
+from harness.errors import ExitCode, HarnessError, escape_controls, printable_lines
 
 _DISK_ERRORS = {errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EACCES, errno.EPERM}
 # What a person's own limits (ulimit) or an exhausted machine answer with.
@@ -52,7 +52,7 @@ def print_version() -> None:
     """Print the name and the version of the program."""
     from harness import __version__
 
-    print(f"rbln-harness {__version__}")
+    print(escape_controls(f"rbln-harness {__version__}"))
 
 
 def _fail(message: str, code: ExitCode) -> NoReturn:
@@ -62,7 +62,7 @@ def _fail(message: str, code: ExitCode) -> NoReturn:
 
         print_folded(line, is_error=True)
     else:
-        print(line, file=sys.stderr)
+        print(escape_controls(line), file=sys.stderr)
     raise SystemExit(int(code))
 
 
@@ -106,7 +106,7 @@ def _report_refusal(error: Exception) -> NoReturn:
         what = words or "not enough memory"
         line = f"this machine or its limits (`ulimit -a`) refused: {what}. Nothing half-written counts as a run"
         # What a progress bar put in place of standard error may still be there.
-        print(f"harness: {printable_lines(line)}", file=sys.__stderr__ or sys.stderr, flush=True)
+        print(escape_controls(f"harness: {printable_lines(line)}"), file=sys.__stderr__ or sys.stderr, flush=True)
         # Libraries that were refused memory may crash when the interpreter takes them down.
         os._exit(int(ExitCode.HARNESS_FAULT))
     if isinstance(error, OSError) and number == errno.ENAMETOOLONG:

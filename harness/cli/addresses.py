@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.api import note_look
+from harness.cli.terminal import print_text
 from harness.errors import SpecError
 from harness.kinds import kind_named
 from harness.shipped import shipped_names
@@ -145,7 +145,7 @@ def valid_runs(address: str, runs: Path) -> list[SealedRun]:
     named = [run for run in sealed if label in ("", run.condition, run.label)]
     for run in named:
         if not run.is_valid:
-            print(f"left out: {run.label} is INVALID ({'; '.join(run.invalid_reasons)})", file=sys.stderr)
+            print_text(f"left out: {run.label} is INVALID ({'; '.join(run.invalid_reasons)})", is_error=True)
     valid = [run for run in named if run.is_valid]
     if not valid:
         known = ", ".join(run.label for run in sealed if run.is_valid)

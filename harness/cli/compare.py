@@ -14,7 +14,7 @@ import typer
 
 from harness.api import compared
 from harness.cli.addresses import RunsOption, SessionTargetOption, TableFormOption, complete_sealed, held_to, valid_runs
-from harness.cli.terminal import print_folded, print_tables, say, show, terminal
+from harness.cli.terminal import print_folded, print_tables, print_text, say, show, terminal
 from harness.errors import ExitCode, SpecError
 from harness.outputs import write_text
 from harness.table import Table, TableForm, table_of, with_four_digits
@@ -158,7 +158,7 @@ def gate(
         from harness.present.export.baseline import save_baseline as save
 
         for path in save(save_baseline, valid_runs(new, runs), may_replace=force):
-            print(f"wrote {path}")
+            print_text(f"wrote {path}")
         return
     from harness.judge.decisions.gate import GateVerdict, gate_policy
     from harness.present.report.gate import gate_junit, gate_markdown
@@ -219,7 +219,7 @@ def _print(result: GateResult, form: GateForm) -> None:
     from harness.present.report.gate import gate_json, gate_lines, gate_markdown, headline, terminal_tables
 
     if form != "text":
-        print(gate_json(result) if form == "json" else gate_markdown(result), end="")
+        print_text(gate_json(result) if form == "json" else gate_markdown(result), end="")
         return
     out = terminal()
     say(out, headline(result), markup=False)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.cli.terminal import print_folded, print_or_write, print_with_comment, show, terminal
+from harness.cli.terminal import print_folded, print_or_write, print_text, print_with_comment, show, terminal
 from harness.errors import SpecError
 from harness.table import Table
 
@@ -139,7 +139,7 @@ def _explain_model(topic: str, model: type[BaseModel], only: str = "") -> None:
         meaning = key_in_words(name) if topic == "server" else key.get("description", "")
         notes = [note for note in (meaning, _allowed(key)) if note]
         print_with_comment(f"{name} = {default}", "; ".join(notes))
-    print()
+    print_text()
 
 
 def _default(model: type[BaseModel], name: str) -> str:
@@ -209,7 +209,7 @@ def _explain_words(word: str, output: Path | None) -> None:
         print_or_write(markdown(), output)
         return
     for entry in entries() if word == "glossary" else entries_of(word):
-        print(f"{entry.plain_term}\n  {entry.plain_meaning}\n  (docs/reference/method.md, {entry.section})\n")
+        print_text(f"{entry.plain_term}\n  {entry.plain_meaning}\n  (docs/reference/method.md, {entry.section})\n")
 
 
 def _explain_tables(output: Path | None) -> None:

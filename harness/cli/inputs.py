@@ -20,7 +20,7 @@ from harness.cli.addresses import (
     RunsOption,
     named_runs,
 )
-from harness.cli.terminal import print_facts, print_folded, printable_lines
+from harness.cli.terminal import new_console, print_facts, print_folded, print_text, printable_lines
 from harness.errors import SpecError
 from harness.shipped import find_shipped
 
@@ -78,9 +78,9 @@ def waits_show(
     mean_s, std_s = waits.moments_s(cap_s)
     print_folded(f"{waits.name}: {len(waits.tools)} tools, {waits.total_calls} calls; capped at {cap_s:g} s")
     for u in (0.25, 0.5, 0.75, 0.9, 0.95):
-        print(f"  p{u * 100:<4.0f} {min(waits.mixture_quantile_ms(u) / 1000, cap_s):10.4f} s")
-    print(f"  mean {mean_s:10.4f} s   standard deviation {std_s:.4f} s")
-    print(f"  below 1 s {100 * waits.cdf(1000.0):.2f} %   capped {100 * waits.capped_share(cap_s):.2f} %")
+        print_text(f"  p{u * 100:<4.0f} {min(waits.mixture_quantile_ms(u) / 1000, cap_s):10.4f} s")
+    print_text(f"  mean {mean_s:10.4f} s   standard deviation {std_s:.4f} s")
+    print_text(f"  below 1 s {100 * waits.cdf(1000.0):.2f} %   capped {100 * waits.capped_share(cap_s):.2f} %")
 
 
 BlockTokensOption = Annotated[
@@ -141,13 +141,12 @@ def _import(
     sources: list[Path], output: Path, kind: str, name: str, options: ReadOptions, *, may_replace: bool
 ) -> None:
     """Import with a progress bar, and print what was read."""
-    from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
     from harness.model.traces.importing import import_trace
 
     total = sum(path.stat().st_size for source in sources for path in _files(source))
-    console = Console(stderr=True)
+    console = new_console(stderr=True)
     with Progress(BarColumn(), DownloadColumn(), TimeRemainingColumn(), console=console, transient=True) as bar:
         task = bar.add_task("", total=total)
         head, notes = import_trace(
@@ -311,7 +310,7 @@ def _show(trace: str, *, is_whole: bool = False) -> None:
         )
     for key, lines in parts.items():
         for place, line in enumerate(lines):
-            print(f"{'' if place else key:<{KEY_WIDTH}}{line}")
+            print_text(f"{'' if place else key:<{KEY_WIDTH}}{line}")
 
 
 def _shortened(text: str, *, is_whole: bool) -> str:

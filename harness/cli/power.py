@@ -15,7 +15,7 @@ import typer
 
 from harness.api import experiment_with
 from harness.cli.addresses import ExperimentArgument, RunsOption, SetOption
-from harness.cli.terminal import format_duration, print_folded, terminal_width
+from harness.cli.terminal import format_duration, print_folded, print_text, terminal_width
 from harness.errors import SpecError
 from harness.table import Table, to_text, with_error
 
@@ -158,7 +158,7 @@ def noise(
         print_folded(f"undisturbed decode steps last {100 * bias:+.2f} % against the cost model, on the mean of runs")
     print_folded("paste into the experiment, or a search space's table of the same keys:\n[prediction]")
     for key, setting in settings.items():
-        print(f"{key} = {setting.value:.3g}  # from {setting.num_units:,} {setting.unit}")
+        print_text(f"{key} = {setting.value:.3g}  # from {setting.num_units:,} {setting.unit}")
     drawn = [key for key in PerturbationSpec.model_fields if key.endswith(("_ms", "_sd"))]
     if left := [key for key in drawn if key not in settings]:
         print_folded(f"# these runs cannot tell {', '.join(left)}")

@@ -13,7 +13,7 @@ import typer
 
 from harness.api import override_table
 from harness.cli.addresses import RunsOption, SealedArgument, SetOption, sealed_runs
-from harness.cli.terminal import print_folded, time_left
+from harness.cli.terminal import print_folded, print_text, time_left
 from harness.errors import SpecError
 from harness.table import cell_text
 
@@ -84,7 +84,7 @@ def freeze(
     content = frozen.preregistration
     print_folded(f"{_from_here(frozen.path)}")
     num_plans = len({plan.hash for plan in content.plans})
-    print(f"  {len(content.plans)} runs, {num_plans} plans, {len(content.rules)} rules, seed {spec.base_seed}")
+    print_text(f"  {len(content.plans)} runs, {num_plans} plans, {len(content.rules)} rules, seed {spec.base_seed}")
     print_folded(f"  digest {content.digest}")
     path = _from_here(frozen.path)
     if frozen.commit is None:
@@ -130,7 +130,7 @@ def decide(
 
     judgement = decide(sealed_runs(runs, experiment), rules or (), repository=repository, by="decide")
     if output == "json":
-        print(json.dumps([_decision_record(judgement, decision) for decision in judgement.decisions], indent=2))
+        print_text(json.dumps([_decision_record(judgement, decision) for decision in judgement.decisions], indent=2))
     else:
         _show(judgement, is_full=output == "markdown")
     judgement.require_passed()

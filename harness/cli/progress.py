@@ -23,7 +23,7 @@ from rich.progress import (
 from rich.text import Text
 
 from harness.analysis.logs.glance import glance
-from harness.cli.terminal import escape_markup, format_duration, say
+from harness.cli.terminal import escape_markup, format_duration, new_console, say
 from harness.measure.records import layout
 from harness.present.report.terminal import status_lines
 from harness.runner.progress import (
@@ -80,7 +80,7 @@ class TerminalProgress:
 
     def __init__(self, console: Console | None = None, runs: Path | None = None) -> None:
         """runs: where the runs are written, to look into the one being made."""
-        console = console or Console()
+        console = console or new_console()
         self._runs = runs
         self._console = console
         self._is_live = console.is_terminal or console.is_jupyter

@@ -29,9 +29,10 @@ from harness.cli.addresses import (
 )
 from harness.cli.terminal import (
     escape_markup,
+    print_bytes,
     print_folded,
+    print_text,
     print_with_comment,
-    printable_drawing,
     say,
     terminal,
     terminal_width,
@@ -74,8 +75,8 @@ def query(
     store = store_at(runs)
     if form == "table":
         with _ended_after(timeout_s):
-            text = printable_drawing(store.drawn(sql, terminal_width(), timeout_s))
-        print(text) if output is None else write_text(output, f"{text}\n")
+            text = store.drawn(sql, terminal_width(), timeout_s)
+        print_text(text) if output is None else write_text(output, f"{text}\n")
         return
     if output is None and form == "parquet" and sys.stdout.isatty():
         raise SpecError("Parquet is not for a terminal", where="--format", hint="Name a file with -o")
@@ -83,7 +84,7 @@ def query(
         rows = store.query(sql, timeout_s)
     data = _encoded(rows, form)
     if output is None:
-        sys.stdout.buffer.write(data)
+        print_bytes(data)
     else:
         check_output(output).write_bytes(data)
 
@@ -95,7 +96,7 @@ def _ended_after(timeout_s: float) -> Generator[None]:
 
     def end() -> None:
         error = too_slow(timeout_s)
-        print(f"harness: {error}", file=sys.stderr, flush=True)
+        print_text(f"harness: {error}", is_error=True)
         os._exit(int(error.exit_code))
 
     timer = threading.Timer(timeout_s + INTERRUPT_GRACE_S, end)
@@ -179,7 +180,7 @@ def list_runs(
     store = store_at(runs)
     listed = store.sealed() if name is None else sealed_runs(runs, name)
     if form is not TableForm.text:
-        print(written([_runs_listed(listed, runs)], form), end="")
+        print_text(written([_runs_listed(listed, runs)], form), end="")
         return
 
     console = terminal()

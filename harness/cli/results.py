@@ -23,7 +23,7 @@ from harness.cli.addresses import (
     held_to,
     sealed_runs,
 )
-from harness.cli.terminal import print_folded, say, terminal
+from harness.cli.terminal import print_folded, print_text, say, terminal
 from harness.errors import HarnessError, SpecError
 from harness.kinds import kind_named
 from harness.outputs import check_output
@@ -102,11 +102,11 @@ def table(
     note_look(sealed, "table")
     if predicted:
         text = _predicted_written(sealed, form)
-        print_folded(text.removesuffix("\n")) if form is TableForm.text else print(text, end="")
+        print_folded(text.removesuffix("\n")) if form is TableForm.text else print_text(text, end="")
         return
     summary = _summarised(held_to(sealed, session_target), time_in_steps=time_in_steps, costs=costs)
     if form is not TableForm.text:
-        print(_figures_written(summary, form, figures), end="")
+        print_text(_figures_written(summary, form, figures), end="")
         return
     out = terminal()
     if figures is FiguresShown.conditions:

@@ -6,7 +6,6 @@ No server is started or stopped here.
 from __future__ import annotations
 
 import shlex
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -26,7 +25,7 @@ from harness.cli.addresses import (
     asked_again,
     changes_of,
 )
-from harness.cli.terminal import escape_markup, format_duration, say, show, terminal
+from harness.cli.terminal import escape_markup, format_duration, print_text, say, show, terminal
 from harness.errors import ExitCode, SpecError
 from harness.kinds import kind_named
 from harness.shipped import shipped_names
@@ -151,7 +150,7 @@ def perform(
     if outcome.runs:
         suggested = conclude(console, outcome.runs, page, spec.title or spec.name, source=source)
         if form is not TableForm.text:
-            print(conditions_written(outcome.runs, form), end="")
+            print_text(conditions_written(outcome.runs, form), end="")
     code = _exit_code(console, outcome, f"{again} --runs {runs}")
     if code is ExitCode.PASS and options.get("authorization") is not None:
         say(console, f"decide it: harness decide {spec.name} --runs {runs}", markup=False)
@@ -182,7 +181,7 @@ def _what_to_run(
             raise SpecError("no experiment was named", where="harness run", hint=hint)
         spec, path, _ = experiment_with(experiment, changes, runs)
         if path == Path(f"{experiment}.toml") and str(experiment) in shipped_names("experiments"):
-            print(f"{experiment}: {path} of this folder, not the shipped experiment", file=sys.stderr)
+            print_text(f"{experiment}: {path} of this folder, not the shipped experiment", is_error=True)
         return spec, path, None
     from harness.judge.prereg import authorize
 

@@ -15,7 +15,7 @@ import typer
 from harness.api import experiment_with
 from harness.children import own_command
 from harness.cli.addresses import BackendOption, changes_of
-from harness.cli.terminal import print_folded, say, terminal
+from harness.cli.terminal import print_folded, print_text, say, terminal
 from harness.errors import ExitCode, ServerError, SpecError
 
 EnvironmentOption = Annotated[
@@ -47,7 +47,7 @@ def patch_status(environment: EnvironmentOption = None, twin: TwinOption = False
         print_folded(f"patch {patch.path.parent.name}/{patch.name}: for {', '.join(patch.versions)}; {patch.observes}")
     status = patches.patch_status(_site_packages(environment, twin))
     print_folded(f"{status.target}: {status.state} (vllm-rbln {status.version or 'unknown'})")
-    print(f"  SHA-256 {status.found_sha256 or '-'}")
+    print_text(f"  SHA-256 {status.found_sha256 or '-'}")
     for name, value in ({} if status.patch is None else status.patch.hashes).items():
         print_folded(f"  {name} {value}")
     if status.advice:
@@ -168,7 +168,7 @@ def compile_model(
         return
     wanted = load_compile_spec(spec)
     exporter = backend_named("twin" if twin else "rbln").exporter(ServerSpec(environment=str(environment or "")))
-    made = compile_artifact(wanted, output, exporter, on_progress=typer.echo)
+    made = compile_artifact(wanted, output, exporter, on_progress=print_text)
     if check:
         registered_artifact(made.folder, check_hashes=True)
     how = "reused" if made.was_reused else f"compiled in {made.record['seconds']} s"
@@ -191,7 +191,7 @@ def devices(
     if report is None:
         raise ServerError("no rbln-smi on PATH", where="devices", hint="Install the RBLN driver (docs/guides/npu.md)")
     if form == "json":
-        print(json.dumps(report.raw, indent=2))
+        print_text(json.dumps(report.raw, indent=2))
         return
     print_folded(f"driver {report.kmd_version or 'unknown'}, {len(report.devices)} devices")
     for device in report.devices:

@@ -11,9 +11,9 @@ import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from harness.errors import MAX_LINE_CHARS, NOT_PRINTABLE, printable, printable_lines
+from harness.errors import MAX_LINE_CHARS, escape_controls, printable, printable_lines
 from harness.outputs import write_text
 from harness.table import folded, pieces
 
@@ -29,9 +29,35 @@ PIPE_WIDTH = 100_000
 
 def terminal(*, is_error: bool = False) -> Console:
     """Standard output, or error, as rich writes on it; lines fold at a terminal's width and nowhere else."""
-    from rich.console import Console
+    has_width = _has_width(sys.stderr if is_error else sys.stdout)
+    return new_console(width=None if has_width else PIPE_WIDTH, stderr=is_error)
 
-    return Console(width=None if _has_width(sys.stderr if is_error else sys.stdout) else PIPE_WIDTH, stderr=is_error)
+
+def new_console(**options: Any) -> Console:
+    """A console of rich on which no text has an effect but by its style."""
+    from rich import console
+    from rich.segment import Segment
+
+    class SafeConsole(console.Console):
+        def render(self, *arguments: Any, **more: Any) -> Iterable[Segment]:
+            for segment in super().render(*arguments, **more):
+                is_text = segment.control is None
+                yield Segment(escape_controls(segment.text), segment.style) if is_text else segment
+
+    return SafeConsole(**options)
+
+
+def print_text(text: str = "", *, end: str = "\n", is_error: bool = False) -> None:
+    """Print a text of any source as it is, control characters spelled out."""
+    print(escape_controls(text), end=end, file=sys.stderr if is_error else sys.stdout, flush=True)
+
+
+def print_bytes(data: bytes) -> None:
+    """Bytes of a file in place of that file; on a terminal as text."""
+    if sys.stdout.isatty():
+        print_text(data.decode("utf-8", "replace"), end="")
+    else:
+        sys.stdout.buffer.write(data)
 
 
 def terminal_width() -> int:
@@ -49,7 +75,7 @@ def say(
     """Print lines, folded between words, with no colours but those of their markup; hang: spaces before what folds."""
     from rich.text import Text
 
-    text = printable_drawing(text)
+    text = escape_controls(text)
     drawn = Text.from_markup(text) if markup else Text(text)
     for line in drawn.split("\n", allow_blank=True):
         for before, start, end, after in pieces(line.plain, console.width, hang):
@@ -61,7 +87,7 @@ def print_folded(text: str = "", *, hang: int | None = None, is_error: bool = Fa
     """Print lines for people, folded between words where the output has a width; hang: spaces before what folds."""
     stream = sys.stderr if is_error else sys.stdout
     width = shutil.get_terminal_size().columns if _has_width(stream) else PIPE_WIDTH
-    for line in printable_drawing(text).split("\n"):
+    for line in escape_controls(text).split("\n"):
         print(*folded(line, width, hang), sep="\n", file=stream, flush=True)
 
 
@@ -69,12 +95,12 @@ def print_with_comment(line: str, comment: str, *, gap: int = 4) -> None:
     """Print a line of a file or of a shell with its comment: behind it, or below where that is too wide."""
     width = terminal_width()
     if not comment or len(line) + gap + 2 + len(comment) <= width:
-        print(line + (f"{' ' * gap}# {comment}" if comment else ""))
+        print_text(line + (f"{' ' * gap}# {comment}" if comment else ""))
         return
     print_folded(line.rstrip())
     indent = len(line) - len(line.lstrip()) + 4
     for part in folded(comment, width - indent - 2, hang=0):
-        print(f"{' ' * indent}# {part}")
+        print_text(f"{' ' * indent}# {part}")
 
 
 def show(console: Console, table: Table) -> None:
@@ -89,7 +115,7 @@ def print_tables(tables: Sequence[Table], form: TableForm, remarks: Iterable[str
     from harness.table import TableForm, written
 
     if form is not TableForm.text:
-        print(written(tables, form), end="")
+        print_text(written(tables, form), end="")
         return
     console = terminal()
     for text in (written(tables, form, console.width).removesuffix("\n"), *remarks):
@@ -99,7 +125,7 @@ def print_tables(tables: Sequence[Table], form: TableForm, remarks: Iterable[str
 def print_or_write(text: str, output: Path | None, label: str = "wrote") -> None:
     """Print a text, or write it to a file and name that file."""
     if output is None:
-        print(text, end="")
+        print_text(text, end="")
         return
     write_text(output, text)
     print_folded(f"{label} {output}")
@@ -110,11 +136,6 @@ def print_facts(facts: Mapping[str, object]) -> None:
     width = max(map(len, facts))
     for name, value in facts.items():
         print_folded(f"{name:<{width}}  {printable_lines(str(value))}", hang=width + 2)
-
-
-def printable_drawing(text: str) -> str:
-    """Lines, drawn ones too, with untrusted text in them: spaces stay, control characters are escaped."""
-    return "\n".join(NOT_PRINTABLE.sub(lambda found: ascii(found[0])[1:-1], line) for line in text.split("\n"))
 
 
 def escape_markup(text: object) -> str:
@@ -141,10 +162,9 @@ def format_duration(seconds: float) -> str:
 @contextmanager
 def time_left(name: str) -> Generator[Callable[[float], None]]:
     """A bar with the time left on a terminal's standard error; it takes the share done, and leaves no trace."""
-    from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-    console = Console(stderr=True)
+    console = new_console(stderr=True)
     bars = Progress(
         TextColumn("{task.description}"),
         BarColumn(28),

@@ -16,7 +16,7 @@ import typer.main
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from harness.cli import print_version
-from harness.errors import MAX_LINE_CHARS, printable
+from harness.errors import MAX_LINE_CHARS, escape_controls, printable
 from harness.plugins import part_at, plugged
 
 # Of the click that typer has within it, or beside it in older releases.
@@ -315,4 +315,4 @@ def _options(
         print_version()
         raise typer.Exit
     if context.invoked_subcommand is None:
-        print(FIRST_STEPS)
+        print(escape_controls(FIRST_STEPS))

@@ -8,7 +8,7 @@ from functools import lru_cache
 from html import escape
 from importlib.resources import files
 
-from harness.outputs import escape_bidi
+from harness.errors import escape_controls
 
 
 @lru_cache
@@ -32,4 +32,4 @@ def plain_page(title: str, main: str) -> str:
         f"<title>{escape(title)}</title><style>{style()}</style>"
     )
     body = f"<header><h1>{escape(title)}</h1></header><main>{main}</main>"
-    return escape_bidi(f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>\n')
+    return escape_controls(f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>\n')

@@ -11,6 +11,7 @@ import os
 import pty
 import re
 import shlex
+import string
 import struct
 import sys
 import termios
@@ -102,6 +103,54 @@ def test_a_real_terminal_of_80_columns_shows_whole_lines(command: str, tmp_path:
     shown = on_a_terminal(shlex.split(command), tmp_path)
     assert shown.strip()
     assert lines_beyond(shown) == []
+
+
+ESC = "\x1b]0;mine\x07\x1b[2J\x9b31m"
+
+
+@pytest.fixture(scope="module")
+def titled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with runs whose title and question would set a terminal's title and clear its screen."""
+    folder = tmp_path_factory.mktemp("titled")
+    spec = small_experiment(backend="sim", replicates=3, title=f"a title {ESC}", question=f"which {ESC}?")
+    run_experiment(spec, runs_root=folder / "runs")
+    return folder
+
+
+@pytest.mark.same_everywhere
+@pytest.mark.parametrize(
+    "command",
+    [
+        "table small",
+        "table small --format csv",
+        "table small --format markdown",
+        "table small --format latex",
+        "compare small",
+        "runs",
+        "watch --once",
+        "query 'select chr(27) || chr(7)'",
+        "query 'select chr(27) || chr(7)' --format csv",
+    ],
+)
+def test_escapes_in_a_file_reach_no_terminal(command: str, titled: Path) -> None:
+    shown = on_a_terminal([*shlex.split(command), *(["--runs", "runs"] if "small" not in command else [])], titled)
+    assert "Traceback" not in shown
+    assert not {*ESC} - {*string.printable} & {*shown}, shown
+    assert "x1b" in shown or command not in ("table small", "table small --format markdown"), shown
+
+
+@pytest.mark.same_everywhere
+def test_escapes_in_a_file_reach_no_page_and_no_file_for_people(titled: Path) -> None:
+    for form in ("markdown", "latex"):
+        done = harness("table", "small", "--format", form, cwd=titled)
+        assert done.returncode == 0, done.stderr
+        assert r"x1b[2J" in done.stdout
+        assert "\x1b" not in done.stdout
+    done = harness("report", "small", "-o", "page.html", cwd=titled)
+    assert done.returncode == 0, done.stderr
+    page = (titled / "page.html").read_text(encoding="utf-8")
+    assert r"\x1b[2J" in page
+    assert not {*ESC} - {*string.printable} & {*page}
 
 
 @pytest.mark.same_everywhere

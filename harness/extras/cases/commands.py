@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from harness.errors import SpecError
+from harness.errors import SpecError, escape_controls
 from harness.extras.cases.cases import simulate_batches, simulate_jsonl
 
 
@@ -25,7 +25,7 @@ def _print_results(results: Iterable[str], source: str) -> None:
     """Print every result; SpecError in the end where no line of ``source`` was a case."""
     num_lines = num_errors = 0
     for line in results:
-        print(line, flush=source == "-")
+        print(escape_controls(line), flush=source == "-")
         num_lines += 1
         num_errors += '"error": ' in line
     if num_lines and num_errors == num_lines:

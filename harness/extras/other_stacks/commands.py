@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from harness.cli.addresses import TableFormsOption
-from harness.cli.terminal import printable_drawing, terminal_width
+from harness.cli.terminal import print_text, terminal_width
 from harness.table import TableForm, written
 
 
@@ -33,7 +33,7 @@ def steps(
         (whole,), shapes = (table.records() for table in tables)
         whole = {"source": steps_read.source, **whole, "first_damaged": steps_read.first_damaged}
         requests = request_records(steps_read)
-        print(json.dumps({**whole, "notes": steps_read.notes, "shapes": shapes, "requests": requests}, indent=1))
+        print_text(json.dumps({**whole, "notes": steps_read.notes, "shapes": shapes, "requests": requests}, indent=1))
     else:
         tables = (*tables, *filter(None, [request_table(steps_read)]))
-        print(printable_drawing(written(tables, form, terminal_width())), end="")
+        print_text(written(tables, form, terminal_width()), end="")

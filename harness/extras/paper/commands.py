@@ -12,7 +12,7 @@ import typer
 
 from harness.api import override_table
 from harness.cli.addresses import PrintedOutput, ReplicatesOption, RunsOption, SealedArgument, sealed_runs
-from harness.cli.terminal import print_folded, print_or_write, printable_lines, terminal, time_left
+from harness.cli.terminal import print_folded, print_or_write, print_text, printable_lines, terminal, time_left
 from harness.clock import NS_PER_S, MonotonicClock
 from harness.errors import RunInvalidError, SpecError
 from harness.kinds import DEFAULT_BACKEND, kind_named
@@ -127,7 +127,7 @@ def _perform_all(specs: Sequence[ExperimentSpec], paths: Sequence[Path], runs: P
         for place, found in parallel_map(perform, order, on_share, processes):
             results[order[place]] = found
             while num_printed in results:
-                print(results[num_printed][0], flush=True)
+                print_text(results[num_printed][0])
                 num_printed += 1
     if num_invalid := sum(invalid for _, invalid in results.values()):
         raise RunInvalidError(f"{num_invalid} runs are invalid", where=str(runs), hint="See `harness runs`")
@@ -173,11 +173,11 @@ def analyse(
     frozen = check_sealed_runs(sealed)
     result = analyse_runs(sealed, predictions_for(sealed, frozen), name)
     if output == "json":
-        print(result.to_json(), end="")
+        print_text(result.to_json(), end="")
     elif output == "markdown":
-        print(result.to_markdown(), end="")
+        print_text(result.to_markdown(), end="")
     else:
-        print(result.to_text(terminal().width), end="")
+        print_text(result.to_text(terminal().width), end="")
 
 
 def tables(

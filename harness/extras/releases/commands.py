@@ -14,7 +14,7 @@ import typer
 
 from harness.api import experiment_with
 from harness.cli.addresses import ExperimentArgument, SetOption, TableFormsOption, changes_of
-from harness.cli.terminal import print_tables, time_left
+from harness.cli.terminal import print_tables, print_text, time_left
 from harness.errors import ExitCode, SpecError
 from harness.kinds import KINDS, kind_named
 from harness.table import TableForm
@@ -77,7 +77,7 @@ def check(
             find=find,
             on_fact=lambda _name: on_progress(next(checked) / len(facts.facts)),
         )
-    typer.echo(_as_json(result) if output == "json" else _as_text(result))
+    print_text(_as_json(result) if output == "json" else _as_text(result))
     raise typer.Exit(int(ExitCode.PASS if result.holds else ExitCode.RUN_INVALID))
 
 
@@ -95,7 +95,7 @@ def record(release: ReleaseArgument, vllm: VllmOption = None, table: TableOption
     write_table(recorded(facts, read), place)
     beside = f" with vLLM {engine.version}" if engine else f" with vLLM {named.vllm_pin or 'of no version'}, not read"
     text = f"{_title(named.package)} {named.version}" + ("" if named is engine else beside)
-    typer.echo(f"{place}: {text}, {len(facts.facts)} facts")
+    print_text(f"{place}: {text}, {len(facts.facts)} facts")
 
 
 def compare(

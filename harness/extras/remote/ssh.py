@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, cast
 
 from harness.children import own_command, script_command, text_command
 from harness.clock import MonotonicClock
-from harness.errors import ServerError, SpecError
+from harness.errors import ServerError, SpecError, escape_controls
 from harness.measure.records import layout
 from harness.measure.server.life import LOOPBACK, LaunchPlan, write_config
 from harness.measure.server.vllm_serve import SOCKET_FOLDER_VARIABLE
@@ -337,7 +337,7 @@ def hold_server(job_file: str) -> int:
     try:
         result = host.call("clear", {"folder": job["folder"], "observer": job["observer"]})
     except ServerError as error:
-        print(f"harness: {error}; {host.name}:{job['folder']} is left behind", file=sys.stderr)
+        print(escape_controls(f"harness: {error}; {host.name}:{job['folder']} is left behind"), file=sys.stderr)
     else:
         if result["observer"] is not None:
             Path(job["observer_path"]).write_bytes(base64.b64decode(result["observer"]))
@@ -364,7 +364,7 @@ def _print_ssh_messages(ssh_log: Path) -> None:
     messages = ssh_log.read_text(encoding="utf-8", errors="replace").splitlines()
     lines = [line for line in messages if line.strip() and NOT_YET_LISTENING not in line]
     for line in lines[-LAST_LINES:]:
-        print(f"ssh: {line.removeprefix('ssh: ')}", flush=True)
+        print(escape_controls(f"ssh: {line.removeprefix('ssh: ')}"), flush=True)
 
 
 SERVICE = OtherHost(check_remote_server, remote_plan)

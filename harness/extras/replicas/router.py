@@ -21,6 +21,7 @@ import numpy as np
 from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector, web
 
 from harness.clock import MonotonicClock
+from harness.errors import escape_controls
 from harness.extras.replicas.policies import BLOCK_TOKENS, Policy, PrefixAware, RoutedRequest, policy_named
 from harness.model.plan.blocks import token_block_keys
 from harness.model.spec.server import REPLICA_HEADER
@@ -127,7 +128,7 @@ class RouterApp:
                 return response
         except (ClientError, OSError) as error:
             text = f"replica {replica} does not answer: {type(error).__name__}: {error}"
-            sys.stderr.write(f"{text}\n")
+            sys.stderr.write(escape_controls(f"{text}\n"))
             if response is not None:
                 # An answer that has begun can only be cut off.
                 raise
@@ -171,7 +172,9 @@ async def serve(config: RouterConfig) -> None:
         gc.collect()
         gc.freeze()
         await web.TCPSite(runner, config.host, config.port, backlog=2048).start()
-        sys.stderr.write(f"{config.policy} to {', '.join(config.urls)} on http://{config.host}:{config.port}\n")
+        sys.stderr.write(
+            escape_controls(f"{config.policy} to {', '.join(config.urls)} on http://{config.host}:{config.port}\n")
+        )
         with suppress(asyncio.CancelledError):
             await stop.wait()
         await runner.cleanup()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harness.cli.terminal import print_text
 from harness.errors import ExitCode, RecordsError, SpecError
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def replay(
     Example: `harness predict replay sessions.jsonl --steps core_steps.jsonl`
     """
     found, config = replay_files(sessions, steps, cost_model)
-    typer.echo("\n".join(lines_of(found, config, cost_model)))
+    print_text("\n".join(lines_of(found, config, cost_model)))
     if not found.is_same:
         raise typer.Exit(ExitCode.RULE_FAILED)
 
@@ -62,7 +63,7 @@ def observe(
         place = recorder.place_of(environment)
         done = recorder.remove(place) if is_removed else recorder.install(place)
         what = "removed" if is_removed else "written"
-        typer.echo("\n".join(f"{what}: {path}" for path in done) if done else "nothing to remove")
+        print_text("\n".join(f"{what}: {path}" for path in done) if done else "nothing to remove")
     elif is_removed:
         raise SpecError("nothing to remove from", hint="Name the environment")
     if is_removed:
@@ -73,8 +74,8 @@ def observe(
         "A pod whose image stays as it is:": recorder.kubernetes_lines(),
     }
     for title, lines in titles.items():
-        typer.echo("\n".join(["", title, *lines]))
-    typer.echo("\nThen: harness trace import SESSIONS... -o trace.jsonl")
+        print_text("\n".join(["", title, *lines]))
+    print_text("\nThen: harness trace import SESSIONS... -o trace.jsonl")
 
 
 def replay_files(sessions: Sequence[Path], steps: Path, cost_model: str = "") -> tuple[Replay, EngineConfig]:

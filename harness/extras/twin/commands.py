@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from harness.cli.terminal import print_text
 from harness.errors import SpecError
 
 PathOption = Annotated[
@@ -36,9 +37,9 @@ def install(
     try:
         for place, version in enumerate(versions):
             folder = path if place == 0 or path is None else path.with_name(f"{path.name}-{version}")
-            install_twin(folder, version=version, python=python, torch=torch, on_progress=typer.echo)
+            install_twin(folder, version=version, python=python, torch=torch, on_progress=print_text)
     except KeyboardInterrupt:
-        typer.echo("interrupted: what is done stays, the same command continues", err=True)
+        print_text("interrupted: what is done stays, the same command continues", is_error=True)
         raise
 
 
@@ -73,4 +74,4 @@ def artifact(
         partition_tokens=partition_tokens,
         num_devices=num_devices,
     )
-    typer.echo(copy_artifact(find_twin(path), spec, folder))
+    print_text(str(copy_artifact(find_twin(path), spec, folder)))

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from harness.errors import HarnessError
+from harness.errors import HarnessError, escape_controls
 
 
 async def _serve(arguments: Sequence[str]) -> None:
@@ -28,7 +28,7 @@ def main(*arguments: str) -> int:
     try:
         asyncio.run(_serve(arguments))
     except HarnessError as error:
-        sys.stderr.write(f"harness server emulator: {error}\n")
+        sys.stderr.write(escape_controls(f"harness server emulator: {error}\n"))
         return int(error.exit_code)
     return 0
 

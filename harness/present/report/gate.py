@@ -6,6 +6,7 @@ import json
 from xml.etree import ElementTree
 
 from harness.analysis.figures import cells, same
+from harness.errors import escape_controls
 from harness.judge.decisions.gate import FIGURES, MANY, GateResult, GateTest, GateVerdict
 from harness.table import Table, four_digits, interval_text, markdown_rows, table_of
 
@@ -150,7 +151,8 @@ def gate_junit(result: GateResult) -> str:
                 tag = "failure" if test.verdict is GateVerdict.WORSE else "error"
                 ElementTree.SubElement(case, tag, type=test.verdict.value, message=_reason(test)).text = result.origin
     ElementTree.indent(root)
-    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+    # XML has no place for control characters.
+    return escape_controls(ElementTree.tostring(root, encoding="unicode", xml_declaration=True)) + "\n"
 
 
 def _open_tests(result: GateResult) -> list[str]:

@@ -26,12 +26,12 @@ from harness.analysis.serving import HOW_SURE, METRICS
 from harness.analysis.stats import Interval
 from harness.analysis.summary import ExperimentSummary
 from harness.clock import NS_PER_MS, NS_PER_S
-from harness.errors import SpecError
+from harness.errors import SpecError, escape_controls
 from harness.html import content_security_policy, style
 from harness.kinds import kind_of_run
 from harness.measure.records.run import SealedRun
 from harness.model.spec import factors_text
-from harness.outputs import check_output, escape_bidi, write_atomic
+from harness.outputs import check_output, write_atomic
 from harness.present.report import glossary
 from harness.present.report.answers import DASH, answers, bound_words, count, fixed, interval_legend, short_ms
 from harness.present.report.latency_plots import lateness_plot, serving_plot, sweep_plot
@@ -199,7 +199,7 @@ def render_page(view: ReportView) -> str:
         planned_blocks=next(iter(view.sealed.values())).manifest.requested_experiment.get("replicates"),
     )
     page = glossary.with_first_places(page)
-    return escape_bidi(page.replace(GLOSSARY_PLACE, glossary.definitions(page)))
+    return escape_controls(page.replace(GLOSSARY_PLACE, glossary.definitions(page)))
 
 
 def symbol(text: str) -> Markup:

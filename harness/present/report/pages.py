@@ -15,12 +15,12 @@ import numpy as np
 
 from harness.analysis.calibration.fit import MAX_SHARE
 from harness.clock import NS_PER_MS, NS_PER_S
-from harness.errors import RecordsError, SpecError
+from harness.errors import RecordsError, SpecError, escape_controls
 from harness.html import plain_page
 from harness.model.engine import CostModel, load_cost_model
 from harness.model.engine.cost import attended_tokens
 from harness.model.plan.model import WAIT_KINDS
-from harness.outputs import check_output, escape_bidi, write_text
+from harness.outputs import check_output, write_text
 from harness.present.report.svg import INK, MUTED, PAGE_WIDTH_IN, Sheet, condition_color
 from harness.table import interval_text, markdown_rows
 
@@ -296,7 +296,7 @@ def draw_trace(trace: TraceFile, path: Path) -> None:
     for row, recording in enumerate(shown):
         _recording(lanes, row, recording)
     lanes.set(xlabel=f"seconds of the recording, answers drawn at {SECONDS_PER_TOKEN * 1000:g} ms a token")
-    lanes.set_title(f"{escape_bidi(trace.head.name)}: the first {len(shown)} of {len(trace.recordings)} recordings")
+    lanes.set_title(f"{escape_controls(trace.head.name)}: the first {len(shown)} of {len(trace.recordings)} recordings")
     lanes.set_yticks([])
     lanes.invert_yaxis()
     try:

@@ -20,8 +20,8 @@ from harness.analysis.sessions import HOW_TIMED, SessionFigures
 from harness.analysis.stats import GIVEN_COSTS, MIN_BEYOND, Interval, NoInterval
 from harness.analysis.summary import ConditionFigures, ExperimentSummary
 from harness.clock import NS_PER_MS, NS_PER_S
+from harness.errors import escape_controls
 from harness.model.spec import factors_text
-from harness.outputs import escape_bidi
 from harness.present.report.answers import (
     DASH,
     Channel,
@@ -53,7 +53,7 @@ def answer_lines(summary: ExperimentSummary, question: str = "") -> list[str]:
     def bold(name: str) -> str:
         return f"[bold]{escape(name)}[/]"
 
-    first = [f"[dim]{escape(escape_bidi(question))}[/]"] if question else []
+    first = [f"[dim]{escape(escape_controls(question))}[/]"] if question else []
     return [*first, *(answer.text for answer in answers(summary, bold))]
 
 
