@@ -151,13 +151,14 @@ DISKS ?= 20
 # Disks of a size need mounts, which end with the command where it may have its own.
 PRIVATE_MOUNTS = $(shell unshare -m true 2>/dev/null && echo unshare -m)
 
-faults: dev  ## minutes: KILLS random kills and DISKS full disks, limits, killed processes, the misbehaving server over http and https, freezes, tampering, cheats
+faults: dev  ## minutes: KILLS random kills and DISKS full disks of runs, KILLS kills of a tune and half as many full disks in each of its stages, limits, killed processes, the misbehaving server over http and https, freezes, tampering, cheats
 	@$(BIN)/python -m pytest -n $(WORKERS) -q $(PYTEST_ARGS) tests/cli/test_cli_bad_input.py tests/cli/test_cli_interruption.py \
 	  tests/measure/records tests/judge/prereg tests/measure/client/test_run_misbehaviours.py tests/runner/test_run_freezes.py tests/measure/client/test_run_processes.py \
 	  tests/measure/server tests/fuzz
 	@$(BIN)/python -m tests.faults misbehaviours 1
 	@$(BIN)/python -m tests.faults kills $(KILLS)
 	@$(PRIVATE_MOUNTS) $(BIN)/python -m tests.faults disks $(DISKS)
+	@$(PRIVATE_MOUNTS) $(BIN)/python -m tests.faults tunes $(KILLS)
 
 catalogue: runtime  ## every experiment of the method on the simulator, the short ones on the emulator: runs/catalogue
 	@rm -rf runs/catalogue

@@ -5,11 +5,13 @@ A link or a device is never written through nor renamed over.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import stat
 import tempfile
 from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -77,6 +79,7 @@ def write_text(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
 
 
+_ROOM = "Make room or choose a folder that can be written"
 # The end of the hidden name that a file has until it is whole.
 UNFINISHED = ".tmp"
 
@@ -104,12 +107,74 @@ def whole_file(path: Path, *, is_durable: bool = True) -> Generator[BinaryIO]:
 def write_atomic(path: Path, pieces: Iterable[bytes], *, what: str) -> Path:
     """Write ``pieces`` so that ``path`` holds all of them or stays as it was; RecordsError when the disk refuses."""
     check_output(path)
-    hint = "Make room or choose a folder that can be written"
-    with RecordsError.on_os_error(f"{what} cannot be written", where=path, hint=hint):
+    with RecordsError.on_os_error(f"{what} cannot be written", where=path, hint=_ROOM):
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as file:
             file.writelines(pieces)
     return path
+
+
+def hold_lock(path: Path, what: str, hint: str) -> int:
+    """The descriptor of a file that this process alone holds, with its pid inside. The kernel frees it when the process
+    ends, for any reason. RecordsError where another process has it: its pid, and ``what`` it does.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        holder = os.read(descriptor, 20).decode("ascii", "replace")
+        os.close(descriptor)
+        named = f", pid {holder}," if holder.isdecimal() else ""
+        raise RecordsError(f"another harness process{named} is {what}", where=str(path.parent), hint=hint) from error
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, str(os.getpid()).encode())
+    return descriptor
+
+
+_held: set[int] = set()
+
+
+def _let_go() -> None:
+    """A lock ends with the process that took it: no child that outlives it keeps it."""
+    for descriptor in _held:
+        os.close(descriptor)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
+@contextmanager
+def one_at_a_time(folder: Path, name: str, what: str) -> Generator[None]:
+    """Hold ``folder/.name.lock`` for the block, and leave nothing of it; see ``hold_lock``.
+
+    A folder that cannot be written has no lock: nothing is made there.
+    """
+    path, is_new = folder / f".{name}.lock", not folder.exists()
+    hint = "Wait for it, end it with Ctrl-C, or write elsewhere"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = hold_lock(path, what, hint)
+        # Its holder may have removed it meanwhile.
+        while not (path.exists() and path.stat().st_ino == os.fstat(descriptor).st_ino):
+            os.close(descriptor)
+            descriptor = hold_lock(path, what, hint)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise RecordsError(f"cannot be written ({error.strerror})", where=str(path), hint=_ROOM) from error
+        yield
+        return
+    _held.add(descriptor)
+    try:
+        yield
+    finally:
+        if descriptor in _held:
+            path.unlink(missing_ok=True)
+            _held.remove(descriptor)
+            os.close(descriptor)
+        if is_new:
+            with suppress(OSError):  # something was made in it
+                folder.rmdir()
 
 
 def sync(path: Path) -> None:

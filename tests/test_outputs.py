@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from harness.errors import NOT_PRINTABLE, SpecError
+from harness.errors import NOT_PRINTABLE, RecordsError, SpecError
 from harness.model.traces.recording import RecordedRequest, Recording, TraceHead, write_trace
-from harness.outputs import check_output, write_atomic, write_text
+from harness.outputs import check_output, one_at_a_time, write_atomic, write_text
 from harness.present.report import write_report
-from tests.support.command_line import harness
+from tests.support.command_line import harness, harness_here
 
 
 def _others(folder: Path) -> dict[str, Path]:
@@ -50,6 +52,65 @@ def test_a_new_file_and_a_regular_one_are_written(tmp_path: Path) -> None:
 def test_a_folder_that_takes_no_file_is_refused_beforehand_to_root_too() -> None:
     with pytest.raises(SpecError, match="nothing may be written in /proc"):
         check_output(Path("/proc/page.html"))
+
+
+EXPERIMENT = """
+name = "small"
+backend = "sim"
+[[condition]]
+name = "base"
+"""
+BUSY = {
+    "run": ("small", "run small.toml --runs runs", "making runs of small"),
+    "tune": ("small-tune", "tune small.toml --runs runs", "tuning small"),
+    "calibrate": ("calibrate-mine", "server calibrate mine --backend sim --runs runs", "making runs of calibrate-mine"),
+}
+
+
+@pytest.mark.parametrize("command", BUSY)
+def test_a_second_process_at_the_same_is_refused_and_names_the_first(tmp_path: Path, command: str) -> None:
+    name, words, what = BUSY[command]
+    (tmp_path / "small.toml").write_text(EXPERIMENT)
+    with one_at_a_time(tmp_path / "runs", name, "the first"):
+        done = harness_here(*words.split(), cwd=tmp_path)
+    assert done.returncode == 1, done.stdout
+    assert f"runs: another harness process, pid {os.getpid()}, is {what}" in done.stderr
+    assert not (tmp_path / "runs").exists(), "nothing is left of the lock"
+
+
+def test_a_second_freeze_is_refused_and_the_lock_is_no_change_of_the_tree(tmp_path: Path) -> None:
+    (tmp_path / "small.toml").write_text(EXPERIMENT)
+    for words in ("init -q .", "add small.toml", "-c user.name=a -c user.email=a commit -qm small"):
+        subprocess.run(["git", *words.split()], cwd=tmp_path, check=True)
+    with one_at_a_time(tmp_path / ".git", "freeze-small", "the first"):
+        done = harness_here("prereg", "freeze", "small.toml", cwd=tmp_path)
+        assert subprocess.check_output(["git", "status", "--porcelain"], cwd=tmp_path) == b""
+    assert done.returncode == 1, done.stdout
+    assert f"another harness process, pid {os.getpid()}, is freezing small" in done.stderr
+
+
+def test_a_lock_ends_with_its_owner_though_a_child_of_it_lives(tmp_path: Path) -> None:
+    told, tells = os.pipe()
+    owner = os.fork()
+    if not owner:
+        with one_at_a_time(tmp_path, "small", "the first"):
+            child = os.fork()
+            os.write(tells, f"{child} ".encode() if child else b"")
+            signal.pause()
+    child = int(os.read(told, 20))
+    try:
+        with (
+            pytest.raises(RecordsError, match=f"pid {owner}, is the second"),
+            one_at_a_time(tmp_path, "small", "the second"),
+        ):
+            pass
+        os.kill(owner, signal.SIGKILL)
+        os.waitpid(owner, 0)
+        with one_at_a_time(tmp_path, "small", "the second"):
+            assert (tmp_path / ".small.lock").read_text() == str(os.getpid())
+    finally:
+        os.kill(child, signal.SIGKILL)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_trace_name_that_reorders_its_letters_is_spelled_out_on_a_terminal_and_in_a_picture(tmp_path: Path) -> None:

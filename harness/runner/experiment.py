@@ -27,7 +27,7 @@ from harness.model.engine.config import changed_keys, differences, keys_shown, r
 from harness.model.experiment import PlannedRun, PlannedRuns, resolve
 from harness.model.spec import ExperimentSpec
 from harness.model.spec.server import HARNESS_KEYS, RETENTION_KEYS
-from harness.outputs import check_runs_folder
+from harness.outputs import check_runs_folder, one_at_a_time
 from harness.plugins import service
 from harness.redact import redacted_text
 from harness.run_key import RunKey
@@ -229,6 +229,7 @@ def run_experiment(  # noqa: PLR0913  # an option each
     retry_invalid: bool = False,
     until_decided: bool = False,
     keep_going: bool = False,
+    fixed_by: str = "",
 ) -> ExperimentOutcome:
     """Perform every planned run that is not sealed yet, and return all sealed runs of the experiment.
 
@@ -240,7 +241,7 @@ def run_experiment(  # noqa: PLR0913  # an option each
     ``limits.retries`` times each.
     authorization: of a preregistration; makes every run confirmatory. Without an authorization runs stay exploratory.
     until_decided: perform the blocks of the stopping rule's budget, and end when the rule has decided; SpecError
-    without a rule.
+    without a rule. fixed_by: SHA-256 of a file that fixed these runs beforehand, kept in each.
     """
     if not isinstance(spec, ExperimentSpec):  # pyright: ignore[reportUnnecessaryIsInstance]  # notebooks check no types
         raise SpecError(f"takes an experiment, not {spec!r:.80}", where="run_experiment", hint=_LOAD_HINT)
@@ -252,31 +253,32 @@ def run_experiment(  # noqa: PLR0913  # an option each
             where="--until decided",
             hint="Leave it out, or run on one device without [fleet]",
         )
-    planned, todo, again = what_to_do(
-        spec, store.root, resume=resume, retry_invalid=retry_invalid, authorization=authorization
-    )
-    if authorization is not None:
-        authorization.ledger.admit(todo, store.sealed(spec.name))
-    monitor = _monitor(store, planned, again) if until_decided else None
-    if monitor is not None and monitor.is_decided:
-        # A repetition that was asked for is made all the same: until then it can still change the decision.
-        todo = [run for run in todo if run.key in again]
-    check_hosts(todo)
-    progress = RunProgress(planned, todo, on_progress, monitor)
-    context = RunContext(store.root, spec_source, authorization, on_progress, stop)
-    ended_by = ""
-    if spec.fleet is None or kind_named(spec.backend).is_virtual:
-        for event in perform_in_order(todo, context, again):
-            progress.add(event)
-            if isinstance(event, Made) and len(progress.performed) == 1 < len(todo) and not keep_going:
-                ended_by = failed_alike(event.run)
-            if (progress.is_decided and again.keys() <= set(progress.performed)) or ended_by:
-                break
-    else:
-        over_hosts = "fleet over hosts" if spec.fleet.hosts else ""
-        perform_fleet = service(over_hosts, where="fleet.hosts") if over_hosts else perform_on_devices
-        perform_fleet(todo, context, again, progress.add)
-    sealed = _all_sealed(store, spec, progress.performed)
+    with one_at_a_time(store.root, spec.name, f"making runs of {spec.name}"):
+        planned, todo, again = what_to_do(
+            spec, store.root, resume=resume, retry_invalid=retry_invalid, authorization=authorization
+        )
+        if authorization is not None:
+            authorization.ledger.admit(todo, store.sealed(spec.name))
+        monitor = _monitor(store, planned, again) if until_decided else None
+        if monitor is not None and monitor.is_decided:
+            # A repetition that was asked for is made all the same: until then it can still change the decision.
+            todo = [run for run in todo if run.key in again]
+        check_hosts(todo)
+        progress = RunProgress(planned, todo, on_progress, monitor)
+        context = RunContext(store.root, spec_source, authorization, on_progress, stop, fixed_by=fixed_by)
+        ended_by = ""
+        if spec.fleet is None or kind_named(spec.backend).is_virtual:
+            for event in perform_in_order(todo, context, again):
+                progress.add(event)
+                if isinstance(event, Made) and len(progress.performed) == 1 < len(todo) and not keep_going:
+                    ended_by = failed_alike(event.run)
+                if (progress.is_decided and again.keys() <= set(progress.performed)) or ended_by:
+                    break
+        else:
+            over_hosts = "fleet over hosts" if spec.fleet.hosts else ""
+            perform_fleet = service(over_hosts, where="fleet.hosts") if over_hosts else perform_on_devices
+            perform_fleet(todo, context, again, progress.add)
+        sealed = _all_sealed(store, spec, progress.performed)
     keys = {run.key for run in sealed}
     return ExperimentOutcome(
         spec,

@@ -109,7 +109,7 @@ class RunContext:
 
     spec_source: the file the experiment is from. worker_slot: the device of a fleet that this process works for.
     await_others: returns when the other devices of a run's period are as far as this one. client_cores: those that
-    the server is kept off; a fleet shares cores out by itself.
+    the server is kept off; a fleet shares cores out by itself. fixed_by: SHA-256 of what fixed the runs beforehand.
     """
 
     runs_root: Path
@@ -121,6 +121,7 @@ class RunContext:
     await_others: Callable[[], None] | None = None
     starts: dict[RunKey, str] = field(default_factory=dict[RunKey, str])
     client_cores: tuple[int, ...] = ()
+    fixed_by: str = ""
 
     @contextmanager
     def writer(self, run: PlannedRun) -> Generator[RunWriter]:
@@ -514,6 +515,7 @@ def manifest_of(run: PlannedRun, context: RunContext, **observed: Any) -> Manife
             "client": spec.client.model_dump(mode="json"),
             "limits": spec.limits.model_dump(mode="json"),
             "spec_source": redacted_text(context.spec_source),
+            **({"fixed_by": context.fixed_by} if context.fixed_by else {}),
         },
         preregistration=context.record_of(run),
         **observed,

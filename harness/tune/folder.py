@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 from pydantic import TypeAdapter, ValidationError
 
 from harness.errors import RecordsError, SpecError
+from harness.measure.records.run import SealedRun
 from harness.model.spec import ExperimentSpec, parse_experiment
 from harness.model.spec.base import tomllib
 from harness.outputs import check_runs_folder, write_atomic
@@ -65,8 +66,16 @@ class TuneFolder:
         return path.read_text(encoding="utf-8").strip() if path.is_file() else ""
 
     def begin(self, stage: str) -> None:
-        """Note a stage for ``harness watch``."""
+        """Note a stage for ``harness watch``; until the last one ends there is no answer."""
+        for name in (TUNED, PAGE):
+            (self.path / name).unlink(missing_ok=True)
         self.write_text(STAGE, f"{stage}\n")
+
+    def end(self, state: str, tuned: str, page: str) -> None:
+        """Write the answer."""
+        self.write_text(PAGE, page)
+        self.write_text(TUNED, tuned)
+        self.write_text(STAGE, f"done: {state}\n")
 
     def explored(self) -> Explored | None:
         """What the search found; None before it ended."""
@@ -104,6 +113,16 @@ class TuneFolder:
                 hint = "Restore it from a copy, or begin anew in another folder"
                 raise RecordsError("was changed after it was frozen", where=str(self.path / name), hint=hint)
         return table
+
+    def check_frozen(self, runs: Iterable[SealedRun]) -> str:
+        """The hash of what was fixed, which is in each run that was made after that; RecordsError for another one."""
+        now = self.sha256(FROZEN)
+        for run in runs:
+            if run.manifest.requested.get("fixed_by", now) != now:
+                hint = "Restore it from a copy, or begin anew in another folder"
+                what = f"was changed after run {run.label}, which has another hash of it"
+                raise RecordsError(what, where=str(self.path / FROZEN), hint=hint)
+        return now
 
     def freeze(self, table: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
         """Fix a table, and the files of these names as they are now."""

@@ -12,11 +12,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from harness.analysis.sessions import DEFAULT_COSTS
 from harness.clock import NS_PER_S, Clock, MonotonicClock, utc_now
-from harness.errors import HarnessError, ServerError, SpecError, unknown_name
+from harness.errors import HarnessError, SpecError, unknown_name
 from harness.kinds import kind_named
 from harness.measure.records.run import SealedRun
 from harness.measure.records.store import RunStore
@@ -24,6 +24,7 @@ from harness.model.experiment import PlannedRun, build_plan, resolve
 from harness.model.spec import ExperimentSpec, TuneSpec, parse_experiment
 from harness.model.spec.base import tomllib
 from harness.model.spec.sections import Basis
+from harness.outputs import one_at_a_time
 from harness.runner import ExperimentOutcome
 from harness.runner.experiment import checked, refuse_what_is_missing, will_fail_again
 from harness.runner.progress import predicted_replay_s
@@ -49,7 +50,7 @@ from harness.tune.confirm import (
 )
 from harness.tune.diagnose import Diagnosis, diagnose
 from harness.tune.explore import FULL, QUICK, Effort, Explored, explore
-from harness.tune.folder import CAPACITIES, CONFIRM, EXPLORED, PAGE, TUNED, TuneFolder, folder_name
+from harness.tune.folder import CAPACITIES, CONFIRM, EXPLORED, TuneFolder, folder_name
 from harness.tune.page import TuneResult, tune_page
 from harness.tune.plans import Question, agents_of, at_a_time, nearby_agents, question_of_run
 from harness.tune.price import (
@@ -98,9 +99,6 @@ class Perform(Protocol):
     def __call__(self, spec: ExperimentSpec, folder: Path, until_ns: int, **options: Any) -> ExperimentOutcome:
         """until_ns: of the monotonic clock; no run begins after it."""
         ...
-
-
-T = TypeVar("T")
 
 
 class TuneStoppedError(Exception):
@@ -278,7 +276,10 @@ class Tune:
         """Every stage that is not done, and the answer; HarnessError where a stage cannot be made."""
         _ = self.until_ns
         self._check()
-        folder = TuneFolder.begun(self.runs, self.spec.name, self._asked())
+        with one_at_a_time(self.runs, folder_name(self.spec.name), f"tuning {self.spec.name}"):
+            return self._run(TuneFolder.begun(self.runs, self.spec.name, self._asked()), only_explore=only_explore)
+
+    def _run(self, folder: TuneFolder, *, only_explore: bool) -> TuneResult:
         diagnosis = None
         if not only_explore:
             self._calibrate(folder)
@@ -364,11 +365,11 @@ class Tune:
                 self.say(f"    {line}")
         why = "only explored"
         if not only_explore:
-            capacities, why = self._unless_it_fails(capacities, lambda: self._measured_agents(folder, capacities))
+            capacities, why = self._measured_agents(folder, capacities)
         given = sessions_answer(self.spec, explored, capacities, why, self.seen_as)
         return self._ended(folder, TuneResult(self.spec, given, diagnosis, explored))
 
-    def _measured_agents(self, folder: TuneFolder, capacities: list[Capacity]) -> list[Capacity]:
+    def _measured_agents(self, folder: TuneFolder, capacities: list[Capacity]) -> tuple[list[Capacity], str]:
         """The capacities with what was measured, round after round until nothing lies between a number that holds and
         one that fails, or the budget ends."""
         share, most = self.settings.percentile / 100, most_agents(self.question.workload)
@@ -376,7 +377,7 @@ class Tune:
         proposed = {each.name: each.setup for each in capacities if each.name != BASE}
         places, why = self._placed(folder, proposed, base)
         if len(places) < len(proposed) and place_key(self.spec):
-            raise ServerError(why)
+            return capacities, why
         numbers = [max(1, each.predicted) for each in capacities]
         run_s = self._today_s * max(1.0, max(numbers) / (agents_of(self.question.workload) or 1))
         before_s = self.settings.budget_s - self._left_s
@@ -402,9 +403,9 @@ class Tune:
             listed = "; ".join(f"{name} with {' and '.join(map(str, points))}" for name, (_, points) in wanted.items())
             folder.begin("confirm")
             self.say(f"confirm: {listed} agents at a time, {spec.replicates} new plans each{about(round_s)}")
-            self._performed(spec, folder)
+            self._performed(spec, folder, fixed_by=folder.check_frozen(self._store.sealed()))
             capacities = self._with_points(capacities, spec, share)
-        return capacities
+        return capacities, ""
 
     def _with_points(self, capacities: Sequence[Capacity], spec: ExperimentSpec, share: float) -> list[Capacity]:
         """The capacities with the points of one measurement."""
@@ -452,28 +453,19 @@ class Tune:
         beside = f"{len(candidates)} candidate{'s' * (len(candidates) != 1)}"
         most_s = (1 + len(candidates)) * spec.replicates * self._today_s
         self.say(f"confirm: today's server and {beside} on at most {spec.replicates} new plans{about(most_s)}")
-        _, failed = self._unless_it_fails(None, lambda: self._performed(spec, folder, until_decided=True))
+        fixed_by = folder.check_frozen(self._store.sealed(spec.name))
+        self._performed(spec, folder, until_decided=True, fixed_by=fixed_by)
         runs = list(self._store.sealed(spec.name))
-        if not failed and self.is_over:
-            failed = f"the budget of {self.settings.budget} ended before the rule had decided"
-            self.say(f"  {failed}")
+        if self.is_over:
+            why = f"the budget of {self.settings.budget} ended before the rule had decided"
+            self.say(f"  {why}")
         if num_invalid := sum(not run.is_valid for run in runs):
             self.say(f"  {num_invalid} of {len(runs)} runs are INVALID and do not count: {_commonest(runs)}")
         shown = confirmed(spec, runs) if runs else ()
         for each in shown:
             self.say(f"  {each.name}: {each.words} on {each.num_blocks} plans{f'; {each.beside}' * bool(each.beside)}")
         better = bool(runs) and best_is_better(spec, runs)
-        return answer(self.spec, explored, shown, best_is_better=better, why=failed or why, backend=self.seen_as)
-
-    def _unless_it_fails(self, before: T, make: Callable[[], T]) -> tuple[T, str]:
-        """What is made, or what was before and why it failed; a mistake in what is asked is raised."""
-        try:
-            return make(), ""
-        except SpecError:
-            raise
-        except HarnessError as error:
-            self.say(f"  {error}")
-            return before, str(error)
+        return answer(self.spec, explored, shown, best_is_better=better, why=why, backend=self.seen_as)
 
     def _commands(self, setups: Mapping[str, Setup], base: Baseline) -> list[str]:
         """What starts the server of each candidate."""
@@ -529,18 +521,15 @@ class Tune:
     def _compiled(
         self, folder: TuneFolder, compiler: Compiler, setups: Mapping[str, Setup], places: Mapping[str, str]
     ) -> tuple[dict[str, str], str]:
-        """The places with those of the models that are compiled now, and why some are not; none where it may be mended,
-        so that nothing is fixed before the same command tried again."""
+        """The places with those of the models that are compiled now, and why the stack refuses others. What may be
+        mended raises its error, so that nothing is fixed before the same command tried again."""
         folder.begin("compile")
         self.say("compile: the models of the candidates")
         seconds = compiler.needed(setups, lambda line: self.say(f"  {line}"))
         if seconds:
             self._blocks(1 + len(setups) + len(places), seconds)
-        none: tuple[dict[str, str], str] = ({}, "")
-        (made, reason), failed = self._unless_it_fails(
-            none, lambda: compiler.made(setups, lambda line: self.say(f"  {line}"))
-        )
-        return ({}, failed) if failed else ({**places, **made}, reason)
+        made, reason = compiler.made(setups, lambda line: self.say(f"  {line}"))
+        return {**places, **made}, reason
 
     def _hold(self, wanted: Measurement) -> None:
         """SpecError where a candidate that has a place is not as it was asked for, before anything is frozen."""
@@ -591,9 +580,7 @@ class Tune:
         places = {} if found.answer.option is None else folder.places("artifact")
         made = replace(found.answer, artifact=places.get(chosen) or places.get(PROPOSED, ""))
         found = found._replace(answer=made)
-        folder.write_text(TUNED, tuned_text(self.spec, made, base_of(self.spec, found.explored)))
-        folder.write_text(PAGE, tune_page(found))
-        folder.begin(f"done: {found.answer.state}")
+        folder.end(made.state, tuned_text(self.spec, made, base_of(self.spec, found.explored)), tune_page(found))
         return found
 
 

@@ -29,7 +29,7 @@ def disks(number: int, folder: Path, rng: random.Random) -> tuple[Counter[str], 
     found: list[str] = []
     disk = folder / "disk"
     disk.mkdir()
-    has_disk = _mounted(disk, DISK_BYTES)
+    has_disk = mounted(disk, DISK_BYTES)
     try:
         for turn in range(100_000):
             if fell.total() >= number:
@@ -40,7 +40,7 @@ def disks(number: int, folder: Path, rng: random.Random) -> tuple[Counter[str], 
             shutil.rmtree(folder / str(turn))
     finally:
         if has_disk:
-            subprocess.run(["umount", str(disk)], check=False)
+            mounted(disk, 0)
     return fell, found
 
 
@@ -49,7 +49,7 @@ def _starved(kind: str, place: Place, rng: random.Random, fell: Counter[str]) ->
     limit = _limit(kind, rng)
     disk = place.runs.parent
     if kind == "disk":
-        _mounted(disk, limit)
+        mounted(disk, limit)
     code, said = _run(place, kind, limit)
     found = place.faults(said)
     # A C++ library that memory is refused may end the process itself; what was sealed is looked at all the same.
@@ -63,7 +63,7 @@ def _starved(kind: str, place: Place, rng: random.Random, fell: Counter[str]) ->
     if code:
         fell[f"{kind}, aborted by a library" if is_aborted else kind] += 1
     if kind == "disk":
-        _mounted(disk, 4 * DISK_BYTES)
+        mounted(disk, 4 * DISK_BYTES)
     if code and rng.random() < 0.2:
         code, said = _run(place, "none", 0, "--resume", "--retry-invalid")
         found += place.faults(said)
@@ -103,8 +103,10 @@ def _limit(kind: str, rng: random.Random) -> int:
     }[kind]
 
 
-def _mounted(disk: Path, size: int) -> bool:
-    """Make the disk so large; False where one may not."""
+def mounted(disk: Path, size: int) -> bool:
+    """Make the disk so large, 0: take it away; False where one may not."""
+    if not size:
+        return subprocess.run(["umount", str(disk)], check=False).returncode == 0
     again = ["-o", f"remount,size={size}"] if disk.is_mount() else ["-o", f"size={size}"]
     done = subprocess.run(["mount", "-t", "tmpfs", *again, "tmpfs", str(disk)], capture_output=True, check=False)
     return done.returncode == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import shutil
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from harness.cli.watch import view
-from harness.errors import RecordsError, ServerError, SpecError
+from harness.errors import HarnessError, RecordsError, ServerError, SpecError
 from harness.measure.records.store import RunStore
 from harness.model.spec import ExperimentSpec, parse_experiment
 from harness.model.spec.base import tomllib
@@ -24,6 +25,7 @@ from harness.tune import confirm
 from harness.tune.explore import QUICK
 from harness.tune.page import TuneResult
 from harness.tune.path import Tune, TuneStoppedError
+from tests.faults.tunes import tunes
 
 LOSING = {"num_sessions": 8, "wait_cap_s": 20.0}
 LOOKS = (4,)
@@ -157,17 +159,45 @@ def test_what_was_interrupted_at_any_run_goes_on_to_the_same_answer(once: Whole,
     assert stages.answer == once.stages.answer
 
 
-def test_a_candidate_that_does_not_start_leaves_what_was_measured_and_one_line(tmp_path: Path) -> None:
-    def failing(spec: ExperimentSpec, folder: Path, until_ns: int, **options: Any) -> ExperimentOutcome:
-        if spec.name.endswith("confirm"):
-            raise ServerError("the server ended while it started", where="best/0", hint="Read server.log")
-        return perform(spec, folder, until_ns, **options)
+NO_START = ServerError("the server ended while it started", where="best/0", hint="Read server.log")
+NO_ROOM = RecordsError("cannot be written (No space left on device)", where="best/0")
 
-    stages, said = tuned(tmp_path, perform=failing)
-    assert stages.answer.state == "predicted"
-    assert stages.answer.why.startswith("best/0: the server ended while it started")
-    assert sum("ended while it started" in line for line in said) == 1
-    assert len(list(RunStore(tmp_path / "runs" / "small-tune").sealed("small-diagnose"))) == 3
+
+@pytest.mark.parametrize(
+    ("stage", "after", "error"), [("diagnose", 2, NO_ROOM), ("confirm", 0, NO_START), ("confirm", 3, NO_ROOM)]
+)
+def test_a_stage_that_fails_leaves_no_answer_and_the_same_command_goes_on_to_it(
+    once: Whole, tmp_path: Path, stage: str, after: int, error: HarnessError
+) -> None:
+    def failing(spec: ExperimentSpec, folder: Path, until_ns: int, **options: Any) -> ExperimentOutcome:
+        made: list[str] = []
+
+        def sealed(event: Any) -> None:
+            made.extend([event.label] if type(event).__name__ == "RunSealed" else [])
+            if len(made) == after:
+                raise error
+
+        if not spec.name.endswith(stage):
+            return perform(spec, folder, until_ns, **options)
+        if not after:
+            raise error
+        return perform(spec, folder, until_ns, on_progress=sealed, **options)
+
+    folder = tmp_path / "runs" / "small-tune"
+    folder.mkdir(parents=True)
+    (folder / "explored.json").write_bytes((once.folder / "runs" / "small-tune" / "explored.json").read_bytes())
+    with pytest.raises(type(error), match=re.escape(error.what)):
+        tuned(tmp_path, perform=failing)
+    assert not (folder / "tuned.toml").exists()
+    assert len(RunStore(folder).sealed(f"small-{stage}")) == after
+    assert tuned(tmp_path)[0].answer == once.stages.answer
+
+
+# ``make faults`` kills more, and fills the disk in each stage.
+def test_a_killed_tune_and_one_whose_disk_fills_up_have_the_same_answer_or_none(tmp_path: Path) -> None:
+    fell, found = tunes(1, tmp_path, random.Random(3), stages=["confirm"])
+    assert found == []
+    assert fell == {"kill": 1, "disk in confirm": 1}
 
 
 def test_a_server_that_loses_nothing_is_kept_without_a_measurement(tmp_path: Path) -> None:
@@ -194,6 +224,18 @@ def test_a_measurement_that_was_changed_after_it_was_frozen_is_refused(whole: Pa
         tuned(tmp_path)
     frozen = json.loads((tmp_path / "runs" / "small-tune" / "frozen.json").read_bytes())
     assert 0.8 < frozen["predicted"]["best"]["ratio"] < 0.99
+
+
+def test_what_was_fixed_and_changed_after_the_first_run_is_refused(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
+    folder = tmp_path / "runs" / "small-tune"
+    kept = (folder / "frozen.json").read_text()
+    (folder / "frozen.json").write_text(re.sub(r'"ratio": [0-9.]+', '"ratio": 0.5', kept))
+    with pytest.raises(RecordsError, match=r"frozen\.json: was changed after run .*, which has another hash of it"):
+        tuned(tmp_path)
+    assert not (folder / "tuned.toml").exists()
+    (folder / "frozen.json").write_text(kept)
+    assert tuned(tmp_path)[0].answer.state == "confirmed"
 
 
 def test_a_budget_that_decides_nothing_says_how_much_would(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ from harness.model.spec import ExperimentSpec, RulesName, load_toml
 from harness.model.spec.experiment import DEFAULT_SEED
 from harness.model.spec.recorded import recorded_changes
 from harness.model.spec.rules import DecisionRule, find_rule, load_rule
-from harness.outputs import write_atomic
+from harness.outputs import one_at_a_time, write_atomic
 from harness.shipped import find_shipped, shipped_names
 from harness.stacks.rbln.launch.artifacts import artifact_identity
 from harness.stacks.rbln.launch.patches import PATCH_ROOTS
@@ -193,57 +193,59 @@ def freeze(
         spec = spec.until_decided()
     options = options or FreezeOptions()
     repository = Repository(experiment_file)
-    folder = options.folder or repository.root / "plans" / "frozen"
-    path = folder / f"{spec.name}.json"
-    dirty = repository.changes()
-    _check_options(options, repository, dirty)
-    _refuse(repository, spec, experiment_file, path)
-    names = dict.fromkeys((*spec.rules, *options.rules))
-    rules = [FrozenRule(file=named(repository, find_rule(name)), rule=load_rule(name)) for name in names]
-    for frozen_rule in rules:
-        if not frozen_rule.rule.has_subject_in(spec.factors):
-            raise SpecError(
-                f"criterion {frozen_rule.rule.name!r} finds no condition of experiment {spec.name!r} to judge",
-                where=frozen_rule.file.path,
-                hint="Check which conditions the rule asks for",
-            )
-    _require_decision(spec, [each.rule for each in rules], experiment_file)
-    planned = resolve(spec)
-    prediction_rules = _prediction_rules(planned, options)
-    plans, plan_paths = _save_plans(repository, planned, folder / spec.name)
-    preregistration = Preregistration(
-        name=spec.name,
-        frozen_at_utc=utc_now().isoformat(timespec="seconds"),
-        experiment_file=named(repository, experiment_file),
-        overrides=recorded_changes(overrides),
-        experiment=spec,
-        plans=tuple(plans),
-        prediction_rules=prediction_rules,
-        # By name, as the meaning of "auto" changes with every release.
-        condition_rules={
-            name: prediction_rules or runs[0].server.rule_set().name for name, runs in planned.by_condition.items()
-        },
-        perturbations=_perturbations(planned),
-        predictions=predict_experiment(planned, prediction_rules or None, on_progress, _num_draws(spec)),
-        rules=tuple(rules),
-        code_sha256=source_sha256(HARNESS_FOLDER),
-        code_commit=source_facts().get("git_commit") or "",
-        rule_code=rule_code([each.rule for each in rules]),
-        files=tuple(named(repository, path) for path in sorted(set(_inputs(repository, planned)))),
-        artifacts=_artifacts(planned),
-        parent_commit=repository.resolved("HEAD"),
-        is_tree_dirty=bool(dirty),
-        dirty_paths=tuple(dirty[:50]),
-    ).sealed()
-    write_atomic(path, [preregistration.to_json().encode()], what="the frozen file")
-    signatures = () if options.signing_key is None else (sign_file(path, options.signing_key),)
-    if not options.is_committed:
-        return Frozen(path, preregistration, None)
-    paths = (path, *plan_paths, *signatures)
-    commit = repository.commit(paths, f"Preregister {spec.name}: plans, predictions and criteria")
-    if options.tag:
-        repository.tag(options.tag, f"Preregistration of {spec.name}", is_signed=options.is_signed)
-    return Frozen(path, preregistration, commit)
+    # Not in the tree, where the lock would be an uncommitted change.
+    with one_at_a_time(repository.git_folder, f"freeze-{spec.name}", f"freezing {spec.name}"):
+        folder = options.folder or repository.root / "plans" / "frozen"
+        path = folder / f"{spec.name}.json"
+        dirty = repository.changes()
+        _check_options(options, repository, dirty)
+        _refuse(repository, spec, experiment_file, path)
+        names = dict.fromkeys((*spec.rules, *options.rules))
+        rules = [FrozenRule(file=named(repository, find_rule(name)), rule=load_rule(name)) for name in names]
+        for frozen_rule in rules:
+            if not frozen_rule.rule.has_subject_in(spec.factors):
+                raise SpecError(
+                    f"criterion {frozen_rule.rule.name!r} finds no condition of experiment {spec.name!r} to judge",
+                    where=frozen_rule.file.path,
+                    hint="Check which conditions the rule asks for",
+                )
+        _require_decision(spec, [each.rule for each in rules], experiment_file)
+        planned = resolve(spec)
+        prediction_rules = _prediction_rules(planned, options)
+        plans, plan_paths = _save_plans(repository, planned, folder / spec.name)
+        preregistration = Preregistration(
+            name=spec.name,
+            frozen_at_utc=utc_now().isoformat(timespec="seconds"),
+            experiment_file=named(repository, experiment_file),
+            overrides=recorded_changes(overrides),
+            experiment=spec,
+            plans=tuple(plans),
+            prediction_rules=prediction_rules,
+            # By name, as the meaning of "auto" changes with every release.
+            condition_rules={
+                name: prediction_rules or runs[0].server.rule_set().name for name, runs in planned.by_condition.items()
+            },
+            perturbations=_perturbations(planned),
+            predictions=predict_experiment(planned, prediction_rules or None, on_progress, _num_draws(spec)),
+            rules=tuple(rules),
+            code_sha256=source_sha256(HARNESS_FOLDER),
+            code_commit=source_facts().get("git_commit") or "",
+            rule_code=rule_code([each.rule for each in rules]),
+            files=tuple(named(repository, path) for path in sorted(set(_inputs(repository, planned)))),
+            artifacts=_artifacts(planned),
+            parent_commit=repository.resolved("HEAD"),
+            is_tree_dirty=bool(dirty),
+            dirty_paths=tuple(dirty[:50]),
+        ).sealed()
+        write_atomic(path, [preregistration.to_json().encode()], what="the frozen file")
+        signatures = () if options.signing_key is None else (sign_file(path, options.signing_key),)
+        if not options.is_committed:
+            return Frozen(path, preregistration, None)
+        paths = (path, *plan_paths, *signatures)
+        commit = repository.commit(paths, f"Preregister {spec.name}: plans, predictions and criteria")
+        if options.tag:
+            repository.tag(options.tag, f"Preregistration of {spec.name}", is_signed=options.is_signed)
+        return Frozen(path, preregistration, commit)
 
 
 def _prediction_rules(planned: PlannedRuns, options: FreezeOptions) -> str:

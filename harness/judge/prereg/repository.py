@@ -39,6 +39,11 @@ class Repository:
             )
         self.root = Path(root.strip())
 
+    @property
+    def git_folder(self) -> Path:
+        """Where git keeps what is in no tree."""
+        return Path(_git(self.root, "rev-parse", "--absolute-git-dir").strip())
+
     def relative(self, path: Path) -> str:
         """The path from the root, with forward slashes; SpecError when it lies outside."""
         try:

@@ -7,7 +7,6 @@ match its plan is refused.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 from collections.abc import Iterable
@@ -23,7 +22,7 @@ from harness.measure.records import layout, schema
 from harness.measure.records.disk import disk_errors, file_entry, sync_tree, write_parquet
 from harness.measure.records.manifest import DerivedEntry, EarlierTry, Manifest, load_manifest
 from harness.measure.records.run import SealedRun
-from harness.outputs import sync
+from harness.outputs import hold_lock, sync
 
 
 class RawFile:
@@ -276,18 +275,5 @@ def set_aside(partial: Path) -> Path:
 
 
 def _lock_folder(folder: Path) -> int:
-    # A flock ends with its process, so a killed harness leaves no lock.
-    descriptor = os.open(folder / layout.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        holder = os.read(descriptor, 20).decode("ascii", "replace")
-        os.close(descriptor)
-        raise RecordsError(
-            "another harness process" + (f", pid {holder}," if holder.isdecimal() else "") + " is writing this run",
-            where=str(folder),
-            hint="Wait for it and then --resume, end it with Ctrl-C, or write elsewhere: --runs FOLDER",
-        ) from error
-    os.ftruncate(descriptor, 0)
-    os.write(descriptor, str(os.getpid()).encode())
-    return descriptor
+    hint = "Wait for it and then --resume, end it with Ctrl-C, or write elsewhere: --runs FOLDER"
+    return hold_lock(folder / layout.LOCK, "writing this run", hint)
