@@ -44,7 +44,7 @@ server.decode_buckets = [1, 2, 4]
 RUNS = ("--runs", "simulated")
 SENTENCE = re.compile(
     r"eight-slots costs (?P<change>\d+\.\d) % less than base "
-    r"\(95 % interval(?:, cost model assumed exact)?: (?P<near>\d+\.\d) to (?P<far>\d+\.\d) % less\): "
+    r"\((?P<near>\d+\.\d) to (?P<far>\d+\.\d) % less\): "
     r"(?P<verdict>[^.\n]+)"
 )
 

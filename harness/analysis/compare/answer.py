@@ -239,8 +239,8 @@ def answer_on(every: Sequence[Answer], condition: str, channel: Basis) -> Answer
 
 
 def cost_sentence(condition: str, baseline: str, interval: Interval) -> str:
-    """A cost ratio in words: twelve-slots costs 4.0 % less than base (95 % interval: 1.1 to 6.8 % less)."""
-    return f"{condition} costs {change(interval.estimate)} {baseline} ({interval_in_words(interval)})"
+    """A cost ratio in words: twelve-slots costs 4.0 % less than base (1.1 to 6.8 % less)."""
+    return f"{condition} costs {change(interval.estimate)} {baseline} ({ends_in_words(interval)})"
 
 
 def change(ratio: float) -> str:
@@ -250,29 +250,40 @@ def change(ratio: float) -> str:
 
 
 def interval_in_words(interval: Interval) -> str:
-    """A ratio's interval as changes, the smaller change first: 95 % interval: 3.8 to 4.5 % less.
+    """A ratio's interval as changes: 95 % interval: 3.8 to 4.5 % less."""
+    return f"{level_in_words(interval)}: {ends_in_words(interval)}"
 
-    Where nothing is known of the errors of the costs behind it: "95 % interval, cost model assumed exact: ...".
-    """
-    low, high = 100 * (interval.low - 1), 100 * (interval.high - 1)
+
+def level_in_words(interval: Interval) -> str:
+    """What an interval is: 95 % interval; ", cost model assumed exact" where no errors of its costs are known."""
     level = f"{100 * interval.level:g} % interval"
     if interval.family > 1:
         level += f" over {interval.family} comparisons"
-    level += GIVEN_COSTS if interval.is_given_costs else ""
+    return level + (GIVEN_COSTS if interval.is_given_costs else "")
+
+
+def ends_in_words(interval: Interval) -> str:
+    """The ends of a ratio's interval as changes, the smaller change first: 3.8 to 4.5 % less."""
+    low, high = 100 * (interval.low - 1), 100 * (interval.high - 1)
     if low < 0 < high:
         less, more = (f"{end:.1f}" for end in (-low, high))
         if less == more == "0.0":
             less, more = (f"{end:.2g}" for end in (-low, high))
-        return f"{level}: {less} % less to {more} % more"
+        return f"{less} % less to {more} % more"
     least, most = sorted((abs(low), abs(high)))
     near, far = interval_ends(least, most, 1)
-    return f"{level}: {near} to {far} % {'less' if high <= 0 else 'more'}"
+    return f"{near} to {far} % {'less' if high <= 0 else 'more'}"
+
+
+def change_alone(ratio: float) -> str:
+    """A cost ratio in words, of nothing named: 2.5 % less."""
+    return change(ratio).removesuffix(" than").removesuffix(" as")
 
 
 def seen_in_words(seen: RatioWithInterval | ChannelRatio) -> str:
     """A channel's ratio in words: 3.3 % less (95 % interval: 3.1 to 3.6 % less)."""
     within = "" if seen.interval is None else f" ({interval_in_words(seen.interval)})"
-    return f"{change(seen.ratio).removesuffix(' than').replace('the same as', 'the same')}{within}"
+    return f"{change_alone(seen.ratio)}{within}"
 
 
 class ChannelWords(NamedTuple):

@@ -15,7 +15,7 @@ from enum import Enum
 from typing import NamedTuple, get_args
 
 from harness.analysis import stats
-from harness.analysis.compare.answer import ChannelWords, cost_sentence, why_no_interval
+from harness.analysis.compare.answer import ChannelWords, cost_sentence, level_in_words, why_no_interval
 from harness.analysis.compare.channels import BASIS_NAMES
 from harness.analysis.compare.stopping import ComparedBlocks, SequentialStatus
 from harness.analysis.cost.reconstruct import (
@@ -220,7 +220,8 @@ def decide_equivalence(
     ends = interval_text(interval.low, interval.high, between=", ")
     reason = (
         f"cost ratio {interval.estimate:.4f} [{ends}], margin {least:.4f} to "
-        f"{most:.4f}, {_basis(ratios, rule)}, {method}" + ("" if p is None else f", p = {p:.2g}")
+        f"{most:.4f}, {_basis(ratios, rule)}, {method}{'' if p is None else f', p = {p:.2g}'}; "
+        f"{level_in_words(interval)}"
     )
     label = "EQUIVALENT" if is_equivalent else "DIFFERENT" if is_different else "NOT SHOWN"
     return _on_ratio(
@@ -244,7 +245,8 @@ def decide_superiority(
     by = f" by at least {100 * rule.margin:g} %" if rule.margin else ""
     shown = "" if is_cheaper else "not "
     method = interval.method if p is None else f"one-sided p = {p:.2g} against a ratio of {rule.limit:g}"
-    reason = f"{shown}shown to be cheaper{by}: cost ratio {interval.estimate:.4f}, {_basis(ratios, rule)}, {method}"
+    reason = f"{shown}shown to be cheaper{by}: cost ratio {interval.estimate:.4f}, {_basis(ratios, rule)}, {method}; "
+    reason += level_in_words(interval)
     label = "CHEAPER" if is_cheaper else "MORE EXPENSIVE" if interval.low > 1 else "NOT SHOWN"
     numbers = {"limit": rule.limit, "p": p}
     return _on_ratio(rule, ratios, interval, Decision(rule.name, "", Outcome.of(is_cheaper), reason, label, numbers))

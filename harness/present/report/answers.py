@@ -1,4 +1,4 @@
-"""The answer of an experiment: one sentence for each comparison, with its size, interval, verdict and basis.
+"""The answer of an experiment: for each comparison a sentence with its size, interval and verdict, then its basis.
 
 The terminal and the page show the same sentences. No figure is computed here.
 """
@@ -6,15 +6,17 @@ The terminal and the page show the same sentences. No figure is computed here.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.analysis import RunFigures
 from harness.analysis.compare.answer import (
     asked_in_words,
     change,
+    change_alone,
+    ends_in_words,
     interval_in_words,
+    level_in_words,
     main_answers,
-    seen_in_words,
     source_of,
 )
 from harness.analysis.compare.channels import BASIS_NAMES, ChannelRatio, Comparison
@@ -38,10 +40,11 @@ MAX_MISSING = 6
 
 @dataclass(frozen=True, slots=True)
 class ConditionSentence:
-    """One sentence, and the place of the condition that it is about."""
+    """What is shown of a condition, what that rests on, and the place of the condition."""
 
     text: str
-    place: int
+    basis: str = ""
+    place: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +122,17 @@ def count(number: int, noun: str) -> str:
 def answers(summary: ExperimentSummary, mark: Callable[[str], str]) -> list[ConditionSentence]:
     """The answer in plain words: an overload first; what each compared condition costs, or why that is not known.
 
+    A sentence about a comparison has result, interval and verdict; its basis has the runs, the interval's level and
+    assumption, what the channels say of each other, and doubts.
+
     mark: how a condition's name is written; everything else in a sentence is plain text without markup.
     """
     is_compared = any(condition.is_compared for condition in summary.conditions)
     say = _paired_sentence if is_compared else _unpaired_sentence
     overloaded = _overloaded(summary, mark)
-    first = [ConditionSentence(overloaded, summary.place_of[next(iter(summary.overloads))])] if overloaded else []
+    first = [ConditionSentence(overloaded, place=summary.place_of[next(iter(summary.overloads))])] if overloaded else []
     return first + [
-        ConditionSentence(say(summary, condition, mark), place)
+        replace(say(summary, condition, mark), place=place)
         for place, condition in enumerate(summary.conditions)
         if condition.is_compared or not is_compared
     ]
@@ -143,24 +149,28 @@ def _overloaded(summary: ExperimentSummary, mark: Callable[[str], str]) -> str:
     )
 
 
-def _paired_sentence(summary: ExperimentSummary, condition: ConditionFigures, mark: Callable[[str], str]) -> str:
+def _paired_sentence(
+    summary: ExperimentSummary, condition: ConditionFigures, mark: Callable[[str], str]
+) -> ConditionSentence:
     this, other = mark(condition.name), mark(condition.baseline)
     answer = main_answers(summary.answers).get(condition.name)
     if answer is None:
-        return f"{this} cannot be compared with {other}: no replicate has a valid run of both."
-    comparison = answer.comparison
-    basis = answer.basis
-    work = "" if comparison.is_same_work else f" {_other_work(comparison)}"
+        return ConditionSentence(f"{this} cannot be compared with {other}: no replicate has a valid run of both.")
+    comparison, interval = answer.comparison, answer.interval
+    other_work = "" if comparison.is_same_work else f"{_other_work(comparison)}. "
     if comparison.agreement.is_missing:
-        return f"{_not_said(comparison, this, f'{other}{work}', summary.given_costs)} {basis}."
+        sentence = _not_said(comparison, this, other, summary.given_costs)
+        return replace(sentence, basis=f"{other_work}{sentence.basis} {answer.basis}.")
     lead = "Predicted: " if comparison.is_predicted else ""
-    within = "" if answer.interval is None else f" ({interval_in_words(answer.interval)})"
-    others = ". ".join(_other_changes(summary, condition))
-    ends = "".join(f"; {part}" for part in (asked_in_words(comparison), answer.doubt) if part)
-    shown = answer.result.note or answer.label
-    return (
-        f"{lead}{this} costs {change(answer.ratio)} {other}{work}{within}: {shown}. "
-        f"{others + '. ' if others else ''}{_never_measured(comparison.cause)}{basis}{ends}."
+    work = " per generated token" if other_work else ""
+    within = "" if interval is None else f" ({ends_in_words(interval)})"
+    level = "" if interval is None else level_in_words(interval)
+    rest = "; ".join(filter(None, (level, asked_in_words(comparison), answer.result.note, answer.doubt)))
+    others = "".join(f"{changed}. " for changed in _other_changes(summary, condition))
+    basis = f"{answer.basis}{f'; {rest}' * bool(rest)}."
+    return ConditionSentence(
+        f"{lead}{this} costs {change(answer.ratio)} {other}{work}{within}: {answer.label}.",
+        f"{basis} {others}{other_work}{_never_measured(comparison.cause)}".rstrip(),
     )
 
 
@@ -173,16 +183,17 @@ def _never_measured(cause: Cause | None) -> str:
     return f"{named} {'was' if len(sizes) == 1 else 'were'} never measured. "
 
 
-def _not_said(comparison: Comparison, this: str, other: str, given_costs: str) -> str:
+def _not_said(comparison: Comparison, this: str, other: str, given_costs: str) -> ConditionSentence:
     """Why a comparison with both channels has no answer: both figures, and which costs are the likely reason."""
     channels = comparison.asked
     assert channels is not None, "an answer is withheld for what both channels say"
-    (name, letter), (other_name, other_letter) = (
-        (BASIS_NAMES[basis].capitalize().replace(f"({basis})", f"({basis.upper()})"), basis.upper())
-        for basis in channels.bases
-    )
-    other_name = f"{other_name[0].lower()}{other_name[1:]}"
-    both = f"{name} is {seen_in_words(channels.a)}, {other_name} {seen_in_words(channels.b)}"
+    (name, letter), (other_name, other_letter) = ((BASIS_NAMES[basis], basis.upper()) for basis in channels.bases)
+    pair = ((letter, channels.a), (other_letter, channels.b))
+    within = "; ".join(f"{one}: {interval_in_words(seen.interval)}" for one, seen in pair if seen.interval is not None)
+    within += ". " if within else ""
+    figures = (f"{one} {change_alone(seen.ratio)}" for one, seen in ((name, channels.a), (other_name, channels.b)))
+    lead = "Withheld" if comparison.agreement is Agreement.DIFFER else "Cannot tell"
+    said = f"{lead}: {this} against {other}: {', '.join(figures)}."
     if comparison.agreement is Agreement.DIFFER:
         gap = channels.gap
         apart = "they contradict each other"
@@ -193,23 +204,23 @@ def _not_said(comparison: Comparison, this: str, other: str, given_costs: str) -
                 f"{letter} / {other_letter} = {gap.estimate:.4f} ({100 * gap.level:g} % interval: "
                 f"{interval_text(gap.low, gap.high)}), which is more than {channels.tolerance:.4f} apart"
             )
-        return f"Withheld: {this} against {other}. {both}: {apart}.{_cause(comparison.cause)}"
+        return ConditionSentence(said, f"{within}{apart[0].upper()}{apart[1:]}.{_cause(comparison.cause)}")
     if given_costs:
         # The costs were chosen by whoever asked, so that they are the first thing to doubt.
         share = f"{abs(channels.residual_share):.4f} of B apart in the baseline's own runs"
-        return (
-            f"Cannot tell: {this} against {other}. {both}. The costs of {given_costs} (--costs) do not price these "
-            f"runs: {letter} and B lie {share}. They are of another device, model or stack; name those of this "
-            "server, or leave --costs out."
+        why = (
+            f"The costs of {given_costs} (--costs) do not price these runs: {letter} and B lie {share}. They are of "
+            "another device, model or stack; name those of this server, or leave --costs out."
         )
+        return ConditionSentence(said, f"{within}{why}")
     if channels.is_overpriced:
         why = f"{letter} exceeds B by more than {MAX_EXCESS:g} of B and its noise, which no device time can"
     else:
         why = (
-            f"in the baseline's own runs {letter} and B lie {channels.residual_share:.4f} of B apart, above "
+            f"In the baseline's own runs {letter} and B lie {channels.residual_share:.4f} of B apart, above "
             f"{MAX_TAU:g}, so that agreement would mean nothing"
         )
-    return f"Cannot tell: {this} against {other}. {both}; {why}.{_cause(comparison.cause)}"
+    return ConditionSentence(said, f"{within}{why}.{_cause(comparison.cause)}")
 
 
 def _cause(cause: Cause | None) -> str:
@@ -226,9 +237,9 @@ def _cause(cause: Cause | None) -> str:
 def _other_work(comparison: Comparison) -> str:
     this, base = comparison.work, comparison.baseline_work
     return (
-        f"per generated token (it did other work: {this.num_requests:,} requests and {this.generated_tokens:,} "
-        f"generated tokens against {base.num_requests:,} and {base.generated_tokens:,}; per request the ratio is "
-        f"{comparison.main.request_ratio:.4f})"
+        f"Other work: {this.num_requests:,} requests and {this.generated_tokens:,} generated tokens against "
+        f"{base.num_requests:,} and {base.generated_tokens:,}; per request the ratio is "
+        f"{comparison.main.request_ratio:.4f}"
     )
 
 
@@ -279,17 +290,22 @@ def interval_legend(summary: ExperimentSummary) -> str:
     return words + (", over the machine's noise alone" if summary.one_plan else "")
 
 
-def _unpaired_sentence(summary: ExperimentSummary, condition: ConditionFigures, mark: Callable[[str], str]) -> str:
+def _unpaired_sentence(
+    summary: ExperimentSummary, condition: ConditionFigures, mark: Callable[[str], str]
+) -> ConditionSentence:
     """What a condition costs that is compared with none, and what its users felt."""
     name, unit = mark(condition.name), "model s" if summary.time_scale != 1 else "s"
     runs = f"{count(len(condition.counted), 'valid run')}, {summary.one_plan or source_of(summary.backend).value}"
     if not condition.valid_runs:
-        return f"{name} has no valid run, so its cost is not known."
+        return ConditionSentence(f"{name} has no valid run, so its cost is not known.")
     if condition.b_ns is None:
-        return f"{name} has no valid run of a replicate that every condition has, so its cost is not shown."
+        return ConditionSentence(
+            f"{name} has no valid run of a replicate that every condition has, so its cost is not shown."
+        )
     felt = _felt(summary, condition)
     if condition.a_ns is None:
-        return f"{name} kept requests in flight for {fixed(condition.b_ns, 3, NS_PER_S)} {unit} (B; {runs}).{felt}"
+        in_flight = fixed(condition.b_ns, 3, NS_PER_S)
+        return ConditionSentence(f"{name} kept requests in flight for {in_flight} {unit} (B).", f"{runs}.{felt}")
     both = (
         ""
         if kind_of_run(summary.backend).is_virtual
@@ -298,7 +314,7 @@ def _unpaired_sentence(summary: ExperimentSummary, condition: ConditionFigures, 
     modelled = "of device time" if not both else "of modelled device time (A)"
     apart = f" {_apart(condition.a_ns, condition.b_ns, condition.parts)}" if both else ""
     cost = f"{name} costs {fixed(condition.a_ns, 3, NS_PER_S)} {unit} {modelled}{both}"
-    return f"{cost}; it has no baseline. {runs}.{apart}{felt}"
+    return ConditionSentence(f"{cost}; it has no baseline.", f"{runs}.{apart}{felt}")
 
 
 def _apart(a_ns: int, b_ns: int, parts: StepParts | None) -> str:

@@ -54,7 +54,7 @@ def answer_lines(summary: ExperimentSummary, question: str = "") -> list[str]:
         return f"[bold]{escape(name)}[/]"
 
     first = [f"[dim]{escape(escape_controls(question))}[/]"] if question else []
-    return [*first, *(answer.text for answer in answers(summary, bold))]
+    return [*first, *(line for one in answers(summary, bold) for line in (one.text, f"  {one.basis}") if line.strip())]
 
 
 def conditions_table(summary: ExperimentSummary) -> Table:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.analysis.compare.across import Side, compare_all, pairs_of
-from harness.analysis.compare.answer import interval_in_words, main_answers, result_of
+from harness.analysis.compare.answer import interval_in_words, level_in_words, main_answers, result_of
 from harness.analysis.compare.ratio import Family, Ratio, Verdict
 from harness.analysis.stats import of_blocks
 from harness.analysis.summary import summarise
@@ -66,7 +66,7 @@ def test_one_plan_repeated_says_nothing_of_other_plans_in_any_view(tmp_path: Pat
     summary = summarise(runs)
     (answer,) = main_answers(summary.answers).values()
     assert (answer.verdict, answer.interval, answer.result.p_adjusted) == (Verdict.ONE_PLAN, None, None)
-    (said,) = [one.text for one in answers(summary, str)]
+    (said,) = [f"{one.text} {one.basis}" for one in answers(summary, str)]
     assert f"{words}; nothing varied between the runs" in said
     assert words.capitalize() in conditions_table(summary).caption
     sides = [Side(f"x/small/{name}", tuple(r for r in runs if r.condition == name)) for name in ("base", "full")]
@@ -95,4 +95,4 @@ def test_after_until_decided_every_view_has_the_interval_of_the_sequence(tmp_pat
     assert (row["ratio_a_low"], row["ratio_a_high"]) == ends == (compared["low"], compared["high"])
     decided = next(one for one in decide(runs).decisions if one.rule != "stop")
     assert (decided.intervals["ratio"].low, decided.intervals["ratio"].high) == ends
-    assert interval_in_words(answer.interval) in answers(summary, str)[0].text
+    assert level_in_words(answer.interval) in answers(summary, str)[0].basis

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,19 +62,20 @@ def test_an_answer_that_b_contradicts_is_withheld_with_both_figures_and_the_cost
     )
     sides = (Shape(), Shape(condition="sixteen", buckets=(1, 2, 4, 16)))
     runs = [seal_run(tmp_path, replace(side, replicate=k)) for k in range(3) for side in sides]
-    [said] = [one.text for one in answers(summarise(runs, costs), str)]
-    assert said.startswith("Withheld: sixteen against base-waits. Modelled device time (A) is ")
-    a, b = said.split("; ")[0].split(", time in flight (B) ")[:2]
-    assert " % less (95 % interval, cost model assumed exact: " in a
-    assert " % more (95 % interval: " in b
-    assert "they contradict each other. Likely cause: the costs of decode steps of size 8, 16 (not measured)" in said
+    [said] = [f"{one.text} {one.basis}" for one in answers(summarise(runs, costs), str)]
+    assert re.match(
+        r"Withheld: sixteen against base-waits: modelled device time \(A\) [\d.]+ % less, "
+        r"time in flight \(B\) [\d.]+ % more\. A: 95 % interval, cost model assumed exact: .* less; B: 95 % interval: ",
+        said,
+    )
+    assert "They contradict each other. Likely cause: the costs of decode steps of size 8, 16 (not measured)" in said
     assert "(old: a fit of another server)" in said
     assert "sixteen costs" not in said
 
 
 def test_a_condition_that_is_compared_with_none_says_how_far_its_channels_lie_apart(tmp_path: Path) -> None:
     runs = [seal_run(tmp_path)]
-    [said] = [one.text for one in answers(summarise(runs), str)]
+    [said] = [f"{one.text} {one.basis}" for one in answers(summarise(runs), str)]
     assert "it has no baseline" in said
     assert "do not agree" not in said
     cheap = CostModel("cheap", "a fit of another server", {1: to_fs(1, FS_PER_MS), 8: to_fs(1, FS_PER_MS)})
@@ -81,7 +83,7 @@ def test_a_condition_that_is_compared_with_none_says_how_far_its_channels_lie_ap
     [condition] = summary.conditions
     assert condition.a_ns is not None
     assert condition.b_ns is not None
-    [said] = [one.text for one in answers(summary, str)]
+    [said] = [f"{one.text} {one.basis}" for one in answers(summary, str)]
     assert f"The channels do not agree: A lies {1 - condition.a_ns / condition.b_ns:.2f} of B below it" in said
 
 
@@ -98,7 +100,7 @@ def test_the_terminal_says_where_its_figures_come_from(tmp_path: Path) -> None:
 
 
 def test_the_sentence_names_a_size_whose_cost_was_never_measured(tmp_path: Path) -> None:
-    said = [answer.text for answer in answers(summarise(seal_demo(tmp_path, num_replicates=3)), str)]
+    said = [f"{one.text} {one.basis}" for one in answers(summarise(seal_demo(tmp_path, num_replicates=3)), str)]
     assert any("f(6) was never measured" in text for text in said), said
 
 
