@@ -5,6 +5,7 @@ A recipe that needs another place fails here, because nothing but its own files 
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -76,6 +77,10 @@ def counted_table(experiment):
 
 COUNTED = Analysis("counted", "how many runs there are", (counted_table,))
 """
+
+
+# Machine code of the edited engine takes longer to make than it saves.
+PLAIN = {"NUMBA_DISABLE_JIT": "1"}
 
 
 @pytest.fixture
@@ -178,7 +183,104 @@ def test_a_release_is_its_facts_its_lock_its_number_and_its_dialect(house: Copie
     assert "as in 0.12.2" in house.harness("stack", "check", wheel, exit_code=3)
 
 
-LIMITS = {"A backend": 3, "A rule set": 5, "A release": 5, "An analysis": 3, "A measure": 1, "An experiment": 2}
+SERVER_KEY = """    decode_first: bool | None = key(
+        ServerKey("paged", "--decode-first", "decode_first", is_newer=True), None, "decodes go before prompts"
+    )
+"""
+PAGED = """
+[server]
+rules = "vllm-paged"
+cost_model = "emulated-gpu"
+"""
+ARGUMENTS = """
+from harness.model.spec import ServerSpec
+from harness.stacks.vllm.launch import SHOWN_KEYS, key_arguments
+print("decode_first" in SHOWN_KEYS, *key_arguments(ServerSpec(model="m", decode_first=True))[-1:])
+"""
+
+
+def test_a_server_key_is_its_row_and_the_engine_s_field(house: CopiedCheckout) -> None:
+    house.edit("harness/model/spec/server.py", "    keep_kv_s: float", f"{SERVER_KEY}    keep_kv_s: float")
+    field = "    offload_block_ns: int = 0\n"
+    house.edit("harness/model/engine/config.py", field, f"{field}    decode_first: bool = False\n")
+    assert "paged KV memory: decodes go before prompts (--decode-first)" in house.harness("explain", "decode_first")
+    assert "--decode-first" in house.harness("server", "emulator", "--help")
+    assert house.python("-c", ARGUMENTS) == "True --decode-first\n"
+    paged = EXPERIMENT.replace("kv_slots = 12", "decode_first = true").replace("[workload]", f"{PAGED}\n[workload]")
+    house.write("tried.toml", paged)
+    house.harness("run", "tried.toml", "--backend", "sim", variables=PLAIN)
+    shown = [
+        json.loads((house.root / "runs" / "tried" / name / "0" / "manifest.json").read_text())["effective"]["server"]
+        for name in ("base", "slots")
+    ]
+    assert [each["decode_first"] for each in shown] == [False, True]
+    house.harness("run", "tried.toml", "--backend", "sim", "--set", "server.rules=auto", exit_code=2)
+
+
+CHECK = """
+def _check_is_small(run: Evidence) -> Iterator[Finding]:
+    if run.requests.num_rows < 100:
+        yield finding("run-small", f"{run.requests.num_rows} requests")
+
+
+CHECKS:"""
+ROW = """
+[run-small]
+severity = "warning"
+means = "The run has few requests."
+do = "Plan more sessions"
+"""
+
+
+def test_a_validity_check_is_its_row_its_function_and_the_page(house: CopiedCheckout) -> None:
+    house.edit("harness/measure/records/findings.toml", "\n[server-died]", f"{ROW}\n[server-died]")
+    house.edit("harness/analysis/validity/invariants.py", "\nCHECKS:", CHECK)
+    house.edit(
+        "harness/analysis/validity/invariants.py", "    check_answers,\n", "    check_answers,\n    _check_is_small,\n"
+    )
+    house.write("tried.toml", EXPERIMENT)
+    house.harness("run", "tried.toml", "--backend", "sim")
+    page = (house.root / "runs" / "tried.html").read_text()
+    assert all(words in page for words in ("<code>run-small</code>", "The run has few requests.", "Plan more sessions"))
+    house.harness("explain", "findings", "-o", "findings.md")
+    assert (
+        "| `run-small` | warning | The run has few requests. | Plan more sessions |"
+        in (house.root / "findings.md").read_text()
+    )
+
+
+PAGE = """
+from html import escape
+
+from harness.html import plain_page
+from harness.table import table_of, to_html
+
+
+def tried_page(question):
+    return plain_page("Tried", f"<p>{escape(question)}</p>" + to_html(table_of("counted", "Runs", [{"runs": 2}])))
+"""
+
+
+def test_a_page_is_its_module(house: CopiedCheckout) -> None:
+    house.write("harness/present/report/tried.py", PAGE)
+    asked = "from harness.present.report.tried import tried_page; print(tried_page('a < b?'))"
+    page = house.python("-c", asked)
+    assert "a &lt; b?" in page
+    assert "<td>2</td>" in page
+    assert "default-src 'none'" in page
+
+
+LIMITS = {
+    "A server key": 2,
+    "A validity check": 3,
+    "A page": 1,
+    "A backend": 3,
+    "A rule set": 5,
+    "A release": 5,
+    "An analysis": 3,
+    "A measure": 1,
+    "An experiment": 2,
+}
 
 
 @pytest.mark.parametrize("recipe", LIMITS)

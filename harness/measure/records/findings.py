@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple, cast
 
 from harness.measure.records.manifest import Finding, Severity
 from harness.model.spec.base import load_toml
+from harness.table import markdown_rows
 
 BEFORE = """A refusal leaves nothing: no process, no run, no overlay in part, no socket in the common
 temporary folder. Exit codes: 1 for the host (port, devices, environment, a server that does not
@@ -66,14 +67,9 @@ def findings_markdown() -> str:
     return "\n".join(
         (
             *("# Refusals and findings of a server", "", "## Before anything starts", "", BEFORE, ""),
-            *_markdown_table(("it says", "it means", "do"), before),
+            markdown_rows(("it says", "it means", "do"), before),
             *("", "## During or after a run", "", AFTER, ""),
-            *_markdown_table(("code", "severity", "it means", "do"), after),
+            markdown_rows(("code", "severity", "it means", "do"), after),
             "",
         )
     )
-
-
-def _markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    for cells in (head, ["---"] * len(head), *rows):
-        yield f"| {' | '.join(cell.strip() for cell in cells)} |"

@@ -34,7 +34,7 @@ LEAVE_OUT = "Leave server.decode_buckets out, in [server] and in every condition
 STEP_LOG = VllmPlugin("vllm_step_log", "VLLM_STEP_LOG_FILE")
 CORE_STEPS = VllmPlugin("vllm_step_log", "VLLM_CORE_STEPS_FILE")
 SHOWN_KEYS = keys_applied_by("vllm") | STEP_LOG_KEYS
-FIXED_KEYS = RETENTION_KEYS | keys_of("slots") | (keys_of("launch") - keys_applied_by("vllm"))
+FIXED_KEYS = RETENTION_KEYS | keys_of("slots") | (keys_of("launch") - SHOWN_KEYS)
 """Keys of other stacks, which this launch would ignore."""
 PACKAGES = ("vllm", "torch", "transformers", "tpu-inference", "vllm-ascend", "vllm-gaudi", "vllm-spyre")
 _FLAGS = {SERVER_KEYS[key].flag: key for key in SERVER_KEYS if key in STEP_LOG_KEYS - {"model"}}
