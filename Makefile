@@ -13,7 +13,7 @@ MAKEFLAGS += --no-print-directory
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bytecode agents check lint types imports pytest compiled catalogue calibration gate twin twin-venv twin-try vllm-cpu vllm-cpu-try vllm-cpu-agreement differential walks fuzz mutants faults bench studies setup runtime dev docs pictures wheel clean
+.PHONY: help demo test any-machine bytecode agents check lint types imports pytest compiled catalogue calibration gate twin twin-venv twin-try vllm-cpu vllm-cpu-try vllm-cpu-agreement differential walks fuzz mutants faults bench studies setup runtime dev docs pictures wheel clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -71,6 +71,14 @@ imports: dev
 pytest: compiled
 	@echo "== tests"
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+
+# Where a test's verdict could hang on the machine: what reckons with instants, takes cores, files, homes or folders.
+ANYWHERE := tests/test_clock.py tests/test_outputs.py tests/measure/emulator/test_api_arrivals.py \
+  tests/measure/emulator/test_emulator_virtual.py tests/measure/emulator/test_step_log.py tests/measure/client/test_loop.py \
+  tests/measure/client/test_receive_stamps.py tests/measure/client/test_run_on_emulator.py \
+  tests/measure/server/test_ready.py tests/runner/test_run_own_core.py
+any-machine: compiled  ## those tests with clocks that begin at 5 s and at ten years, another user, home, zone, limit of files ...
+	@$(BIN)/python -m tools.any_machine -n $(WORKERS) --dist worksteal $(or $(PYTEST_ARGS),$(ANYWHERE))
 
 # Else each process of the tests rewrites every test by itself, at the same time as the others. Errors show there.
 bytecode: dev

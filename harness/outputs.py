@@ -30,6 +30,15 @@ def check_output(path: Path) -> Path:
     return path
 
 
+def user_cache() -> Path:
+    """The harness's part of the user's cache folder; SpecError where the user has none."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rbln-harness"
+    except RuntimeError as error:
+        hint = "Set HOME or XDG_CACHE_HOME to a folder"
+        raise SpecError("this user has no home folder, where caches lie", where="~", hint=hint) from error
+
+
 # What the harness writes below a folder of runs: experiment, condition, replicate and a table's name.
 _LONGEST_BELOW = 320
 _LONGEST_PATH = 4095

@@ -6,6 +6,7 @@ They lie in ``plans/`` of a checkout and in ``harness/_data/`` of an installed w
 from __future__ import annotations
 
 import difflib
+from contextlib import suppress
 from pathlib import Path
 
 from harness.errors import SpecError
@@ -33,7 +34,9 @@ def find_shipped(kind: str, name_or_path: str, *, what: str) -> Path:
     beside it.
     """
     if Path(name_or_path).suffix[1:].isalpha() or "/" in name_or_path:
-        path = Path(name_or_path).expanduser()
+        path = Path(name_or_path)
+        with suppress(RuntimeError):  # there is no such user, or no home: then no such file either
+            path = path.expanduser()
         if not path.is_file():
             there = [each.name for each in path.parent.glob(f"*{SUFFIXES[kind == 'traces']}")]
             near = difflib.get_close_matches(path.name, there, n=1)

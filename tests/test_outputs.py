@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import signal
 import subprocess
 from pathlib import Path
@@ -11,8 +12,9 @@ import pytest
 
 from harness.errors import NOT_PRINTABLE, RecordsError, SpecError
 from harness.model.traces.recording import RecordedRequest, Recording, TraceHead, write_trace
-from harness.outputs import check_output, one_at_a_time, write_atomic, write_text
+from harness.outputs import check_output, one_at_a_time, user_cache, write_atomic, write_text
 from harness.present.report import write_report
+from harness.shipped import find_shipped
 from tests.support.command_line import harness, harness_here
 
 
@@ -123,3 +125,26 @@ def test_a_trace_name_that_reorders_its_letters_is_spelled_out_on_a_terminal_and
     for text in (shown.stdout, picture):
         assert not NOT_PRINTABLE.search(text.replace("\n", ""))
     assert r"agents \u202e8 x\u200f" in shown.stdout
+
+
+def test_a_user_without_a_home_folder_is_told_which_setting_gives_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nameless(_user: int) -> None:
+        raise KeyError("the user has a number only, as in many containers")
+
+    monkeypatch.setattr(pwd, "getpwuid", nameless)
+    monkeypatch.delenv("HOME")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert user_cache() == tmp_path / "rbln-harness"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    with pytest.raises(SpecError, match=r"no home folder, where caches lie\. Set HOME or XDG_CACHE_HOME to a folder"):
+        user_cache()
+    with pytest.raises(SpecError, match="there is no such cost model file"):
+        find_shipped("costs", "~/mine.toml", what="cost model")
+
+
+def test_a_file_in_the_home_of_nobody_is_no_file() -> None:
+    refused = harness("trace", "show", "~nobody-of-this-name/mine.jsonl")
+    assert refused.returncode == 2
+    assert "there is no such" in refused.stderr

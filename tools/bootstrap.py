@@ -174,9 +174,10 @@ def pip_index():
     """The package index of pip's settings: environment, the user's file, the machine's; "" without any."""
     if os.environ.get("PIP_INDEX_URL"):
         return os.environ["PIP_INDEX_URL"]
-    config_home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    home = os.path.expanduser("~")  # noqa: PTH111  # Path.home() raises for a user without a home folder
+    config_home = Path(os.environ.get("XDG_CONFIG_HOME") or home + "/.config")
     named = [Path(os.environ["PIP_CONFIG_FILE"])] if os.environ.get("PIP_CONFIG_FILE") else []
-    for path in [*named, config_home / "pip/pip.conf", Path.home() / ".pip/pip.conf", Path(MACHINE_SETTINGS)]:
+    for path in [*named, config_home / "pip/pip.conf", Path(home, ".pip/pip.conf"), Path(MACHINE_SETTINGS)]:
         settings = configparser.RawConfigParser()
         try:
             settings.read(str(path))

@@ -180,8 +180,9 @@ def _bytecode(function: Callable[..., Any], seen: set[JitFunction]) -> Iterator[
 @lru_cache(maxsize=1)
 def _folder() -> Path | None:
     """Where machine code is kept; None where no folder can hold it."""
-    user_cache = os.environ.get("XDG_CACHE_HOME") or str(Path("~").expanduser() / ".cache")
-    usual = (Path(__file__).parent / "__pycache__", Path(user_cache) / "rbln-harness")
+    usual = [Path(__file__).parent / "__pycache__"]
+    with suppress(RuntimeError):  # a user without a home folder
+        usual.append(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rbln-harness")
     given = os.environ.get("NUMBA_CACHE_DIR", "")
     for parent in (Path(given),) if given else usual:
         folder = parent / "machine-code"

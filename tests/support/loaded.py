@@ -11,7 +11,6 @@ import pkgutil
 
 import duckdb  # noqa: F401
 import llvmlite.binding  # noqa: F401
-import matplotlib.backends.backend_svg  # noqa: F401
 import pyarrow.dataset
 import pyarrow.parquet  # noqa: F401
 import scipy.stats  # noqa: F401
@@ -32,6 +31,7 @@ from tests.support.asking_here import ask_here
 from tests.support.one_audit import audit_once, audited_once
 from tests.support.patience import be_patient
 
+importlib.import_module("matplotlib.backends.backend_svg")
 for package in (harness.cli, harness.extras.paper.catalogue, harness.runner.backends):
     for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
         importlib.import_module(module.name)

@@ -31,6 +31,7 @@ from harness.measure.records.store import Archive, RunStore, packed
 from harness.measure.server.provenance import SOURCE_ROOT, source_sha256
 from harness.model.experiment import PlannedRun
 from harness.model.spec import DeviceSlot, FleetSpec
+from harness.outputs import user_cache
 from harness.processes import distributed
 from harness.run_key import RunKey
 from harness.runner.fleet.driver import (
@@ -134,8 +135,7 @@ def topic_name(fleet_id: str, place: str) -> str:
 
 def scratch_folder(fleet_id: str) -> Path:
     """The folder in which this host keeps the runs of a fleet until they are sent; its workers share it."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = base / "rbln-harness" / "fleet" / fleet_id
+    folder = user_cache() / "fleet" / fleet_id
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 

@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -179,7 +180,9 @@ def choose_python(wanted: str | None, torch_options: Sequence[str], on_progress:
 
 def candidate_pythons() -> Iterator[str]:
     """Available interpreters, each supported version once: this process's, then PATH, then pyenv."""
-    pyenv = Path(os.environ.get("PYENV_ROOT", str(Path.home() / ".pyenv"))) / "versions"
+    pyenv = Path(os.environ.get("PYENV_ROOT") or "~/.pyenv")
+    with suppress(RuntimeError):  # a user without a home folder
+        pyenv = pyenv.expanduser()
     for version in PYTHONS:
         if f"{sys.version_info.major}.{sys.version_info.minor}" == version:
             yield getattr(sys, "_base_executable", sys.executable)
@@ -189,7 +192,7 @@ def candidate_pythons() -> Iterator[str]:
         if on_path and "shims" not in on_path:
             yield on_path
             continue
-        installed = sorted(pyenv.glob(f"{version}.*/bin/python"))
+        installed = sorted(pyenv.glob(f"versions/{version}.*/bin/python"))
         if installed:
             yield str(installed[-1])
 

@@ -64,8 +64,11 @@ def configured_vocabulary(server: ServerSpec) -> int | None:
 def _in_hub(name: str, server: ServerSpec) -> list[Path]:
     """Source: huggingface_hub, constants.py and file_download.py (repo_folder_name)."""
     env = {**os.environ, **server.env}
-    home = Path(env.get("HF_HOME") or Path(env.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface").expanduser()
-    hub = Path(env.get("HF_HUB_CACHE") or home / "hub").expanduser()
+    try:
+        home = Path(env.get("HF_HOME") or Path(env.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface").expanduser()
+        hub = Path(env.get("HF_HUB_CACHE") or home / "hub").expanduser()
+    except RuntimeError:  # a user without a home folder has no cache
+        return []
     return sorted((hub / f"models--{name.replace('/', '--')}" / "snapshots").glob(f"*/{CONFIG}"))
 
 

@@ -6,9 +6,11 @@ Figures are drawn in placeholder colours that are replaced by CSS variables, so 
 from __future__ import annotations
 
 import io
+import os
 import re
 from html import escape
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -16,6 +18,12 @@ import numpy as np
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+try:
+    Path.home()
+except RuntimeError:
+    # matplotlib looks for settings in the user's home folder, and raises without one. Now it makes a temporary folder.
+    os.environ.setdefault("MPLCONFIGDIR", os.devnull)
 
 PAGE_WIDTH_IN = 10.66
 NUM_CONDITION_COLORS = 8

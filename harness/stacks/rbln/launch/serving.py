@@ -28,6 +28,7 @@ from harness.measure.server.vllm_serve import (
     serve_environment,
 )
 from harness.model.spec import ServerSpec
+from harness.outputs import user_cache
 from harness.stacks.rbln.launch.artifacts import (
     ArtifactConfig,
     artifact_identity,
@@ -165,7 +166,7 @@ def find_rbln_stack(environment: str = "") -> Stack:
 
 def overlay_folder() -> Path:
     """Where overlays are kept between runs: the user's cache folder."""
-    return Path.home() / ".cache" / "rbln-harness" / "overlays"
+    return user_cache() / "overlays"
 
 
 @dataclass(frozen=True, slots=True)
