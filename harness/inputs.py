@@ -35,11 +35,17 @@ def open_regular(path: Path) -> IO[bytes]:
 
 
 def open_unpacked(path: Path) -> IO[bytes]:
-    """A regular file, unpacked where it is gzip; reading more than MAX_UNPACKED_BYTES is a SpecError."""
+    """A regular file, unpacked where it is gzip or zstd; reading more than MAX_UNPACKED_BYTES is a SpecError."""
     stream = open_regular(path)
-    is_gzip = stream.read(2) == b"\x1f\x8b"
+    magic = stream.read(4)
     stream.seek(0)
-    unpacked = cast("IO[bytes]", gzip.GzipFile(fileobj=stream)) if is_gzip else stream
+    unpacked = stream
+    if magic.startswith(b"\x1f\x8b"):
+        unpacked = cast("IO[bytes]", gzip.GzipFile(fileobj=stream))
+    elif magic == b"\x28\xb5\x2f\xfd":
+        import pyarrow as pa
+
+        unpacked = cast("IO[bytes]", pa.CompressedInputStream(stream, "zstd"))
     return io.BufferedReader(_Limited(unpacked, stream, str(path)), READ_BYTES)
 
 

@@ -20,7 +20,6 @@ from harness.extras.formats.blocks import (
     MOONCAKE_BLOCK_TOKENS,
     TOO_MANY_NAMES,
     BlockNames,
-    kept_tokens,
     lengths_of,
     settled_block_tokens,
 )
@@ -38,6 +37,7 @@ from harness.model.traces.base import (
     tokens_of,
 )
 from harness.model.traces.drawn import DrawnWaits
+from harness.model.traces.links import kept_tokens
 from harness.model.traces.recording import RecordedRequest, Recording, hidden_name
 
 Key = tuple[int, str]

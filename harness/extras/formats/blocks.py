@@ -59,22 +59,6 @@ class NameOrder:
             self._highest = max(self._highest, name if isinstance(name, int) else -1)
 
 
-def kept_tokens(blocks: tuple[int, ...], before: tuple[int, ...], block_tokens: int, streamed: int, prompt: int) -> int:
-    """Tokens of the previous prompt and answer that a prompt begins with, by the blocks of both prompts.
-
-    streamed: tokens of the previous prompt and its answer. Where all whole blocks of the previous prompt come again, so
-    does its answer; else only the common leading blocks come again (a compaction or an edit).
-    """
-    common = 0
-    for mine, theirs in zip(blocks, before, strict=False):
-        if mine != theirs:
-            break
-        common += 1
-    if common == len(before) and prompt >= streamed:
-        return streamed
-    return min(common * block_tokens, streamed, prompt)
-
-
 def lengths_of(record: Record, notes: ReadNotes) -> tuple[int, int] | None:
     """(prompt, answer) in tokens, by either name that Mooncake's writers use; None where they make no request."""
     prompt = tokens_of(record.get("input_length", record.get("input_tokens")))

@@ -1,4 +1,4 @@
-"""Weka's agent sessions (cc-traces): one a line, with chained block hashes, think times and nested sub-agents.
+"""Weka's agent sessions (cc-traces): one a line or a file, with chained block hashes, think times and sub-agents.
 
 Built to the format's description (semianalysisai/cc-traces-weka on Hugging Face), without a sample at hand.
 """
@@ -10,88 +10,87 @@ import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from harness.extras.formats.blocks import TOO_MANY_NAMES, BlockNames, kept_tokens
+from harness.extras.formats.blocks import TOO_MANY_NAMES, BlockNames
 from harness.model.plan.model import WaitKind
 from harness.model.traces.account import PLACEHOLDER_TOKENS, ReadNotes
 from harness.model.traces.base import (
     Progress,
     Record,
     TraceFormat,
-    json_lines,
+    json_records,
     list_of,
     record_of,
     seconds_ns,
     text_of,
     tokens_of,
 )
-from harness.model.traces.drawn import DrawnWaits
-from harness.model.traces.recording import RecordedRequest, Recording, hidden_name
+from harness.model.traces.calls import Call, Log
+from harness.model.traces.links import UNLINKED, recordings_of
+from harness.model.traces.recording import Recording
 
 MOST_INPUT_TOKENS = 1_000_000  # the publisher's note: more is an overcount
 DEEPEST_AGENT = 32
 TYPES = ("n", "s", "")
 AFTER: dict[str, WaitKind] = {"tool_use": "tool", "end_turn": "human"}
+GAPS = "waits that are gaps between sendings: they hold the time of the answer before too"
+RELATIVE = "sub-agents whose times are counted from their own start, as those of one in their file must be"
+INTERLEAVED = "calls that begin before the one above them has ended: several agents in one list"
 
 
 class _Session:
-    """One line of Weka: its requests and those of its sub-agents, in one list.
+    """The calls of one session and of its sub-agents."""
 
-    Times inside a sub-agent that are before its start are taken as relative to it.
-    """
-
-    def __init__(self, block_tokens: int, at: str, notes: ReadNotes) -> None:
-        self._block_tokens, self._at, self._notes = block_tokens, at, notes
+    def __init__(self, block_tokens: int, at: str, notes: ReadNotes, *, is_relative: bool) -> None:
+        self._block_tokens, self._at, self._notes, self._is_relative = block_tokens, at, notes, is_relative
         # Names belong to the session: the same number in another session is another block.
         self._names = BlockNames()
-        self._requests: list[RecordedRequest] = []
-        self._drawn = DrawnWaits(notes)
-        self._has_end = True
+        self.logs: list[Log] = []
 
-    def requests(self, record: Record) -> list[RecordedRequest]:
-        self._notes.num_rows -= 1  # its entries are the rows
-        self._chain(list_of(record.get("requests")), (), 0, 0)
-        return self._requests
-
-    def _chain(self, entries: list[object], started_by: tuple[int, ...], start_ns: int, depth: int) -> tuple[int, int]:
-        """Add an agent's requests; returns (place of the last, its end). (-1, start) when it has none."""
-        after, ended_ns, last = started_by, start_ns, -1
+    def read(self, entries: list[object], name: str, starter: Call | None, began_ns: int, depth: int) -> Log:
+        """The calls of an agent, whose own agents become logs too. starter, began_ns: who started it, and when."""
         self._notes.num_rows += len(entries)
-        entries = self._in_order(entries)
-        kind: WaitKind = "none"
-        unknown_wait = ""
+        log: Log = []
+        unknown_wait, before = "", Record()
         seen: set[str] = set()
-        for entry in map(record_of, entries):
-            if text_of(entry, "type") == "subagent":
-                agent = text_of(entry, "agent_id")
-                if agent in seen or depth >= DEEPEST_AGENT:
-                    self._notes.leave("a sub-agent that was there before, or too deep", self._at, 1)
-                    continue
+        for entry in map(record_of, self._in_order(entries)):
+            form, agent = text_of(entry, "type"), text_of(entry, "agent_id")
+            if form == "subagent" and (agent in seen or depth >= DEEPEST_AGENT):
+                self._notes.leave("a sub-agent that was there before, or too deep", self._at, 1)
+            elif form == "subagent":
                 seen.add(agent)
                 self._notes.part()
-                place, end_ns = self._child(entry, (last,) if last >= 0 else started_by, ended_ns, depth)
-                if place >= 0 and text_of(entry, "status") != "async_launched":
-                    after, ended_ns = (*after, place), max(ended_ns, end_ns)
-                continue
-            if (form := text_of(entry, "type")) not in TYPES:
+                self._agent(entry, f"{name}/{agent}", log[-1] if log else starter, began_ns, depth)
+            elif form not in TYPES:
                 self._notes.row_unknown(f"request {form}", self._at)
                 unknown_wait = "an entry before them is of an unknown type"
-                continue
-            read = self._request(entry, last, after, ended_ns, kind)
-            if isinstance(read, str):
-                self._notes.row_broken(read, self._at)
+            elif isinstance(call := self._call(entry, name, log, began_ns), str):
+                self._notes.row_broken(call, self._at)
                 unknown_wait = "an entry before them could not be read"
-                continue
-            self._notes.call()
-            request, end_ns = read
-            if unknown_wait and request.after:
-                wait_ns = self._drawn.unknown(unknown_wait, self._at, len(self._requests))
-                request = request._replace(wait_ns=wait_ns, is_drawn=True)
-            unknown_wait = ""
-            self._requests.append(request)
-            last = len(self._requests) - 1
-            after, ended_ns = (last,), end_ns
-            kind = AFTER.get(text_of(entry, "stop"), "none")
-        return last, ended_ns
+            else:
+                self._notes.call()
+                call.kind = AFTER.get(text_of(before, "stop"), "none")
+                call.unknown_wait, unknown_wait = unknown_wait, ""
+                if log:
+                    is_gap = call.wait_ns is None and before.get("api_time") is None
+                    self._notes.assume(GAPS, is_gap)
+                    self._notes.assume(INTERLEAVED, call.submitted_ns < log[-1].end_ns)
+                log.append(call)
+                before = entry
+        if log:
+            self.logs.append(log)
+        return log
+
+    def _agent(self, entry: Record, name: str, starter: Call | None, began_ns: int, depth: int) -> None:
+        self._notes.assume(RELATIVE, self._is_relative)
+        began_ns += (seconds_ns(entry.get("t")) or 0) if self._is_relative else 0
+        log = self.read(list_of(entry.get("requests")), name, starter, began_ns, depth + 1)
+        if log and starter is None:
+            self._notes.assume(UNLINKED)
+        elif log and starter is not None:
+            starter.children.append(name)
+            log[0].is_background = text_of(entry, "status") == "async_launched"
+            if not log[0].is_background:
+                starter.tool_spans.append((starter.end_ns, max(call.end_ns for call in log)))
 
     def _in_order(self, entries: list[object]) -> list[object]:
         """Entries by their time, where all have one."""
@@ -102,20 +101,8 @@ class _Session:
         places = self._notes.in_order(range(len(entries)), known.__getitem__, "requests out of order of time")
         return [entries[place] for place in places]
 
-    def _child(self, entry: Record, after: tuple[int, ...], parent_end_ns: int, depth: int) -> tuple[int, int]:
-        began_ns = seconds_ns(entry.get("t")) or parent_end_ns
-        requests = [record_of(request) for request in list_of(entry.get("requests"))]
-        first_ns = min((at for request in requests if (at := seconds_ns(request.get("t"))) is not None), default=0)
-        if first_ns < began_ns:
-            requests = [
-                {**each, "t": each["t"] + began_ns / 1e9} if isinstance(each.get("t"), (int, float)) else each
-                for each in requests
-            ]
-        return self._chain(list(requests), after, parent_end_ns, depth + 1)
-
-    def _request(
-        self, entry: Record, last: int, after: tuple[int, ...], ended_ns: int, kind: WaitKind
-    ) -> tuple[RecordedRequest, int] | str:
+    def _call(self, entry: Record, name: str, log: Log, began_ns: int) -> Call | str:
+        """The call of an entry; else what is wrong with it."""
         prompt, generate = tokens_of(entry.get("in")), tokens_of(entry.get("out"))
         at_ns, spent_ns = seconds_ns(entry.get("t")), seconds_ns(entry.get("api_time") or 0)
         names = self._names.numbers(list_of(entry.get("hash_ids")))
@@ -125,54 +112,52 @@ class _Session:
             return TOO_MANY_NAMES
         if 0 < generate <= PLACEHOLDER_TOKENS and text_of(entry, "stop") == "tool_use":
             self._notes.assume("answers that call a tool in 1 or 2 tokens: likely placeholders, kept as recorded")
-        think_ns = seconds_ns(entry.get("think_time"))
-        wait_ns = think_ns if think_ns is not None and len(after) == 1 else at_ns - ended_ns
-        is_gap = think_ns is None and last >= 0 and not self._has_end
-        self._notes.assume("waits that are gaps between sendings: they hold the time of the answer before too", is_gap)
-        self._notes.assume("overlapping requests start at once", bool(after) and wait_ns < 0)
-        self._has_end = entry.get("api_time") is not None
+        call = Call(name, began_ns + at_ns, began_ns + at_ns + (spent_ns or 0), prompt, None, generate, at=self._at)
+        call.index, call.is_concurrent = len(log), True
+        call.wait_ns = seconds_ns(entry.get("think_time"))
         # A partial last block carries a name in older sets; only whole blocks are shared.
-        blocks = names[: prompt // self._block_tokens]
-        keep = 0
-        if last >= 0:
-            before = self._requests[last]
-            streamed = before.prompt_tokens + before.generate_tokens
-            keep = kept_tokens(blocks, before.blocks, self._block_tokens, streamed, prompt)
-        if not self._requests:
-            wait_ns = 0
-        request = RecordedRequest(
-            last if keep else None, after, max(wait_ns, 0), kind, prompt, keep, self._notes.answered(generate), blocks
-        )
-        return request, at_ns + (spent_ns or 0)
+        call.block_tokens, call.blocks = self._block_tokens, names[: prompt // self._block_tokens]
+        return call
+
+
+def _is_relative(path: Path) -> bool:
+    """Whether times within sub-agents count from their start: one of them would else begin before it."""
+
+    def is_before_start(entry: Record) -> bool:
+        within = [record_of(each) for each in list_of(entry.get("requests"))]
+        times = [at_ns for each in within if (at_ns := seconds_ns(each.get("t"))) is not None]
+        return min(times, default=1 << 62) < (seconds_ns(entry.get("t")) or 0) or any(map(is_before_start, within))
+
+    entries = (each for _, record in json_records(path, ReadNotes()) for each in list_of(record.get("requests")))
+    return any(map(is_before_start, map(record_of, entries)))
 
 
 def _recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Recording]:
-    """A recording for each line. It shares no block name: keep_tokens says what repeats."""
-    seen: dict[bytes, str] = {}
+    """A recording for each session."""
+    seen: set[bytes] = set()
     names: set[str] = set()
-
-    def session(record: Record, at: str) -> tuple[str, list[RecordedRequest]] | None:
-        block_tokens = notes.options.block_tokens or tokens_of(record.get("block_size", 64))
-        if not list_of(record.get("requests")) or not block_tokens:
-            return None
-        name = text_of(record, "id") or f"session {len(seen)}"
-        digest = hashlib.sha256(json.dumps([text_of(record, "id"), record["requests"]]).encode()).digest()
-        if seen.setdefault(digest, at) != at:
-            notes.leave("sessions that came before", at, 1)
-            return name, []
-        if name in names:
-            notes.assume("sessions with the id of another session and other requests: kept")
-            name = f"{name} {len(seen)}"
-        names.add(name)
-        return name, _Session(block_tokens, at, notes).requests(record)
-
-    for at, record in (line for path in files for line in json_lines(path, notes, progress)):
-        if (read := session(record, at)) is None:
-            notes.row_broken("a session without its requests or block size", at)
-            continue
-        name, requests = read
-        if requests:
-            yield Recording(hidden_name(name), 0, tuple(request._replace(blocks=()) for request in requests))
+    for path in files:
+        is_relative = _is_relative(path)
+        for at, record in json_records(path, notes, progress):
+            entries = list_of(record.get("requests"))
+            block_tokens = notes.options.block_tokens or tokens_of(record.get("block_size", 64))
+            if not entries or not block_tokens:
+                notes.row_broken("a session without its requests or block size", at)
+                continue
+            name = text_of(record, "id") or f"session {len(seen)}"
+            digest = hashlib.sha256(json.dumps([text_of(record, "id"), entries]).encode()).digest()
+            if digest in seen:
+                notes.leave("sessions that came before", at, 1)
+                continue
+            seen.add(digest)
+            if name in names:
+                notes.assume("sessions with the id of another session and other requests: kept")
+                name = f"{name} {len(seen)}"
+            names.add(name)
+            notes.num_rows -= 1  # its entries are the rows
+            session = _Session(block_tokens, at, notes, is_relative=is_relative)
+            session.read(entries, name, None, 0, 0)
+            yield from recordings_of(session.logs, notes)
 
 
 FORMAT = TraceFormat(
@@ -185,8 +170,11 @@ FORMAT = TraceFormat(
         "hash_ids name whole blocks of `block_size`: a request with more names than its prompt has blocks is broken "
         "and counted; --block-tokens sets the size; a name for the part at the end is passed over",
         "`out` counts the answer: 0 is taken as 1, a tool call in 1 or 2 tokens is labelled",
+        "calls of several agents in one list are told apart by the blocks that they begin with, labelled; times within "
+        "sub-agents count from their own start in a whole file, where one of it must, labelled",
         "when sessions began against one another: all start together",
     ),
     (frozenset({"requests", "hash_id_scope"}), frozenset({"requests", "block_size"})),
+    suffixes=(".jsonl", ".jsonl.gz", ".json"),
     is_special=True,
 )

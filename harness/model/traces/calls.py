@@ -72,6 +72,8 @@ class Call:
     """The stream begins anew."""
     is_woken: bool = False
     """The news of a background agent's end was its input."""
+    is_background: bool = False
+    """Its session runs beside the call that started it, which waits for no end of it but by news."""
     joins: bool = False
     """A tool of it waits for sub-agents of earlier calls."""
     is_concurrent: bool = False

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from harness.errors import PlanError, SpecError
+from harness.model.spec.base import tomllib
 from harness.model.traces import claude
-from harness.model.traces.account import PLACEHOLDER_TOKENS, ReadNotes, ReadOptions
-from harness.model.traces.base import Progress, TraceFormat, json_records, sha256_of
+from harness.model.traces.account import PLACEHOLDER_TOKENS, TYPE_NAME, ReadNotes, ReadOptions
+from harness.model.traces.base import Progress, Record, TraceFormat, json_records, sha256_of
 from harness.model.traces.recording import (
     Recording,
     TraceHead,
@@ -23,6 +24,15 @@ from harness.model.traces.recording import (
 from harness.plugins import Registry
 
 LINES_LOOKED_AT = 50
+PACKED = (".gz", ".zst")
+# What the ends of files' names say of files that no reader takes.
+OTHER_ENDS = {
+    **dict.fromkeys((".xz", ".bz2", ".zip", ".tar", ".tgz", ".7z", ".br", ".lz4"), "packed: unpack them first"),
+    **dict.fromkeys((".db", ".sqlite", ".sqlite3", ".duckdb"), "a database: export its calls first"),
+}
+MOST_KEYS_SHOWN = 6
+# A file of another format in a folder with so many times its calls is a stray.
+STRAY_SHARE = 10
 # In production traces about one answer in a hundred has 1 or 2 tokens.
 SHARE_OF_SHORT_ANSWERS = 0.1
 TRACE_FORMATS: Mapping[str, TraceFormat] = Registry("trace_formats", {"claude": claude.FORMAT})
@@ -86,7 +96,7 @@ def read_recordings(
     Raises SpecError for an unknown or mixed format, for nothing to read, and when every line is broken.
     """
     notes = ReadNotes(options or ReadOptions())
-    found = list(_files(sources, kind))
+    found = list(_files(sources, kind, notes))
     if not found:
         raise SpecError("no trace file is there", where=", ".join(map(str, sources)), hint="Name files or a folder")
     chosen, files = _one_format(_distinct(found, notes), kind, notes)
@@ -117,6 +127,8 @@ def _one_format(files: list[tuple[Path, bool]], kind: str, notes: ReadNotes) -> 
     if not kinds:
         raise _unknown_format(files[0][0])
     if len(set(kinds.values())) > 1:
+        kinds = _of_main_format(kinds, {path for path, is_searched in files if is_searched}, notes)
+    if len(set(kinds.values())) > 1:
         first, other = next((a, b) for a in kinds for b in kinds if kinds[a] != kinds[b])
         raise SpecError(
             f"two formats: {first.name} is {kinds[first]}, {other.name} is {kinds[other]}",
@@ -124,6 +136,29 @@ def _one_format(files: list[tuple[Path, bool]], kind: str, notes: ReadNotes) -> 
             hint="Import each format by itself, or say which: --format",
         )
     return next(iter(kinds.values())), list(kinds)
+
+
+def _of_main_format(kinds: dict[Path, str], searched: set[Path], notes: ReadNotes) -> dict[Path, str]:
+    """The files without strays of another format, that a folder held beside many more calls; they are counted."""
+    num_requests: Counter[str] = Counter()
+    for kind in set(kinds.values()):
+        aside = ReadNotes(notes.options)
+        files = [path for path in kinds if kinds[path] == kind]
+        num_requests[kind] = sum(
+            len(one.requests) for one in _sound(TRACE_FORMATS[kind].read(files, aside, None), aside)
+        )
+    main, of_kind = max(num_requests, key=lambda kind: num_requests[kind]), Counter(kinds.values())
+    kept: dict[Path, str] = {}
+    for path, kind in kinds.items():
+        if (
+            kind == main
+            or path not in searched
+            or of_kind[kind] * num_requests[kind] * STRAY_SHARE > num_requests[main]
+        ):
+            kept[path] = kind
+        else:
+            notes.leave(f"files with the keys of {kind} beside those of {main}", str(path))
+    return kept
 
 
 def _sound(recordings: Iterable[Recording], notes: ReadNotes) -> Iterator[Recording]:
@@ -137,14 +172,22 @@ def _sound(recordings: Iterable[Recording], notes: ReadNotes) -> Iterator[Record
             yield recording
 
 
-def _files(sources: Iterable[Path], kind: str) -> Iterator[tuple[Path, bool]]:
-    """Each file, and whether it was found in a folder rather than named."""
+def _files(sources: Iterable[Path], kind: str, notes: ReadNotes) -> Iterator[tuple[Path, bool]]:
+    """Each file, and whether it was found in a folder rather than named; other files of a folder are counted."""
     forms = TRACE_FORMATS.values() if kind == "auto" else (TRACE_FORMATS[kind],)
     suffixes = tuple({suffix for form in forms for suffix in form.suffixes})
     for source in sources:
         if source.is_dir():
-            for path in sorted(path for path in source.rglob("*") if path.name.endswith(suffixes) and path.is_file()):
-                yield path, True
+            for path in sorted(path for path in source.rglob("*") if path.is_file()):
+                if path.name.endswith(suffixes) or _unpacked(path).endswith(suffixes):
+                    yield path, True
+                elif not path.name.startswith(".") and path.stat().st_size:
+                    end = path.suffix if TYPE_NAME.fullmatch(path.suffix[1:]) else ""
+                    notes.leave(
+                        f"files {f'ending in {end}' if end else 'without an end of their name'}: "
+                        f"{OTHER_ENDS.get(end.lower(), 'not of these formats')}",
+                        str(path),
+                    )
         elif source.exists():
             yield source, False
         else:
@@ -167,12 +210,18 @@ def _distinct(files: list[tuple[Path, bool]], notes: ReadNotes) -> list[tuple[Pa
     return kept
 
 
+def _unpacked(path: Path) -> str:
+    """A file's name without the end of a packed one."""
+    return path.stem if path.suffix in PACKED else path.name
+
+
 def detect(path: Path) -> str | None:
     """The format of a file: the first, special ones before all others, whose keys one of its first records has.
 
     A format without keys is known by the ends of its files' names. None where no known format fits.
     """
-    if of_name := [name for name, form in TRACE_FORMATS.items() if not form.keys and path.name.endswith(form.suffixes)]:
+    forms = TRACE_FORMATS.items()
+    if of_name := [name for name, form in forms if not form.keys and _unpacked(path).endswith(form.suffixes)]:
         return of_name[0]
     found: set[str] = set()
     for place, (_, record) in enumerate(json_records(path, ReadNotes())):
@@ -188,16 +237,34 @@ def _nothing_read(files: Sequence[Path], chosen: str, notes: ReadNotes, *, is_gi
     counts = notes.broken + notes.dropped + notes.left + notes.unknown + notes.passed
     reasons = "; ".join(f"{count} x {reason}" for reason, count in counts.most_common(4))
     nothing = "it is empty" if all(path.stat().st_size == 0 for path in files) else f"{notes.num_rows} rows"
-    hint = f"Say which format it is: --format {'|'.join(TRACE_FORMATS)}"
-    if is_given:
-        found = next((name for path in files if (name := detect(path)) is not None), None)
-        looks = f"has the keys of {found}" if found not in (None, chosen) else "has none of another format's keys"
-        hint = f"The file {looks}; what {chosen} is made of: harness trace formats {chosen}"
+    found = next((name for path in files if (name := detect(path)) is not None), None)
+    looks = f"has the keys of {found}" if found not in (None, chosen) else "has none of another format's keys"
+    looks = f"The file {looks}; what" if is_given else "What"
+    hint = f"{looks} {chosen} is made of: harness trace formats {chosen}"
     return SpecError(f"no request could be read as {chosen} ({reasons or nothing})", where=str(files[0]), hint=hint)
 
 
 def _unknown_format(path: Path) -> SpecError:
+    """What the file is, by its keys, and the nearest way that works."""
     if path.stat().st_size == 0:
         return SpecError("is empty", where=str(path), hint="Give a recording with requests")
-    hint = f"Say which with --format: {', '.join(TRACE_FORMATS)}"
-    return SpecError("is in no known format", where=str(path), hint=hint)
+    try:
+        records = [record for _, (_, record) in zip(range(LINES_LOOKED_AT), json_records(path, ReadNotes()))]  # noqa: B905  # as many as there are
+    except SpecError as error:
+        return error
+    kinds: list[Record] = tomllib.loads(Path(__file__).with_name("others.toml").read_text(encoding="utf-8"))["kind"]
+    for kind in kinds:
+        if any(_is_of(kind, record) for record in records):
+            return SpecError(f"is {kind['what']}, which no reader exists for", where=str(path), hint=kind["way"])
+    keys = [key for key in (records[0] if records else ()) if TYPE_NAME.fullmatch(key)][:MOST_KEYS_SHOWN]
+    what = f"its records have the keys {', '.join(keys)}" if keys else "it holds no JSON objects"
+    hint = (
+        "Readers: harness trace formats; the calls of any agent can be recorded in the server: harness server observe"
+    )
+    return SpecError(f"is in no known format: {what}", where=str(path), hint=hint)
+
+
+def _is_of(kind: Record, record: Record) -> bool:
+    starts: dict[str, list[str]] = kind.get("value", {})
+    has_values = all(str(record.get(key)).startswith(tuple(begins)) for key, begins in starts.items())
+    return has_values and any(record.keys() >= set(keys) for keys in kind["keys"])

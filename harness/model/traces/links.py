@@ -289,8 +289,12 @@ class _Tree:
             running += children
             ends = [end for _, end in call.tool_spans]
             # The parent waited for this child: its wait counts from the end of the last child.
-            due += [last for last in candidates if ends and self._calls[last].end_ns <= max(ends)]
+            due += [last for last in candidates if ends and self._is_awaited(last, max(ends))]
         return self._places[group[-1]]
+
+    def _is_awaited(self, last: int, until_ns: int) -> bool:
+        call = self._calls[last]
+        return call.end_ns <= until_ns and not self._by_session[call.session][0].is_background
 
     def _add_children(self, call: Call, above: set[str]) -> list[int]:
         """Add the sub-agents and forks of a call; returns the last requests of the sub-agents, the last of each row."""
@@ -382,9 +386,7 @@ def _common(before: Call, call: Call) -> int:
     if call.agent != before.agent and call.session == before.session:
         return 0
     if call.blocks or call.block_tokens:
-        common = _num_common(call.blocks, before.blocks)
-        is_whole = common == len(before.blocks) and call.input_tokens >= before.stream_tokens
-        return most if is_whole else min(common * call.block_tokens, most)
+        return kept_tokens(call.blocks, before.blocks, call.block_tokens, before.stream_tokens, call.input_tokens)
     if call.prefix_tokens is not None:
         return min(call.prefix_tokens, most)
     if not before.messages or not call.messages:
@@ -393,6 +395,18 @@ def _common(before: Call, call: Call) -> int:
     if common == len(before.messages) and len(call.messages) > common:
         return most
     return min(sum(tokens for _, tokens in call.messages[:common]), most)
+
+
+def kept_tokens(blocks: tuple[int, ...], before: tuple[int, ...], block_tokens: int, streamed: int, prompt: int) -> int:
+    """Tokens of the previous prompt and answer that a prompt begins with, by the blocks of both prompts.
+
+    streamed: tokens of the previous prompt and its answer. Where all whole blocks of the previous prompt come again, so
+    does its answer; else only the common leading blocks come again (a compaction or an edit).
+    """
+    common = _num_common(blocks, before)
+    if common == len(before) and prompt >= streamed:
+        return streamed
+    return min(common * block_tokens, streamed, prompt)
 
 
 def _num_common(one: Sequence[object], other: Sequence[object]) -> int:

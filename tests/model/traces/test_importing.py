@@ -6,13 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import SpecError
-from harness.extras.formats.blocks import kept_tokens
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.importing import import_trace
+from harness.model.traces.links import kept_tokens
 from harness.model.traces.recording import TraceFile, read_trace
 
 RECORDED = Path(__file__).parents[4] / "shared" / "traces"
@@ -98,6 +99,27 @@ def test_a_weka_session_keeps_its_stream_and_its_parent_waits_for_a_gating_sub_a
     assert (compacted.keep_tokens, compacted.wait_kind, compacted.wait_ns) == (64, "human", 20 * NS_PER_S)
 
 
+def test_weka_files_of_a_folder_are_sessions_and_flat_agents_and_relative_times_are_told_apart(tmp_path: Path) -> None:
+    flat = [weka(0, 640, [*range(10)]), weka(2, 640, [0, 1, *range(50, 58)], api_time=6.0)]
+    flat += [weka(2.5, 640, [0, 1, *range(60, 68)], api_time=6.0), weka(9, 768, [*range(12)])]
+
+    def nested(first_s: float) -> list[Any]:
+        child = {"type": "subagent", "t": 4.0, "agent_id": "k", "requests": [weka(first_s, 70, [9])]}
+        return [weka(0, 130, [1, 2], stop="tool_use"), child, weka(20, 260, [1, 2, 3, 4])]
+
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "one.json").write_text(json.dumps({"id": "one", "block_size": 64, "requests": flat}, indent=1))
+    two = [{"id": name, "block_size": 64, "requests": nested(first_s)} for name, first_s in (("b", 6.0), ("c", 0.5))]
+    (folder / "two.json").write_text("".join(json.dumps(each) + "\n" for each in two))
+    import_trace([folder], tmp_path / "out.jsonl", name="t")
+    one, *others = read_trace(tmp_path / "out.jsonl").recordings
+    assert [request.after for request in one.requests] == [(), (0,), (0,), (1, 2)]
+    assert [request.keep_tokens for request in one.requests] == [0, 128, 128, 650]
+    assert one.requests[-1].base == 0
+    assert [each.requests[1].wait_ns for each in others] == [9 * NS_PER_S, int(3.5 * NS_PER_S)]
+
+
 def span(name: str, start: float, end: float, prompt: int, **attributes: Any) -> dict[str, Any]:
     return {
         "trace_id": "t",
@@ -164,6 +186,49 @@ def test_two_formats_in_one_folder_are_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl").write_text(json.dumps(agentic("a")))
     with pytest.raises(SpecError, match=r"a\.jsonl is mooncake, b\.jsonl is agentic-mooncake"):
         import_trace([tmp_path], tmp_path / "out", name="t")
+
+
+def test_a_stray_file_of_another_format_and_files_of_no_format_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(mooncake(time, 600, 1)) + "\n" for time in range(20)))
+    (tmp_path / "b.jsonl").write_text(json.dumps(agentic("a")))
+    (tmp_path / "c.jsonl.xz").write_bytes(b"packed")
+    (tmp_path / "notes.md").write_text("text")
+    import_trace([tmp_path], tmp_path / "out.jsonl", name="t")
+    trace = read_trace(tmp_path / "out.jsonl")
+    assert trace.num_requests == 20
+    assert trace.head.dropped == {
+        "files with the keys of agentic-mooncake beside those of mooncake": 1,
+        "files ending in .xz: packed: unpack them first": 1,
+        "files ending in .md: not of these formats": 1,
+    }
+
+
+def test_files_packed_with_zstd_are_read_and_refused_where_their_end_is_missing(tmp_path: Path) -> None:
+    content = pa.compress(json.dumps(mooncake(0, 600, 1)).encode(), codec="zstd", asbytes=True)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jsonl.zst").write_bytes(content)
+    import_trace([tmp_path / "in"], tmp_path / "out.jsonl", name="t")
+    assert read_trace(tmp_path / "out.jsonl").num_requests == 1
+    (tmp_path / "in" / "a.jsonl.zst").write_bytes(content[:-4])
+    with pytest.raises(SpecError, match="cannot be read to its end"):
+        import_trace([tmp_path / "in"], tmp_path / "out.jsonl", name="t")
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"type": "thread.started", "thread_id": "x"}, "~/.codex/sessions"),
+        ({"type": "system", "session_id": "x", "uuid": "y"}, "~/.claude/projects"),
+        ({"schema": "dynamo.request", "event_type": "end"}, "agentic-mooncake"),
+        ({"session_id": "x", "turns": []}, "agentic-mooncake"),
+        ({"first_key": 1, "key of a text": 2}, "its records have the keys first_key, key of a text"),
+    ],
+)
+def test_a_refusal_says_what_a_file_is_and_the_way_that_works(tmp_path: Path, row: Any, words: str) -> None:
+    with pytest.raises(SpecError) as refusal:
+        imported(tmp_path, [row])
+    assert words in str(refusal.value)
+    assert "--format" not in str(refusal.value)
 
 
 @pytest.mark.skipif(not RECORDED.is_dir(), reason="the recorded traces are not here")
