@@ -454,7 +454,7 @@ def _seal(run: PlannedRun, context: RunContext, writer: RunWriter, measured: _Me
 
 def _in_force(run: PlannedRun, log: StepLog | None, launch: LaunchPlan, shown: LaunchFacts) -> dict[str, Any]:
     """Settings in force, from the launch, the log, the metrics and the step log."""
-    paged = shown.paged if changed_keys(run.server) & PAGED_KEYS else {}
+    paged = shown.paged(run.server.num_gpu_blocks) if changed_keys(run.server) & PAGED_KEYS else {}
     in_force = shown.effective({**paged, **launch.effective, **({} if log is None else log.settings)})
     # Paged KV memory has no slots.
     return {key: value for key, value in in_force.items() if not (run.server.is_paged and key == "usable_kv_slots")}

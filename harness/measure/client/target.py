@@ -87,7 +87,9 @@ def endpoint_at(url: str, api_key_env: str, where: str) -> Endpoint:
         raise SpecError(
             f"is {redacted_text(url)!r}, not http://HOST:PORT or https://HOST/PATH/v1",
             where=where,
-            hint='Write for example "http://127.0.0.1:8000"',
+            hint="A user and a password are not sent: put a proxy before the server that adds them"
+            if parts.username
+            else 'Write for example "http://127.0.0.1:8000"',
         )
     prefix = parts.path.rstrip("/").removesuffix("/v1")
     return Endpoint(parts.hostname, port, parts.scheme == "https", prefix, api_key_env)

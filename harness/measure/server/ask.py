@@ -52,11 +52,15 @@ _from_json: Any = pydantic_core.from_json
 
 
 class Reply(NamedTuple):
-    """A server's answer. status: NO_ANSWER when none came within the limits; ``error`` then says why."""
+    """A server's answer. status: NO_ANSWER when none came within the limits; ``error`` then says why.
+
+    challenge: the kind of authorization that the server asks for (WWW-Authenticate), "" where it names none.
+    """
 
     status: int
     body: bytes
     error: str = ""
+    challenge: str = ""
 
     def json(self) -> Any:
         """The body as JSON, of bounded depth; None when it is not JSON."""
@@ -125,6 +129,8 @@ def _asked(url: str, deadline_s: float, body: bytes | None, headers: Mapping[str
         try:
             with client.stream(method, url, content=body, headers=fields, extensions={"trace": note}) as response:
                 reply = _read(response)
+                kind = response.headers.get("www-authenticate", "").partition(" ")[0]
+                reply = reply._replace(challenge=kind if kind.isalnum() else "")
                 location = response.headers.get("location", "") if reply.status in REDIRECTS else ""
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
             reply, location = Reply(NO_ANSWER, b"", _reason(error)), ""

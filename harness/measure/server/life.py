@@ -258,11 +258,20 @@ def names_of_models(reply: Reply) -> str:
 
 
 def model_entry(reply: Reply, name: str = "") -> dict[str, Any]:
-    """What a list of models says of the model ``name``, or of its first one; LookupError where it has none."""
+    """What a list of models says of the model ``name``, or of its first one; LookupError where it has none.
+
+    An adapter (LoRA) names its base model as its parent: it is not the first one, and is as long as its base.
+    """
     models: Any = reply.json()
     try:
-        return next(model for model in models["data"] if not name or model["id"] == name)
-    except (StopIteration, TypeError):
+        by_id: dict[str, dict[str, Any]] = {model["id"]: model for model in models["data"]}
+        bases = [model for model in by_id.values() if model.get("parent") not in by_id]
+        found = by_id[name] if name else [*bases, *by_id.values()][0]
+        base = by_id.get(found.get("parent") or "", {})
+        return found | (
+            {} if found.get("max_model_len") else {"max_model_len": base.get("max_model_len")} if base else {}
+        )
+    except (IndexError, TypeError, AttributeError):
         raise LookupError(name) from None
 
 

@@ -146,6 +146,11 @@ def _no_model(endpoint: Endpoint, reply: Reply, wanted: str) -> str:
 
 
 def _refused(endpoint: Endpoint, reply: Reply) -> str:
+    if reply.challenge.lower() not in ("", "bearer"):
+        return (
+            f"status {reply.status}: the server asks for {reply.challenge} authorization, and the harness sends a "
+            "bearer key only. Put a proxy before it that adds that header, or ask the server behind it"
+        )
     if endpoint.api_key_env:
         return f"status {reply.status}: the server refuses the key in {endpoint.api_key_env}"
     return (

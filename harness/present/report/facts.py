@@ -12,7 +12,7 @@ from typing import Any
 
 from harness.analysis.compare.ratio import ran_until_decided
 from harness.errors import HarnessError
-from harness.measure.records.manifest import Manifest, table_at
+from harness.measure.records.manifest import LaunchReport, Manifest, table_at
 from harness.measure.records.run import SealedRun
 from harness.model.engine.config import sequences_that_fit
 from harness.model.spec.workload import unused_keys
@@ -91,11 +91,15 @@ def _kv_memory(run: SealedRun) -> Mapping[str, Any]:
     if plan is None or not isinstance(blocks, int) or not isinstance(size, int):
         return {"longest requests at a time": "unknown: the server shows no number of blocks, or not their size"}
     longest = max(request.stream_tokens for request in plan.requests)
+    stated = LaunchReport.tolerant(table_at(run.manifest.effective, "launch")).cache_config_info
+    tokens = stated.get("kv_cache_size_tokens", "")
+    is_less = tokens.isdecimal() and int(tokens) < (blocks - 1) * size
     return {
-        "longest requests at a time": sequences_that_fit(blocks, size, longest),
+        "longest requests at a time": int(tokens) // longest if is_less else sequences_that_fit(blocks, size, longest),
         "longest request, tokens": longest,
         "tokens of a block": size,
         "blocks": blocks,
+        **({"tokens that the server states (kv_cache_size_tokens)": int(tokens)} if is_less else {}),
     }
 
 

@@ -102,7 +102,7 @@ class AttachedBackend(ServerBackend):
         Blocks of vllm-rbln hold whole prefill chunks, so that a server with other blocks is vLLM itself.
         """
         facts = _facts_of(server)
-        if facts.emulator or facts.paged.get("block_size", 0) % PREFILL_CHUNK_TOKENS == 0:
+        if facts.emulator or facts.paged().get("block_size", 0) % PREFILL_CHUNK_TOKENS == 0:
             return _in_force(server, facts, has_paged=False)
         server = server.model_copy(update={"rules": PAGED})
         return {"rules": PAGED, **_in_force(server, facts, has_paged=True)}
@@ -168,7 +168,7 @@ def _facts_of(server: ServerSpec) -> LaunchFacts:
 
 def _in_force(server: ServerSpec, facts: LaunchFacts, *, has_paged: bool) -> dict[str, Any]:
     """The settings that metrics, list of models and step log show. has_paged: with the blocks of paged KV memory."""
-    paged = facts.paged if has_paged else {}
+    paged = facts.paged(server.num_gpu_blocks) if has_paged else {}
     models = _shown_by_models(get_at(endpoint_of(server), MODELS), server.model)
     in_force = facts.effective({**paged, **models, **_header_of(server)})
     return {key: value for key, value in in_force.items() if not (server.is_paged and key == "usable_kv_slots")}

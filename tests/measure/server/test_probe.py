@@ -13,12 +13,15 @@ from harness.analysis.serving import latencies
 from harness.cli.tree import app
 from harness.errors import ServerError, SpecError
 from harness.measure.records.store import RunStore
+from harness.measure.server.ask import Reply as ServerReply
+from harness.measure.server.life import model_entry
 from harness.model.spec import ExperimentSpec
 from harness.runner import run_experiment
 from harness.runner.experiment import ExperimentOutcome, will_fail_again
 from tests.support.command_line import harness
 from tests.support.experiments import UNHURRIED, UNHURRIED_TOML
 from tests.support.plain_server import PlainServer, plain_server
+from tests.support.raw_server import Asked, RawServer, Reply, whole
 from tests.support.tls import certificate
 
 pytestmark = pytest.mark.live
@@ -112,6 +115,26 @@ def test_the_doctor_names_the_form_that_works() -> None:
     with plain_server(PlainServer(paths=CHAT_ALONE, has_metrics=True)) as server:
         done = CliRunner().invoke(app, ["doctor", "--url", server.url], env={"COLUMNS": "1000"})
     assert SAYS_CHAT in done.output
+
+
+def test_another_kind_of_authorization_is_named() -> None:
+    def answer(_asked: Asked) -> Reply:
+        return Reply([whole("", b'WWW-Authenticate: Basic realm="x"', status=401)])
+
+    with RawServer(answer) as server:
+        done = harness("doctor", "--url", server.url)
+    assert (
+        "the server asks for Basic authorization, and the harness sends a bearer key only" in done.stdout + done.stderr
+    )
+    refused = harness("doctor", "--url", "http://me:word@127.0.0.1:1")
+    assert "A user and a password are not sent" in refused.stdout + refused.stderr
+
+
+def test_an_adapter_that_stands_first_is_not_the_model_and_is_as_long_as_its_base() -> None:
+    models = [{"id": "adapter", "parent": "base", "max_model_len": None}, {"id": "base", "max_model_len": 4096}]
+    reply = ServerReply(200, json.dumps({"data": models}).encode())
+    assert model_entry(reply)["id"] == "base"
+    assert (model_entry(reply, "adapter")["id"], model_entry(reply, "adapter")["max_model_len"]) == ("adapter", 4096)
 
 
 def test_a_key_and_a_url_that_ends_in_v1_are_taken_and_the_key_is_in_no_record(

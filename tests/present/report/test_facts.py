@@ -52,6 +52,10 @@ def test_the_facts_of_a_run_hold_the_figure_or_say_that_it_is_unknown(tmp_path: 
     run = simulated(tmp_path, **paged, slot_tokens=4096)
     # The second request of a session holds the first: 200 + 30, 50 more, and its answer.
     assert memory_of(run) == {ROW: "21", "longest request, tokens": "310", "tokens of a block": "128", "blocks": "65"}
+    stated = {"cache_config_info": {"kv_cache_size_tokens": "4096"}}
+    effective = {**run.manifest.effective, "launch": stated}
+    run.__dict__["manifest"] = run.manifest.model_copy(update={"effective": effective})
+    assert memory_of(run)[ROW] == "13", "the tokens that the server states, not its blocks"
     shown = {key: value for key, value in run.manifest.effective["server"].items() if key != "num_gpu_blocks"}
     silent = run.manifest.model_copy(update={"effective": {**run.manifest.effective, "server": shown}})
     run.__dict__["manifest"] = silent

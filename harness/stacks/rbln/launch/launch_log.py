@@ -101,11 +101,17 @@ class LaunchFacts:
             return None
         return -(-(pool_tokens // block_tokens - 1) // max(1, region_tokens // block_tokens))
 
-    @property
-    def paged(self) -> dict[str, int]:
-        """Blocks of paged KV memory, as the metrics show them."""
-        counts = {key: _count(self.cache.get(key)) for key in ("num_gpu_blocks", "block_size")}
-        return {key: count for key, count in counts.items() if count is not None}
+    def paged(self, requested_blocks: int | None = None) -> dict[str, int]:
+        """Blocks of paged KV memory, as the metrics show them: or those of the tokens that the server states.
+
+        So it does for hybrid models, whose kinds of layers share blocks. requested_blocks: kept where it is the number.
+        """
+        shown = {key: _count(self.cache.get(key)) for key in ("num_gpu_blocks", "block_size")}
+        counts = {key: count for key, count in shown.items() if count is not None}
+        blocks, tokens = counts.get("num_gpu_blocks"), _count(self.cache.get("kv_cache_size_tokens"))
+        if blocks is not None and tokens is not None and requested_blocks != blocks and "block_size" in counts:
+            counts["num_gpu_blocks"] = min(blocks, tokens // counts["block_size"] + 1)
+        return counts
 
     @property
     def memory(self) -> dict[str, str]:

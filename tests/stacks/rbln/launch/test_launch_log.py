@@ -168,6 +168,15 @@ def test_a_setting_that_differs_makes_the_run_invalid(server: dict[str, Any], ev
     assert ("setting-differs", "invalid", evidence) in _findings(read_launch(LOG, [SCRAPE]), **server)
 
 
+@pytest.mark.parametrize(("tokens", "asked", "blocks"), [(65536, None, 121), (65536, 512, 512), (278528, None, 512)])
+def test_blocks_that_kinds_of_layers_share_are_counted_by_the_tokens_that_the_server_states(
+    tokens: int, asked: int | None, blocks: int
+) -> None:
+    facts = read_launch([])
+    facts.cache = {"num_gpu_blocks": "512", "block_size": "544", "kv_cache_size_tokens": str(tokens)}
+    assert facts.paged(asked) == {"num_gpu_blocks": blocks, "block_size": 544}
+
+
 def test_what_the_server_never_told_is_said_and_not_guessed() -> None:
     ((code, severity, evidence),) = _findings(read_launch(LOG[1:2]), needs_observer=False)
     assert (code, severity) == ("setting-unknown", "warning")
