@@ -251,8 +251,8 @@ PASSED_ON: dict[str, Any] = {
     "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},
     "add_help_option": False,
 }
-# Of the study, and of those who keep up with the stack: called as others, and in no list of a user's.
-NOT_FIRST = ("paper", "stack", "server twin")
+# Of those who keep up with the stack: called as others, and in no list of a user's.
+NOT_FIRST = ("stack", "server twin")
 FIRST_STEPS = """\
 Three things to do first:
 

@@ -6,7 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
+import typer.main
 
+from harness.cli.tree import app
 from harness.model.spec import load_toml
 from tests.docs.pages import DOCS, FENCE, GUIDES, START, all_pages, page_text
 from tests.support.checkout import ROOT
@@ -102,3 +104,16 @@ def test_the_first_page_and_the_readme_lead_three_readers() -> None:
 def test_packages_and_extras_that_the_install_page_names_are_there() -> None:
     extras = load_toml(ROOT / "pyproject.toml")["project"]["optional-dependencies"]
     assert set(re.findall(r"\.\[(\w+)\]", page_text("install"))) <= set(extras)
+
+
+def test_no_page_names_a_command_that_is_not_there() -> None:
+    """A name may be folded over two lines."""
+    commands = typer.main.get_command(app).commands  # pyright: ignore
+    unknown: list[tuple[str, str]] = []
+    for page in [ROOT / "README.md", *all_pages()]:
+        text = " ".join(page.read_text(encoding="utf-8").split())
+        for name, inner in re.findall(r"`harness ([a-z]+)(?: ([a-z]+)\b)?", text):
+            below = getattr(commands.get(name), "commands", None)
+            if name not in commands or (below and inner and inner not in below):
+                unknown.append((page.name, f"{name} {inner}"))
+    assert unknown == []

@@ -14,7 +14,7 @@ from harness.api import override_table
 from harness.cli.addresses import PrintedOutput, ReplicatesOption, RunsOption, SealedArgument, sealed_runs
 from harness.cli.terminal import print_folded, print_or_write, print_text, printable_lines, terminal, time_left
 from harness.clock import NS_PER_S, MonotonicClock
-from harness.errors import RunInvalidError, SpecError
+from harness.errors import ExitCode, RunInvalidError, SpecError
 from harness.kinds import DEFAULT_BACKEND, kind_named
 from harness.outputs import check_output
 from harness.shipped import find_shipped, shipped_names
@@ -131,6 +131,8 @@ def _perform_all(specs: Sequence[ExperimentSpec], paths: Sequence[Path], runs: P
                 num_printed += 1
     if num_invalid := sum(invalid for _, invalid in results.values()):
         raise RunInvalidError(f"{num_invalid} runs are invalid", where=str(runs), hint="See `harness runs`")
+    print(f"analyses: {runs}/NAME.md")
+    print(f"next: harness paper tables --runs {runs}")
 
 
 def _perform(
@@ -151,7 +153,7 @@ def _perform(
     num_invalid = len(outcome.invalid_runs)
     seconds = (clock.now_ns() - began_ns) / NS_PER_S
     counted = f"{len(sealed):>3} runs, {num_invalid} invalid, {seconds:6.1f} s"
-    lines = [f"{spec.name:<27} {spec.backend:<9} {counted}  {page}"]
+    lines = [f"{spec.name:<27} {counted}"]
     lines += [f"    {run.condition}/{run.replicate}: {'; '.join(run.invalid_reasons)}" for run in outcome.invalid_runs]
     return "\n".join(lines), num_invalid
 
@@ -199,7 +201,7 @@ def tables(
 ) -> None:
     """The paper's tables (I-XV, S1-S12) from your own runs.
 
-    A table without runs names the command that makes them.
+    A table without runs names the command that makes them; then the exit code is 5.
 
     Example: `harness paper tables --runs runs/today --format latex -o tables.tex`
     """
@@ -211,6 +213,10 @@ def tables(
     made = paper_tables(PaperRuns(runs, search, artifacts), numbers or ())
     content = written(made, TableForm("markdown" if form == "md" else form), terminal().width)
     print_or_write(content, output, "tables:")
+    if empty := [table.name.removeprefix("Table ") for table in made if not table.rows]:
+        what = f"{len(empty)} of {len(made)} tables have no figures: {', '.join(empty)}; why stands under each"
+        typer.echo(what, err=True)
+        raise typer.Exit(ExitCode.CANNOT_TELL)
 
 
 def signs(

@@ -18,9 +18,11 @@ from harness.analysis.compare.answer import ExperimentRuns
 from harness.analysis.figures import totals
 from harness.analysis.stats import grouped, ratio
 from harness.compiled.records import record_as_dict
+from harness.errors import SpecError
 from harness.judge.catalogue import AnalysisResult, analyse
 from harness.judge.decisions.decide import Decision
 from harness.judge.prereg import check_sealed_runs, decide, predict_runs, predictions_for
+from harness.kinds import KINDS
 from harness.measure.records.run import SealedRun
 from harness.measure.records.store import RunStore
 from harness.model.engine import EngineConfig
@@ -61,7 +63,19 @@ class PaperRuns:
 
     @cached_property
     def _sealed(self) -> Mapping[str, list[SealedRun]]:
-        return grouped(RunStore(self.runs_root).sealed(), lambda run: run.experiment)
+        return grouped(RunStore(self._folder).sealed(), lambda run: run.experiment)
+
+    @cached_property
+    def _folder(self) -> Path:
+        """The folder of runs: the given one, or the one of a backend that `harness paper catalogue` made in it."""
+        of_backends = [self.runs_root / name for name in KINDS if (self.runs_root / name).is_dir()]
+        if not of_backends or RunStore(self.runs_root).sealed():
+            return self.runs_root
+        if len(of_backends) > 1:
+            what = f"holds runs of {len(of_backends)} backends"
+            hint = f"Give one: {' or '.join(f'--runs {folder}' for folder in of_backends)}"
+            raise SpecError(what, where=str(self.runs_root), hint=hint)
+        return of_backends[0]
 
     @cached_property
     def _by_experiment(self) -> Mapping[str, list[SealedRun]]:

@@ -18,6 +18,8 @@ from harness.kinds import kind_of_run
 from harness.model.spec import Spec, load_toml
 from harness.table import ABSENT, Cell, Table
 
+NO_NOISE = "Simulated runs of one input are equal: there is no noise to show. Measure it on a server:"
+
 
 class Column(NamedTuple):
     """One column, or of a table by condition one row."""
@@ -41,6 +43,7 @@ class TableSpec(Spec):
     first: dict[str, tuple[Cell, ...]] = Field(default_factory=dict)
     notes: tuple[str, ...] = ()
     remark: str = ""
+    shows_noise: bool = False
 
 
 def paper_tables(source: PaperRuns, numbers: Sequence[str] = ()) -> list[Table]:
@@ -58,6 +61,9 @@ def _table(spec: TableSpec, source: PaperRuns) -> Table:
     """One table; where its runs are missing, an empty one that says what to run."""
     name, label = f"Table {spec.number}", f"tab:{spec.number}"
     headings = ("Metric", *spec.conditions) if spec.conditions else tuple(column.heading for column in spec.columns)
+    if spec.shows_noise and _has_no_noise(spec.experiments[0], source):
+        notes = (f"{NO_NOISE} harness run plans/experiments/{spec.experiments[0]}.toml --backend rbln",)
+        return Table(name, spec.caption, headings, (), _origin(spec, source), notes, label)
     try:
         cells = tuple(tuple(row) for row in _cells(spec, source))
     except NotRunError as missing:
@@ -67,6 +73,10 @@ def _table(spec: TableSpec, source: PaperRuns) -> Table:
     if not cells:
         notes = (*notes, "the runs hold nothing that it shows")
     return Table(name, spec.caption, headings, cells, _origin(spec, source), notes, label)
+
+
+def _has_no_noise(experiment: str, source: PaperRuns) -> bool:
+    return source.has(experiment) and all(run.manifest.kind.is_virtual for run in source.runs(experiment))
 
 
 def _cells(spec: TableSpec, source: PaperRuns) -> list[list[str]]:

@@ -21,6 +21,7 @@ from harness.errors import RecordsError, SpecError
 from harness.extras.search.evaluate import LEDGER_SCHEMA, Evaluator
 from harness.extras.search.result import Judged, SearchResult
 from harness.extras.search.space import SpaceSpec
+from harness.judge.prereg.freeze import SEARCH_FILE
 from harness.model.engine.cost import load_cost_model
 from harness.outputs import write_atomic
 from harness.processes import parallel_map
@@ -48,7 +49,7 @@ def search(
     workers: int | str | None = None,
     on_progress: Callable[[int, float | None], None] = lambda _done, _left_s: None,
 ) -> SearchResult:
-    """Judge every candidate of a space and leave the ledger in ``folder``; a finished ledger there is read.
+    """Judge every candidate of a space and leave ledger and space in ``folder``; a finished ledger there is read.
 
     workers: as of ``parallel_map``. on_progress: receives the number of candidates that are done, and the
     seconds left; None before there is something to extrapolate from.
@@ -60,6 +61,8 @@ def search(
     if path.is_file():
         ledger = read_ledger(path, identity)
     else:
+        # Before the work: a freeze looks here for seeds that were used, of searches that never ended too.
+        write_atomic(folder / SEARCH_FILE, [identity], what="the space")
         ledger = _searched(space_json, len(evaluator.candidates), workers, on_progress)
         ledger = ledger.replace_schema_metadata({_IDENTITY: identity})
         write_atomic(path, [_parquet(ledger)], what="the ledger")

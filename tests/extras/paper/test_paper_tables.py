@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from harness.cli.tree import app
 from harness.errors import SpecError
 from harness.extras.paper.catalogue.reuse import dummy_requests
-from harness.extras.paper.rows import contributions, loaded_memory_gib
+from harness.extras.paper.rows import contributions, loaded_memory_gib, recompilation, whose_times
 from harness.extras.paper.source import PaperRuns
 from harness.extras.paper.tables import paper_tables
 from harness.measure.records.store import RunStore
@@ -163,9 +163,30 @@ def test_table_s3_keeps_the_papers_order_and_s2_says_whose_times_it_shows(tmp_pa
     spec = load_experiment(find_shipped("experiments", "recompilation", what="experiment"))
     kept = tuple(one for one in spec.condition if one.name.endswith("-b1"))
     run_experiment(spec.model_copy(update={"backend": "sim", "replicates": 2, "condition": kept}), runs_root=tmp_path)
-    pairs = [row[0] for row in rows_of(tmp_path, "S3")]
+    source = PaperRuns(tmp_path)
+    pairs = [row["pair"] for row in recompilation(source)]
     assert pairs == ["A1 vs. A3 (recompilation)", "A1 vs. A2 (grid change)", "A2 vs. A3"]
-    assert any(note.startswith("Whole step periods") for note in one_table(tmp_path, "S2").notes)
+    assert whose_times(source).startswith("Whole step periods")
+    for number in ("S2", "S3"):
+        table = one_table(tmp_path, number)
+        assert table.rows == ()
+        assert table.notes[0].startswith("Simulated runs of one input are equal: there is no noise to show.")
+
+
+def test_the_tables_after_the_catalogue_find_its_runs(tmp_path: Path) -> None:
+    invoke = partial(CliRunner().invoke, app, catch_exceptions=False)
+    made = ("paper", "catalogue", "--run", "--only", "prefill-injection", "--replicates", "1", "--runs", str(tmp_path))
+    assert invoke(made).exit_code == 0
+    tables = ("paper", "tables", "--runs", str(tmp_path))
+    one = invoke((*tables, "--table", "IV"))
+    assert one.exit_code == 0, one.output
+    assert "backend sim" in one.output
+    some = invoke((*tables, "--table", "IV", "--table", "S10"))
+    assert some.exit_code == 5
+    assert "1 of 2 tables have no figures: S10; why stands under each" in some.output
+    (tmp_path / "emulator").mkdir()
+    with pytest.raises(SpecError, match=f"Give one: --runs {tmp_path}/"):
+        invoke(tables)
 
 
 def test_table_s7_ends_with_the_papers_other_and_total_rows(runs_root: Path) -> None:

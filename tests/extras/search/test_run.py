@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from pathlib import Path
@@ -17,6 +18,7 @@ from harness.extras.search.evaluate import Evaluator
 from harness.extras.search.result import pareto_front, score_interval, search_tables, sensitivity
 from harness.extras.search.run import search
 from harness.extras.search.space import SpaceSpec, load_space, parse_space
+from harness.judge.prereg.freeze import SEARCH_FILE
 from harness.model.engine import load_cost_model
 from harness.model.engine.config import EngineConfig
 from harness.model.experiment import build_plan
@@ -245,7 +247,7 @@ def test_an_interrupted_search_leaves_no_ledger(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         search(space(), tmp_path, on_progress=stop)
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == [SEARCH_FILE], "its seeds were used"
 
 
 def test_a_folder_holds_one_search_only(tmp_path: Path) -> None:
@@ -341,6 +343,12 @@ def test_nobody_on_the_pareto_front_is_beaten_and_everybody_else_is(points: list
         beaten = any(np.all(other <= value) and np.any(other < value) for other in values)
         repeated = any(np.array_equal(other, value) for other in values[:place])
         assert (place in front) == (not beaten and not repeated)
+
+
+def test_a_search_leaves_its_space_with_its_seeds_for_a_freeze_to_read(tmp_path: Path) -> None:
+    search(space(), tmp_path)
+    written = json.loads((tmp_path / SEARCH_FILE).read_text())["space"]
+    assert SpaceSpec.model_validate(written) == space()
 
 
 def test_the_p99_of_a_ledger_is_the_percentile_of_every_other_figure(tmp_path: Path) -> None:
