@@ -14,13 +14,12 @@ import numpy as np
 
 from benchmarks.figure import Figure
 from harness.model.engine.cost import load_cost_model
-from harness.model.experiment import build_plan
-from harness.model.sim import simulate
 from harness.model.sim.draws import Perturbation
 from harness.model.spec import ServerSpec, SloSpec, WorkloadSpec
+from harness.tune.agents import PLANS, Counts, Simulated, Targets, most_held
 from harness.tune.capacity import Capacity
-from harness.tune.plans import Question, at_a_time
-from harness.tune.sessions import PLANS, ROUNDS, Counts, counts_of, most_held, next_points, plans_needed, point_of
+from harness.tune.plans import Question
+from harness.tune.sessions import ROUNDS, next_points, plans_needed, point_of
 from harness.tune.setups import Setup
 
 CASES, TUNES, SEED = 6, 240, 20261128
@@ -35,8 +34,7 @@ class Case(NamedTuple):
     """A drawn server and its sessions, with targets that hold for some agents and not for more."""
 
     question: Question
-    slo: SloSpec
-    share: float
+    targets: Targets
 
 
 def drawn_case(number: int) -> Case:
@@ -59,35 +57,32 @@ def drawn_case(number: int) -> Case:
     model = load_cost_model(server.cost_model)
     question = Question(server, model, workload, "as-drawn", Perturbation(1), ("kv_slots",), seed=SEED + number)
     slo = SloSpec(ttft_ms=float(rng.choice([400.0, 700.0, 1200.0, 2000.0])))
-    return Case(question, slo, float(rng.choice(SHARES)))
+    return Case(question, Targets(slo, float(rng.choice(SHARES))))
 
 
 class Bank:
     """The plans of a case by number of agents: what met the targets on each, so that the share of all is known."""
 
     def __init__(self, case: Case) -> None:
-        self.case = case
+        self.case, self._setup = case, Setup.of(case.question.server)
+        self._simulated = Simulated(case.question, case.targets, "bank", BANK)
         self._known: dict[int, list[Counts]] = {}
 
     def counts(self, agents: int) -> list[Counts]:
         """Those of BANK plans."""
-        question = self.case.question
         if agents not in self._known:
-            workload = at_a_time(question.workload, agents)
-            plans = [build_plan(workload, question.seed, number) for number in range(BANK)]
-            server, model = question.server, question.model
-            self._known[agents] = [counts_of(simulate(plan, server, model), plan, self.case.slo) for plan in plans]
+            self._known[agents] = self._simulated.counts(self._setup, agents)
         return self._known[agents]
 
     def holds(self, agents: int, places: Sequence[int] = range(BANK)) -> bool:
         """Whether the wanted share of requests meets the target on these plans."""
         met, of = np.array([self.counts(agents)[place].requests for place in places]).sum(axis=0)
-        return bool(met >= self.case.share * of)
+        return bool(met >= self.case.targets.share * of)
 
 
 def tuned(bank: Bank, rng: np.random.Generator) -> list[Capacity]:
     """What a tune knows after each round: predicted by PLANS plans, measured on new ones."""
-    share = bank.case.share
+    share = bank.case.targets.share
     few: list[list[int]] = [rng.integers(0, BANK, PLANS).tolist() for _ in range(MOST + 1)]
     known = Capacity("today", SETUP, most_held(lambda agents: bank.holds(agents, few[agents]), 4, MOST))
     plans, rounds = plans_needed(max(1, known.predicted), share), list[Capacity]()

@@ -160,6 +160,7 @@ SECTIONS: dict[str, Callable[[], Iterator[Figure]]] = {
     "gate": section("gate"),
     "tuning": section("tuning"),
     "agents": section("agents"),
+    "spaces": section("spaces"),
     "prediction": section("prediction"),
     "channels": section("channels"),
     "costs": section("costs"),

@@ -33,10 +33,11 @@ from harness.stacks.rbln.rules.kv_rules import PAGED
 from harness.tune.confirm import ALPHA, BEST, MOST_BLOCKS, SMALLEST, candidates_of, looks_within
 from harness.tune.explore import Effort, explore
 from harness.tune.plans import MARGIN, Plans, Question
-from harness.tune.setups import MORE_SIZES, MOST_SIZES, Baseline, Setup, checked_levers, ladder, limits_up_to
+from harness.tune.setups import MORE_SIZES, MOST_SIZES, Baseline, Setup, checked_levers, ladder
+from harness.tune.space import Thoroughness
 
 WORKLOADS, TUNES, SEED = 60, 400, 20261128
-QUICKER = Effort(400_000, 300_000, 150_000, pairs=2, sets=60, few=4)
+QUICKER = Effort(400_000, 300_000, 150_000, Thoroughness(2, 60), few=4)
 STACKS = ("slots", "paged", "replicas")
 NEW_PLANS, MANY_PLANS = 200, 3_000
 """New plans on which the space is sorted, and those on which the best of it and what is proposed are compared."""
@@ -44,7 +45,7 @@ OTHERS, BEST_OF_SPACE = 150, 12
 """Configurations of the space that are drawn beside those that the search scored, and how many of all are compared."""
 TRUE_PLANS = 1_500
 TUNE = Path(inspect.getfile(explore)).parent
-DECIDES = ("confirm.py", "explore.py", "plans.py", "predict.py", "setups.py")
+DECIDES = ("confirm.py", "explore.py", "plans.py", "predict.py", "setups.py", "space.py")
 """Files of ``harness.tune`` that decide the figures."""
 
 
@@ -106,14 +107,14 @@ def drawn_setups(case: Case, count: int) -> Iterator[Setup]:
     question, rng = case.question, np.random.default_rng([SEED, 7, case.question.seed])
     base = Baseline(question.server)
     sessions = question.agents[0]
-    limits = limits_up_to(base.setup.max_num_seqs, max(sessions, base.setup.max_num_seqs))
-    # The first and the last are always there.
-    most = min(len(base.setup.decode_buckets) + MORE_SIZES, MOST_SIZES) - 2
+    limits = list(ladder(base.setup.max_num_seqs, max(sessions, base.setup.max_num_seqs)))
+    # The last is always there.
+    most = min(len(base.setup.decode_buckets) + MORE_SIZES, MOST_SIZES) - 1
     for _ in range(count):
         limit = int(rng.choice(limits))
         setup = base.implied(limit)
         some = rng.choice(np.arange(1, limit + 1), size=min(limit, int(rng.integers(1, most + 1))), replace=False)
-        setup = setup._replace(decode_buckets=tuple(sorted({1, limit, *map(int, some)})))
+        setup = setup._replace(decode_buckets=tuple(sorted({limit, *map(int, some)})))
         if setup.kv_slots is not None:
             setup = setup._replace(kv_slots=int(rng.choice(list(ladder(setup.kv_slots, 4 * sessions + limit)))))
         elif setup.num_gpu_blocks is not None:

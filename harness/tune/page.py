@@ -258,8 +258,9 @@ def _how(found: TuneResult) -> Iterator[str]:
         yield f"Diagnosed on {diagnosis.num_runs} runs of what runs today: {losses}."
     if explored is None:
         return
-    ceiling = 100 * (1 - explored.ceiling.ratio)
-    yield f"No configuration can save more than {ceiling:.1f} % (every size, memory without end)."
+    if explored.ceiling is not None:
+        ceiling = 100 * (1 - explored.ceiling.ratio)
+        yield f"No configuration can save more than {ceiling:.1f} % (every size, memory without end)."
     alike = f"; {explored.alike_in_words} on every plan, so it was not measured" * bool(explored.alike)
     yield (
         f"Explored {explored.num_setups:,} configurations in {explored.num_simulated:,} simulations: "

@@ -5,12 +5,11 @@ The same command goes on after any interruption: sealed runs are not made again,
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,6 +28,7 @@ from harness.runner import ExperimentOutcome
 from harness.runner.experiment import checked, refuse_what_is_missing, will_fail_again
 from harness.runner.progress import predicted_replay_s
 from harness.table import with_error
+from harness.tune.agents import Targets, boundary, explore_agents, final, most_agents
 from harness.tune.answer import Answer, answer, commands, sessions_answer, tuned_text, without_search
 from harness.tune.capacity import PROPOSED, Capacity
 from harness.tune.compiling import FOLDER, Compiler, Say, about
@@ -52,7 +52,7 @@ from harness.tune.diagnose import Diagnosis, diagnose
 from harness.tune.explore import FULL, QUICK, Effort, Explored, explore
 from harness.tune.folder import CAPACITIES, CONFIRM, EXPLORED, TuneFolder, folder_name
 from harness.tune.page import TuneResult, tune_page
-from harness.tune.plans import Question, agents_of, at_a_time, nearby_agents, question_of_run
+from harness.tune.plans import Question, agents_of, nearby_agents, question_of_run
 from harness.tune.price import (
     Price,
     assumed_costs,
@@ -66,16 +66,11 @@ from harness.tune.price import (
 from harness.tune.sessions import (
     MOST_PLANS,
     ROUNDS,
-    boundary,
     check_goal,
     counts_of_run,
-    most_agents,
-    most_held,
     next_points,
     plans_needed,
     point_of,
-    predicted,
-    predicted_holds,
     round_text,
 )
 from harness.tune.setups import Baseline, Setup, checked_levers
@@ -87,8 +82,6 @@ LAST_START = 0.95
 """Share of the budget after which no run begins, so that the last one ends near its end."""
 SEAL_S = 1.0
 """Seconds that a run takes besides its server's life."""
-MORE_AGENTS = 1.5
-"""Of what today's server holds: under so many agents configurations are searched that are to hold more."""
 SEARCH_S = 20.0
 """Seconds that a search is said to take, before it was tried."""
 
@@ -292,7 +285,8 @@ class Tune:
             self._priced(price)
         if self.settings.goal == "sessions":
             return self._sessions(folder, diagnosis, only_explore=only_explore)
-        explored = self._explore(folder, self.question)
+        question = self.question
+        explored = self._explore(folder, lambda: explore(question, self.effort, on_progress=self.on_search))
         given = answer(self.spec, explored, why="only explored") if only_explore else self._confirm(folder, explored)
         return self._ended(folder, TuneResult(self.spec, given, diagnosis, explored))
 
@@ -346,22 +340,19 @@ class Tune:
 
     def _sessions(self, folder: TuneFolder, diagnosis: Diagnosis | None, *, only_explore: bool) -> TuneResult:
         """The stages of goal = "sessions" after the price."""
-        share, slo, question = self.settings.percentile / 100, self.spec.slo, self.question
+        targets, question = Targets(self.spec.slo, self.settings.percentile / 100), self.question
+        search = partial(explore_agents, question, targets, self.effort, self.on_search)
+        found = list[Capacity]()
 
-        def predict() -> list[Capacity]:
-            own = agents_of(question.workload) or 1
-            base, most = Setup.of(question.server), most_agents(question.workload)
-            today = most_held(lambda agents: predicted_holds(question, slo, share, base, agents), own, most)
-            # What serves more agents is searched under more agents.
-            more = at_a_time(question.workload, min(most, math.ceil(MORE_AGENTS * max(today, 1))))
-            return predicted(question, slo, share, self._explore(folder, replace(question, workload=more)), today)
+        def explored_agents() -> Explored:
+            explored, found[:] = search()
+            return explored
 
-        capacities = folder.capacities(predict)
-        explored = folder.explored()
-        assert explored is not None
+        explored = self._explore(folder, explored_agents)
+        capacities = folder.capacities(lambda: found or search()[1])
         for each in capacities:
             self.say(f"  {each.name}, {each.setup.label}: predicted to hold {each.predicted} agents at a time")
-            for line in boundary(question, slo, each):
+            for line in boundary(final(question, targets), each):
                 self.say(f"    {line}")
         why = "only explored"
         if not only_explore:
@@ -424,11 +415,11 @@ class Tune:
             made.append(replace(each, points=tuple(points)))
         return made
 
-    def _explore(self, folder: TuneFolder, question: Question) -> Explored:
+    def _explore(self, folder: TuneFolder, search: Callable[[], Explored]) -> Explored:
         if (found := folder.explored()) is None:
             folder.begin("explore")
             self.say("explore: simulating configurations")
-            found = folder.keep_explored(explore(question, self.effort, on_progress=self.on_search))
+            found = folder.keep_explored(search())
         else:
             self.say("explore: as found before")
         for line in explored_lines(found):
@@ -622,8 +613,9 @@ def explored_lines(found: Explored) -> list[str]:
     """What a search found, as lines of text."""
     lines = [f"{found.num_setups:,} configurations, {found.num_simulated:,} simulations of a plan"]
     lines += [f"bounds: {line}" for line in found.bounds]
-    ceiling, error = 100 * (1 - found.ceiling.ratio), 100 * found.ceiling.error
-    lines.append(f"most that any configuration could save: {with_error(ceiling, error, 1)} %")
+    if found.ceiling is not None:
+        ceiling, error = 100 * (1 - found.ceiling.ratio), 100 * found.ceiling.error
+        lines.append(f"most that any configuration could save: {with_error(ceiling, error, 1)} %")
     width = max((len(option.setup.label) for option in found.options), default=0)
     for option in found.options:
         marks = [name for name, chosen in (("best", found.best), ("smallest", found.smallest)) if chosen == option]

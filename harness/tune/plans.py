@@ -67,7 +67,6 @@ class _Played(NamedTuple):
     """One configuration on the plans of a group, in sums of each plan."""
 
     device_ns: FloatArray
-    cached_tokens: int
     histogram: npt.NDArray[np.int64]
 
 
@@ -75,7 +74,7 @@ class Plans:
     """The plans of a question in groups by agents at a time, each with the client's jitter, and what was played."""
 
     def __init__(self, question: Question, part: str, count: int, agents: Sequence[int]) -> None:
-        self._question, self._base = question, Setup.of(question.server)
+        self._question, self.base = question, Setup.of(question.server)
         seed = derive_seed(question.seed, f"tune/{part}") % SEED_RANGE
         key = zlib.crc32(part.encode())
         self.groups = [
@@ -113,7 +112,7 @@ class Plans:
                 outcome = run_batch(arrays, config, self._question.model)
             totals = outcome.totals
             device_ns = np.asarray(totals["decode_ns"] + totals["prefill_ns"], dtype=np.float64)
-            self._played[key] = _Played(device_ns, int(totals["cached_tokens"].sum()), outcome.histogram.sum(axis=0))
+            self._played[key] = _Played(device_ns, outcome.histogram.sum(axis=0))
         self._played[group, setup] = self._played[key]
         return self._played[key]
 
@@ -127,18 +126,9 @@ class Plans:
         server = (config.num_usable_slots, config.is_full, config.prefix_caching)
         return (limit, *server, config.decode_buckets[: largest + 1])
 
-    def device_ns(self, setup: Setup) -> FloatArray:
-        """Device time of each plan; shape (numbers of agents, plans)."""
-        return np.array([self.played(setup, group).device_ns for group in range(len(self.groups))])
-
-    @property
-    def base_ns(self) -> FloatArray:
-        """That of what runs today."""
-        return self.device_ns(self._base)
-
-    def cached_tokens(self, setup: Setup) -> int:
-        """Tokens reused by the workload's own number of agents."""
-        return self.played(setup).cached_tokens
+    def device_ns(self, setup: Setup, num_groups: int | None = None) -> FloatArray:
+        """Device time of each plan; shape (numbers of agents, plans). num_groups: of the first ones alone."""
+        return np.array([self.played(setup, group).device_ns for group in range(len(self.groups))[:num_groups]])
 
 
 def _width(arrays: layout.PlanArrays) -> int:
@@ -189,9 +179,9 @@ def at_a_time(workload: WorkloadSpec, agents: int) -> WorkloadSpec:
 class Rounds:
     """Configurations on plans that grow: each round has new ones, the same for all configurations that take part."""
 
-    def __init__(self, question: Question, agents: Sequence[int], num_requests: int) -> None:
-        """num_requests: of one plan for each number of agents."""
-        self._question, self._agents, self._one = question, agents, num_requests
+    def __init__(self, question: Question, agents: Sequence[int], num_deciding: int, num_requests: int) -> None:
+        """num_deciding: of the numbers of agents, the first ones. num_requests: of one plan for each number."""
+        self._question, self._agents, self._num_deciding, self._one = question, agents, num_deciding, num_requests
         self._rounds: list[Plans] = []
 
     @property
@@ -210,33 +200,37 @@ class Rounds:
                 held.append(setup)
         return held
 
-    def _shares(self, setup: Setup) -> FloatArray:
+    def _shares(self, setup: Setup, num_groups: int | None = None) -> FloatArray:
         """Device time of each plan, in means of what runs today; shape (numbers of agents, plans)."""
-        own = np.concatenate([plans.device_ns(setup) for plans in self._rounds], axis=1)
-        base = np.concatenate([plans.base_ns for plans in self._rounds], axis=1)
+        own = np.concatenate([plans.device_ns(setup, num_groups) for plans in self._rounds], axis=1)
+        base = np.concatenate([plans.device_ns(plans.base, num_groups) for plans in self._rounds], axis=1)
         return own / base.mean(axis=1, keepdims=True)
 
     def ratio(self, setup: Setup) -> float:
         """To what runs today, of each number of agents alike."""
         return float(self._shares(setup).mean())
 
-    def _behind(self, setup: Setup, best: Setup, groups: int | None = None) -> tuple[float, float]:
-        """How much more than the best it costs, as a share, and its standard error; for the first numbers of agents."""
-        least = self._shares(best)[:groups]
-        more = (self._shares(setup)[:groups] - least) / least.mean()
+    def own_ratio(self, setup: Setup) -> float:
+        """That of the numbers of agents that decide."""
+        return float(self._shares(setup, self._num_deciding).mean())
+
+    def _behind(self, setup: Setup, least: Setup) -> tuple[float, float]:
+        """How much more than the least it costs, as a share, and its standard error; of the numbers that decide."""
+        spent = self._shares(least, self._num_deciding)
+        more = (self._shares(setup, self._num_deciding) - spent) / spent.mean()
         return float(more.mean()), math.sqrt(more.var(axis=1, ddof=1).sum() / more.shape[1]) / len(more)
 
-    def is_close(self, setup: Setup, best: Setup) -> bool:
-        """Whether it can still be the best, or as good for the workload's own number of agents."""
-        (more, error), (own, own_error) = self._behind(setup, best), self._behind(setup, best, 1)
-        return more <= 2 * error or own - 2 * own_error <= AS_GOOD
+    def is_close(self, setup: Setup, least: Setup) -> bool:
+        """Whether it can still be as good."""
+        more, error = self._behind(setup, least)
+        return more - 2 * error <= AS_GOOD
 
-    def is_as_good(self, setup: Setup, best: Setup) -> bool:
-        """Whether it costs little more for the workload's own number of agents, its standard error counted in."""
-        return sum(self._behind(setup, best, 1)) <= AS_GOOD
+    def is_as_good(self, setup: Setup, least: Setup) -> bool:
+        """Whether it costs little more, its standard error counted in."""
+        return sum(self._behind(setup, least)) <= AS_GOOD
 
     def is_alike(self, setup: Setup, best: Setup) -> bool:
-        """Whether it costs the same on every plan of the workload's own number of agents."""
+        """Whether it costs the same on every plan of the first number of agents."""
         return all(
             np.array_equal(plans.played(setup).device_ns, plans.played(best).device_ns) for plans in self._rounds
         )

@@ -52,6 +52,11 @@ class Option:
         return 1 - self.ratio.ratio
 
     @property
+    def most_saving(self) -> float:
+        """What it saves at most, its error counted in."""
+        return self.saving + self.ratio.error
+
+    @property
     def percent(self) -> str:
         """What it is predicted to save: "12.3 +- 0.4 %"."""
         return f"{with_error(100 * self.saving, 100 * self.ratio.error, 1)} %"

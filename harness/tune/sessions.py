@@ -7,34 +7,24 @@ sessions the target of a session. Nothing is run here.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import NormalDist
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import tomli_w
 
 from harness.analysis.serving import is_good, latencies, requests_in_window
 from harness.analysis.sessions import session_times
 from harness.analysis.stats import t_quantile
-from harness.clock import NS_PER_MS, NS_PER_S
-from harness.errors import PlanError, SpecError
+from harness.errors import SpecError
 from harness.measure.records.run import SealedRun
-from harness.model.experiment import build_plan
 from harness.model.plan.build import derive_seed
-from harness.model.plan.model import Plan
-from harness.model.sim import simulate
-from harness.model.sim.simulate import SimResult
-from harness.model.spec import ExperimentSpec, SloSpec, WorkloadSpec
-from harness.tune.capacity import PROPOSED, Capacity, Point, Share, Verdict
-from harness.tune.confirm import BASE, base_condition, plain_table, server_of
-from harness.tune.explore import Explored
-from harness.tune.plans import SEED_RANGE, Question, agents_key, agents_of, at_a_time
-from harness.tune.setups import Baseline, Setup
+from harness.model.spec import ExperimentSpec, SloSpec
+from harness.tune.agents import Counts, parts_of
+from harness.tune.capacity import Capacity, Point, Share, Verdict
+from harness.tune.confirm import base_condition, plain_table, server_of
+from harness.tune.plans import SEED_RANGE, agents_key, agents_of
 
-PLANS = 16
-"""Simulated plans of each number of agents."""
-MOST_AGENTS = 512
 LEAST_PLANS, MOST_PLANS = 12, 96
 """Measured plans of each number of agents."""
 ROUNDS = 6
@@ -42,13 +32,6 @@ ROUNDS = 6
 ALPHA = 0.025
 """Chance that a number of agents is wrongly said to hold, or to fail."""
 STEP_SHARE = 0.1
-
-
-class Counts(NamedTuple):
-    """What met its target in one run: (met, all) of requests and of sessions; None where there is no such target."""
-
-    requests: tuple[int, int] | None
-    sessions: tuple[int, int] | None
 
 
 def check_goal(spec: ExperimentSpec) -> None:
@@ -74,82 +57,6 @@ def check_goal(spec: ExperimentSpec) -> None:
 _TPOT = "Set slo.tpot_ms in its place"
 
 
-def most_held(holds: Callable[[int], bool], start: int, most: int) -> int:
-    """The largest number that holds, 0 where none does, by doubling and bisection from ``start``.
-
-    holds: true up to a number and false beyond it.
-    """
-    low, high = 0, most + 1
-    probe = max(1, min(start, most))
-    while low < probe < high:
-        if holds(probe):
-            low, probe = probe, min(2 * probe, most) if high > most else (probe + high) // 2
-        else:
-            high, probe = probe, (low + probe) // 2
-    return low
-
-
-def predicted_holds(question: Question, slo: SloSpec, share: float, setup: Setup, agents: int) -> bool:
-    """Whether the targets hold for so many agents, in simulation."""
-    try:
-        counts = [_simulated(question, slo, setup, agents, number) for number in range(PLANS)]
-    except PlanError:
-        return False
-    return all(sum(met for met, _ in part) >= share * sum(of for _, of in part) for part in _parts(counts))
-
-
-def boundary(question: Question, slo: SloSpec, capacity: Capacity) -> Iterator[str]:
-    """How a prediction can be checked: its plans, and what met the targets at the last number that holds and beyond."""
-    seed, key = _seed(question), agents_key(question.workload)
-    yield f"plans: base_seed = {seed}, replicates 0 to {PLANS - 1}, one simulation of each without jitter"
-    for agents in (capacity.predicted, capacity.predicted + 1):
-        if not 1 <= agents <= most_agents(question.workload):
-            continue
-        try:
-            counts = [_simulated(question, slo, capacity.setup, agents, number) for number in range(PLANS)]
-        except PlanError as error:
-            yield f"workload.{key} = {agents}: {error}"
-            continue
-        sums = {
-            name: [sum(part) for part in zip(*pairs, strict=True)]
-            for name, pairs in zip(Counts._fields, zip(*counts, strict=True), strict=True)
-            if None not in pairs
-        }
-        met = "; ".join(f"{name}: {good:,} of {of:,} within the targets" for name, (good, of) in sums.items())
-        yield f"workload.{key} = {agents}: {met}"
-
-
-def _seed(question: Question) -> int:
-    return derive_seed(question.seed, "tune/sessions") % SEED_RANGE
-
-
-def _simulated(question: Question, slo: SloSpec, setup: Setup, agents: int, number: int) -> Counts:
-    plan = build_plan(at_a_time(question.workload, agents), _seed(question), number).with_treatment(question.treatment)
-    return counts_of(simulate(plan, setup.on(question.server), question.model), plan, slo)
-
-
-def counts_of(result: SimResult, plan: Plan, slo: SloSpec) -> Counts:
-    """What met its target in a simulated run. A session's active time is the sum over its requests."""
-    columns = {
-        name: result.requests.column(name).to_numpy() for name in ("arrival_ns", "first_token_ns", "completed_ns")
-    }
-    session, tokens = (result.requests.column(name).to_numpy() for name in ("session", "generate_tokens"))
-    ttft_ns = columns["first_token_ns"] - columns["arrival_ns"]
-    e2e_ns = columns["completed_ns"] - columns["arrival_ns"]
-    met = np.ones(len(session), dtype=np.bool_)
-    if slo.ttft_ms is not None:
-        met &= ttft_ns <= slo.ttft_ms * NS_PER_MS
-    if slo.tpot_ms is not None:
-        met &= e2e_ns - ttft_ns <= slo.tpot_ms * NS_PER_MS * np.maximum(tokens - 1, 0)
-    if slo.e2e_ms is not None:
-        met &= e2e_ns <= slo.e2e_ms * NS_PER_MS
-    within = None
-    if slo.session_s is not None:
-        own_ns = np.bincount(session, weights=e2e_ns, minlength=len(plan.sessions))
-        within = int((own_ns <= slo.session_s * NS_PER_S).sum()), len(own_ns)
-    return Counts((int(met.sum()), len(met)) if slo.is_set else None, within)
-
-
 def counts_of_run(run: SealedRun, slo: SloSpec) -> Counts:
     """What met its target in a sealed run; what was not answered met none."""
     requests = sessions = None
@@ -158,12 +65,6 @@ def counts_of_run(run: SealedRun, slo: SloSpec) -> Counts:
     if slo.session_s is not None and (times := session_times(run)) is not None:
         sessions = times.num_within(slo.session_s), len(times.session)
     return Counts(requests, sessions)
-
-
-def _parts(counts: Sequence[Counts]) -> list[list[tuple[int, int]]]:
-    """The counts of requests and of sessions over runs, each where there is a target."""
-    columns = ([each.requests for each in counts], [each.sessions for each in counts])
-    return [[pair for pair in column if pair is not None] for column in columns if None not in column]
 
 
 def share_of(pairs: Sequence[tuple[int, int]], alpha: float) -> Share:
@@ -184,7 +85,7 @@ def share_of(pairs: Sequence[tuple[int, int]], alpha: float) -> Share:
 
 def point_of(agents: int, counts: Sequence[Counts], share: float) -> Point:
     """What the runs of one number of agents show. A number fails by either target, which share the error."""
-    alpha = ALPHA / max(1, len(_parts(counts)))
+    alpha = ALPHA / max(1, len(parts_of(counts)))
     requests, sessions = (
         None if None in column else share_of([pair for pair in column if pair is not None], alpha)
         for column in ([each.requests for each in counts], [each.sessions for each in counts])
@@ -258,23 +159,3 @@ def round_text(
         "condition": conditions,
     }
     return "# Written by `harness tune`: new plans at these numbers of agents.\n" + tomli_w.dumps(table)
-
-
-def most_agents(workload: WorkloadSpec) -> int:
-    """The largest number that is tried: sessions that follow one another are not more than there are."""
-    return MOST_AGENTS if workload.concurrency is None else min(MOST_AGENTS, workload.num_sessions or MOST_AGENTS)
-
-
-def predicted(question: Question, slo: SloSpec, share: float, explored: Explored, today: int) -> list[Capacity]:
-    """Today's server, and the smallest change that is predicted to hold most agents, where one holds more."""
-    most = most_agents(question.workload)
-    base = Baseline(question.server)
-    best = Capacity(BASE, base.setup, today)
-    for option in sorted(explored.options, key=lambda option: base.size_of(option.setup)):
-
-        def holds(agents: int, setup: Setup = option.setup) -> bool:
-            return predicted_holds(question, slo, share, setup, agents)
-
-        if best.predicted < most and holds(best.predicted + 1):
-            best = Capacity(PROPOSED, option.setup, most_held(holds, best.predicted + 1, most))
-    return [Capacity(BASE, base.setup, today), *([best] if best.name == PROPOSED else [])]

@@ -5,16 +5,19 @@ Nothing is simulated here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import combinations
-from math import ceil, comb
 from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from harness.errors import SpecError
 from harness.model.engine.config import EngineConfig
 from harness.model.engine.cost import DeviceSpec
 from harness.model.spec import ServerSpec
-from harness.model.spec.server import LEVERS, MOST_SEQS, ROUTED_KEYS, SERVER_KEYS, ServerShape, default_buckets
+from harness.model.spec.server import LEVERS, ROUTED_KEYS, SERVER_KEYS, ServerShape, default_buckets
 
 STEPS = (1.25, 1.5, 2.0)
 """Rungs of a ladder, between a number and its double."""
@@ -202,59 +205,49 @@ def ladder(start: int, most: int) -> Iterator[int]:
     yield start
     while last < most:
         for step in STEPS:
-            number = min(ceil(doubled * step), most)
+            number = min(math.ceil(doubled * step), most)
             if number > last:
                 last = number
                 yield number
         doubled *= 2
 
 
-def limits_up_to(start: int, most: int) -> list[int]:
-    """Numbers of requests at once that are tried, the baseline's first."""
-    return list(ladder(start, max(start, min(most, MOST_SEQS))))
-
-
 def sets_of_sizes(limit: int, width: int, most: int, most_sets: int) -> list[tuple[int, ...]] | None:
-    """Every set of at most ``most`` sizes with 1 and ``limit`` that can matter; None for more than ``most_sets``.
+    """Every set of at most ``most`` sizes that ends at ``limit`` and can matter; None for more than ``most_sets``.
 
-    width: most requests in a step; a size above the first that holds them all is never used. One size is ``limit``.
+    width: most requests in a step; a size above the first that holds them all is never used.
     """
-    if most == 1:
-        return [(limit,)]
-    others = range(2, min(limit, width + 1))
-    room = max(most - len({1, limit}), 0)
-    if sum(comb(len(others), count) for count in range(room + 1)) > most_sets:
+    others = range(1, min(limit, width + 1))
+    counts = range(min(most, limit))
+    if sum(math.comb(len(others), count) for count in counts) > most_sets:
         return None
-    return [tuple(sorted({1, *chosen, limit})) for count in range(room + 1) for chosen in combinations(others, count)]
+    return [(*chosen, limit) for count in counts for chosen in combinations(others, count)]
 
 
 def best_for_steps(
-    histogram: Sequence[int], cost_ns: Sequence[Sequence[int]], limit: int, most: int
+    histogram: Sequence[int] | npt.NDArray[np.int64], cost_ns: Sequence[Sequence[int]], limit: int, most: int
 ) -> list[tuple[int, ...]]:
     """For each number of sizes up to ``most``, the set that costs least for steps as they are.
 
     histogram: steps by their number of requests, from 0. cost_ns: of a step, by size and number of requests. Exact for
     a schedule that does not change with the sizes; by dynamic programming over the sizes in ascending order.
     """
-    sizes = range(1, limit + 1)
-    # Sum over steps with low < n <= high, padded to high.
-    weighted = [[0.0] * (limit + 1) for _ in range(limit + 1)]
-    for high in sizes:
-        total = 0.0
-        for number in range(high, 0, -1):
-            total += histogram[number] * cost_ns[high][number] if number < len(histogram) else 0.0
-            weighted[number - 1][high] = total
-    least: list[dict[int, tuple[float, tuple[int, ...]]]] = [{0: (0.0, ())}]
+    steps = np.zeros(limit + 1)
+    steps[: len(histogram)] = histogram[: limit + 1]
+    # Of steps with low < n <= high, padded to high.
+    padded = np.full((limit + 1, limit + 1), np.inf)
+    for high in range(1, limit + 1):
+        spent = np.cumsum(steps[: high + 1] * np.asarray(cost_ns[high], dtype=np.float64))
+        padded[:high, high] = spent[-1] - spent[:-1]
+    least, chosen = np.full(limit + 1, np.inf), [()] * (limit + 1)
+    least[0], best = 0.0, list[tuple[int, ...]]()
     for _ in range(most):
-        here: dict[int, tuple[float, tuple[int, ...]]] = {}
-        for high in sizes:
-            ways = [
-                (cost + weighted[low][high], (*chosen, high)) for low, (cost, chosen) in least[-1].items() if low < high
-            ]
-            if ways:
-                here[high] = min(ways)
-        least.append(here)
-    return [rung[limit][1] for rung in least[1:] if limit in rung]
+        ways = least[:, None] + padded
+        low = ways.argmin(axis=0)
+        least, chosen = ways.min(axis=0), [(*chosen[low[high]], high) for high in range(limit + 1)]
+        if math.isfinite(least[limit]):
+            best.append(chosen[limit])
+    return best
 
 
 def neighbours(sizes: tuple[int, ...], limit: int) -> Iterator[tuple[int, ...]]:

@@ -286,4 +286,4 @@ def test_the_model_of_more_agents_is_compiled_too(host: Path) -> None:
     (artifact,) = {each["server"]["artifact"] for each in confirm_1["condition"] if "proposed" in each["name"]}
     model = registered_artifact(Path(artifact))
     assert model.folder.is_relative_to(host / "runs/more-tune/artifacts")
-    assert model.config.kvcache_num_blocks == 32
+    assert model.config.kvcache_num_blocks == 12

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -19,10 +20,11 @@ from harness.tune.confirm import candidates_of
 from harness.tune.explore import QUICK, Effort, Explored, explore
 from harness.tune.plans import Plans, Question
 from harness.tune.setups import Baseline, Setup, best_for_steps, checked_levers, ladder
+from harness.tune.space import Thoroughness
 from tests.support.naive_tune import NEW_SEED, costs, every_setup, ratio
 
 pytestmark = pytest.mark.same_everywhere
-BRIEF = QUICK.divided(6)._replace(pairs=2, sets=40, few=4)
+BRIEF = QUICK.divided(6)._replace(space=Thoroughness(2, 40), few=4)
 PAPER_SPACE = ("max_num_seqs", "decode_buckets")
 
 
@@ -37,17 +39,19 @@ def found(server: ServerSpec, workload: WorkloadSpec, levers: tuple[str, ...] = 
     return explore(asked(server, workload, levers, **given), BRIEF)
 
 
-def test_the_papers_case_proposes_the_larger_batch_alone_and_its_selected_sizes_as_the_best() -> None:
-    effort = Effort(400_000, 400_000, 200_000, pairs=4, sets=200)
-    question = asked(ServerSpec(rules="vendor-0.11.1"), WorkloadSpec(source="paper", num_sessions=8), PAPER_SPACE)
-    explored = explore(question, effort)
+def test_in_the_papers_case_its_selected_sizes_are_the_best_and_a_larger_batch_alone_is_close() -> None:
+    effort = Effort(400_000, 400_000, 200_000, Thoroughness(4, 200))
+    workload = WorkloadSpec(source="paper", num_sessions=8)
+    question = asked(ServerSpec(rules="vendor-0.11.1"), workload, PAPER_SPACE, agents=(8, 6, 10))
+    alone = Setup(16, (1, 2, 4, 8, 16), 16, None)
+    explored = explore(question, effort, also=[alone])
     assert explored.best is not None
-    assert explored.best.setup.decode_buckets == (1, 4, 6, 8, 10, 16)
-    assert explored.smallest is not None
-    assert explored.smallest.words == "16 requests at once"
-    assert explored.smallest.setup.decode_buckets == (1, 2, 4, 8, 16)
+    assert explored.best.setup.decode_buckets[:-1] == (1, 4, 6, 8, 10)
+    assert explored.best.setup.max_num_seqs >= 16
     assert explored.best.ratio.ratio == pytest.approx(0.927, abs=0.006)
-    assert explored.best.saving - explored.smallest.saving < 0.015
+    (larger,) = (option for option in explored.options if option.setup == alone)
+    assert larger.words == "16 requests at once"
+    assert explored.best.saving - larger.saving < 0.015
 
 
 def test_slots_are_added_until_every_return_finds_its_kv_although_the_first_rungs_save_little() -> None:
@@ -57,16 +61,18 @@ def test_slots_are_added_until_every_return_finds_its_kv_although_the_first_rung
     assert (explored.smallest.setup.kv_slots or 0) >= 32
     assert explored.smallest.reuse > 0.95
     assert explored.smallest.saving > 0.1
-    assert any("where every return finds its KV" in line for line in explored.bounds)
+    assert any(line.startswith("kv_slots: 8, 10, 12") and "more changes nothing" in line for line in explored.bounds)
 
 
 def test_memory_ends_the_ladder_and_the_bounds_say_so() -> None:
     workload = WorkloadSpec(num_sessions=24, requests_per_session=3, wait_cap_s=30.0)
     explored = found(ServerSpec(max_num_seqs=8), workload, ("kv_slots",), memory_gib=7.2)
     assert all(option.memory_gib <= 7.2 for option in explored.options)
-    assert any(
-        "kv_slots: up to 16; more do not fit (8.2 GiB of 7.2 GiB per device)" in each for each in explored.bounds
-    )
+    assert any("more do not fit (8.2 GiB of 7.2 GiB per device)" in each for each in explored.bounds)
+    most = Baseline(ServerSpec(max_num_seqs=8))
+    tried = max(setup.kv_slots or 0 for setup, _ in explored.screened)
+    rungs = [most.memory_gib(most.setup._replace(kv_slots=slots)) for slots in (tried, tried + 1)]
+    assert rungs[0] <= 7.2 < rungs[1], "the largest memory that fits is tried, between rungs too"
 
 
 def test_memory_below_what_todays_server_needs_is_said_before_all_else() -> None:
@@ -82,7 +88,7 @@ def test_a_server_that_loses_nothing_is_kept() -> None:
     assert explored.smallest is None
     assert explored.best is None
     assert explored.most_saved < 0.01
-    assert "kv_slots: every return finds its KV already" in explored.bounds
+    assert "kv_slots: 9; more changes nothing" in explored.bounds
 
 
 def test_no_configuration_within_the_bounds_beats_the_best_on_plans_that_the_search_never_saw() -> None:
@@ -105,8 +111,27 @@ def test_no_configuration_is_tried_that_compiles_more_sizes_than_may_be(most: in
     explored = found(ServerSpec(max_num_seqs=4), WorkloadSpec(num_sessions=5), most_sizes=most)
     today = explored.baseline.decode_buckets
     tried = {setup.decode_buckets for setup, _ in explored.screened} - {today}
-    assert {len(sizes) for sizes in tried} == set(range(min(2, most), most + 1))
+    assert {len(sizes) for sizes in tried} == set(range(1, most + 1))
     assert {setup.max_num_seqs for setup, _ in explored.screened} > {4}
+
+
+def test_a_set_without_the_size_1_is_found_where_sessions_start_together() -> None:
+    server = ServerSpec(max_num_seqs=8, decode_buckets=(1, 8))
+    question = asked(server, WorkloadSpec(num_sessions=4), ("decode_buckets",), agents=(4,), most_sizes=2)
+    explored = explore(replace(question, treatment="no-waits"), BRIEF)
+    assert explored.smallest is not None
+    assert explored.smallest.setup.decode_buckets == (4, 8)
+    assert explored.smallest.saving > 0.1
+
+
+def test_memory_is_searched_together_with_prefix_caching_that_is_off_today() -> None:
+    server = ServerSpec(max_num_seqs=5, decode_buckets=(5,), prefix_caching=False, kv_slots=6)
+    workload = WorkloadSpec(num_sessions=5, requests_per_session=4)
+    explored = found(server, workload, ("kv_slots", "prefix_caching"), agents=(5,))
+    assert explored.best is not None
+    assert explored.best.setup.prefix_caching
+    assert (explored.best.setup.kv_slots or 0) > 8
+    assert explored.most_saved <= 1 - explored.ceiling.ratio + 0.002 if explored.ceiling else False
 
 
 def test_a_lever_that_is_not_named_is_not_moved() -> None:
@@ -162,7 +187,7 @@ def test_prefix_caching_is_tried_with_every_limit_that_is_about_as_good() -> Non
     limits = {setup.max_num_seqs for setup, _ in explored.screened if setup.prefix_caching}
     assert {2, 6, 10} <= limits
     assert all((option.reuse > 0) == option.setup.prefix_caching for option in explored.options)
-    assert any("as many as there are agents at a time" in line for line in explored.bounds)
+    assert "max_num_seqs: 1 to 10" in explored.bounds
 
 
 def test_of_two_that_do_the_same_for_these_agents_the_smaller_change_is_proposed_and_the_other_is_named() -> None:
@@ -176,7 +201,7 @@ def test_of_two_that_do_the_same_for_these_agents_the_smaller_change_is_proposed
     assert list(candidates_of(explored)) == ["best"]
     assert explored.best is not None
     assert explored.best.setup.max_num_seqs == 8
-    assert explored.alike_in_words == "12 requests at once, prefix caching on does the same here"
+    assert explored.alike_in_words == "10 requests at once, prefix caching on does the same here"
     assert explored.alike is not None
     plans = Plans(question, "test", 20, (8, 10))
     own, more = plans.device_ns(explored.best.setup), plans.device_ns(explored.alike)

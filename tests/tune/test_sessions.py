@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,19 @@ import pytest
 
 from harness.errors import SpecError
 from harness.measure.records.store import RunStore
+from harness.model.engine.config import EngineConfig
+from harness.model.engine.cost import load_cost_model
 from harness.model.experiment import build_plan, resolve
-from harness.model.sim import simulate
-from harness.model.spec import SloSpec, TuneSpec, parse_experiment
+from harness.model.plan.model import Plan
+from harness.model.sim.plans import plan_arrays
+from harness.model.sim.simulate import run_batch
+from harness.model.spec import ServerSpec, SloSpec, TuneSpec, parse_experiment
 from harness.runner import run_experiment
-from harness.tune import sessions
+from harness.tune.agents import Counts, Targets, counts_of, explore_agents, most_held
 from harness.tune.capacity import Capacity, Point
 from harness.tune.explore import QUICK
 from harness.tune.path import Tune
-from harness.tune.sessions import counts_of, counts_of_run, most_held, next_points, point_of, share_of
+from harness.tune.sessions import counts_of_run, next_points, point_of, share_of
 from harness.tune.setups import Setup
 
 SETUP = Setup(8, (1, 2, 4, 8), 8, None)
@@ -86,11 +91,11 @@ def point(agents: int, verdict: Any) -> Point:
 
 
 def test_a_number_holds_only_where_the_interval_lies_above_the_wanted_share() -> None:
-    alike = [sessions.Counts((10, 10), None)] * 24
+    alike = [Counts((10, 10), None)] * 24
     assert point_of(10, alike, 0.95).verdict == "holds"
     assert point_of(10, alike[:3], 0.95).verdict == "open"
-    assert point_of(10, [sessions.Counts((7, 10), None)] * 24, 0.95).verdict == "fails"
-    both = [sessions.Counts((10, 10), (6, 10))] * 24
+    assert point_of(10, [Counts((7, 10), None)] * 24, 0.95).verdict == "fails"
+    both = [Counts((10, 10), (6, 10))] * 24
     assert point_of(10, both, 0.95).verdict == "fails"
 
 
@@ -107,10 +112,14 @@ def test_intervals_of_a_share_hold_the_true_share_though_runs_differ() -> None:
 def test_a_simulated_run_and_its_sealed_record_meet_the_same_targets(tmp_path: Path) -> None:
     spec, slo = experiment(replicates=3), SloSpec(ttft_ms=400.0, tpot_ms=24.0, session_s=8.0)
     sealed = run_experiment(spec, runs_root=tmp_path).runs
-    planned = resolve(spec).runs
-    seen = [counts_of(simulate(run.plan, run.server), run.plan, slo) for run in planned]
+    seen = simulated([run.plan for run in resolve(spec).runs], spec.server, slo)
     assert seen == [counts_of_run(run, slo) for run in sealed]
     assert any(each.requests is not None and 0 < each.requests[0] < each.requests[1] for each in seen)
+
+
+def simulated(plans: Sequence[Plan], server: ServerSpec, slo: SloSpec) -> list[Counts]:
+    arrays, config = plan_arrays(plans), EngineConfig.from_server(server)
+    return counts_of(arrays, run_batch(arrays, config, load_cost_model(server.cost_model)), slo)
 
 
 def test_it_ends_in_an_interval_of_agents_and_goes_on_to_the_same(tmp_path: Path) -> None:
@@ -138,6 +147,26 @@ def test_it_ends_in_an_interval_of_agents_and_goes_on_to_the_same(tmp_path: Path
     assert tuned() == found
 
 
+def test_fewer_requests_at_once_are_found_where_they_hold_more_agents() -> None:
+    spec = experiment(
+        workload={
+            "num_sessions": 10,
+            "requests_per_session": 3,
+            "prompt_tokens": {"distribution": "uniform", "low": 100, "high": 250},
+            "generate_tokens": {"distribution": "uniform", "low": 40, "high": 120},
+        },
+        server={"max_num_seqs": 8, "kv_slots": 24},
+        slo={"tpot_ms": 14.5, "ttft_ms": 4000.0},
+        tune={"goal": "sessions", "percentile": 90},
+    )
+    question = Tune(spec, Path(), perform, lambda _line: None).question
+    found, (today, proposed) = explore_agents(question, Targets(spec.slo, 0.9), QUICK)
+    assert proposed.setup.max_num_seqs < today.setup.max_num_seqs
+    assert proposed.predicted > today.predicted + 4
+    assert found.bounds[0].startswith("max_num_seqs: 1 to ")
+    assert [option.setup for option in found.options] == [proposed.setup]
+
+
 def check_by_hand(said: list[str], predicted: int) -> None:
     """What is said of a prediction is enough to simulate it again: plans, numbers of agents, and what met targets."""
     text = "\n".join(said)
@@ -147,7 +176,7 @@ def check_by_hand(said: list[str], predicted: int) -> None:
     for agents, holds in ((predicted, True), (predicted + 1, False)):
         workload = spec.workload.model_copy(update={"num_sessions": agents})
         plans = [build_plan(workload, seed, replicate) for replicate in range(last + 1)]
-        counts = [counts_of(simulate(plan, spec.server), plan, spec.slo) for plan in plans]
+        counts = simulated(plans, spec.server, spec.slo)
         parts = [
             [sum(part) for part in zip(*pairs, strict=True)]
             for pairs in ([each.requests or () for each in counts], [each.sessions or () for each in counts])

@@ -197,8 +197,8 @@ class TuneSpec(Spec):
     memory: str = Field(default="", description="of one device, '14GiB'; default: no limit on a modelled server")
     agents: tuple[int, ...] = Field(
         default=(),
-        description="numbers of sessions at a time that sizes are chosen for; default: the workload's, and a quarter "
-        "less and more",
+        description="numbers of sessions at a time that sizes are chosen for, each alike; default: the workload's, and "
+        "between what is as good for it, a quarter less and more",
     )
     most_sizes: int = Field(
         default=0, ge=0, le=64, description="compiled sizes at most; default: two more than now, and 8 at most"
