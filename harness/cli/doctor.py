@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from harness.model.spec import ServerSpec
 
 DEFAULT_WAIT = "5min"
+# How often a wait is told where no terminal shows it.
+SAID_EVERY_S = 5.0
 WaitOption = Annotated[
     str,
     typer.Option("--wait", metavar="TIME", help="Wait so long for a server that is starting; `0s`: not at all."),
@@ -29,6 +31,9 @@ WaitOption = Annotated[
 
 def doctor(
     runs: RunsOption = Path("runs"),
+    environment: Annotated[
+        str, typer.Option("--environment", "-e", help="Virtual environment of a serving stack. Default: on PATH.")
+    ] = "",
     url: Annotated[str, typer.Option(help="Ask this server alone: what would a measurement of it lack?")] = "",
     api_key_env: Annotated[str, typer.Option(help="With --url: environment variable with the server's key.")] = "",
     metrics_url: Annotated[str, typer.Option(help="With --url: where its metrics are, if not at /metrics.")] = "",
@@ -45,7 +50,7 @@ def doctor(
     from harness.runner.backends import readiness, what_you_can_do
 
     console = terminal()
-    checks = [*run_checks(runs), *readiness()]
+    checks = [*run_checks(runs), *readiness(environment)]
     marks = {True: "[green]ok[/]      ", False: "[red]missing[/] ", None: "[yellow]optional[/]"}
     width = max(len(check.name) for check in checks)
     for check in checks:
@@ -115,24 +120,28 @@ def seconds_to_wait(wait: str) -> float:
 
 
 def await_server(server: ServerSpec, limit_s: float) -> None:
-    """Wait while a server is starting, for ``limit_s`` at most: a line once, and the time so far on a terminal.
+    """Wait while a server is starting, for ``limit_s`` at most: the time so far, every few seconds.
 
     Ctrl-C leaves with 130 and says what was waited for.
     """
     from harness.measure.client.target import endpoint_of
     from harness.measure.server.ready import wait_until_ready
 
-    endpoint, seen, waited_s = endpoint_of(server), list[str](), 0.0
+    endpoint, seen, waited_s, said_s = endpoint_of(server), list[str](), 0.0, 0.0
     console = terminal(is_error=True)
     status = console.status("")
 
     def on_wait(why: str, so_far_s: float) -> None:
-        nonlocal waited_s
+        nonlocal waited_s, said_s
         waited_s = so_far_s
         if why not in seen:
             seen.append(why)
             left = format_duration(limit_s - so_far_s)
             say(console, f"{endpoint.url} is not ready ({why}): waiting {left} at most for it to start", markup=False)
+            said_s = so_far_s
+        elif not console.is_terminal and so_far_s - said_s >= SAID_EVERY_S:
+            said_s, so_far, most = so_far_s, format_duration(so_far_s), format_duration(limit_s)
+            say(console, f"waited {so_far} of {most} ({why}); it ends when the server answers, or with Ctrl-C")
         status.update(f"waited {format_duration(so_far_s)}; Ctrl-C ends it")
         status.start()
 

@@ -34,6 +34,7 @@ from harness.runner.progress import (
     RunSealed,
     RunStarted,
     ServerReady,
+    ServerStarting,
     StopFlag,
 )
 
@@ -118,6 +119,8 @@ class TerminalProgress:
                 self._experiment_started(event)
             case RunStarted():
                 self._run_started(event)
+            case ServerStarting():
+                self._server_starting(event)
             case ServerReady():
                 pass  # what the run does now is looked up
             case RequestFinished():
@@ -150,6 +153,15 @@ class TerminalProgress:
             note="",
             folder=self._folder(event.label),
         )
+
+    def _server_starting(self, event: ServerStarting) -> None:
+        """A terminal has the time beside the bar, which moves."""
+        waited = f"waited {format_duration(event.waited_s)} of {format_duration(event.limit_s)}"
+        if (task := self._requests_tasks.get(event.label)) is not None:
+            self._bars.update(task, note=waited)
+        if not self._is_live:
+            ends = "it ends when /health answers, at start_timeout_s, or with Ctrl-C twice"
+            say(self._console, f"  {event.label}: the server is starting, {waited}; {ends}")
 
     def _remove_bar(self, label: str) -> None:
         if (task := self._requests_tasks.pop(label, None)) is not None:

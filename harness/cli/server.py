@@ -133,7 +133,10 @@ def patch_check(
 
 
 def compile_model(
-    spec: Annotated[Path | None, typer.Argument(help="What to compile (TOML). Without it: list what there is.")] = None,
+    spec: Annotated[
+        Path | None,
+        typer.Argument(help="What to compile: a file (TOML) or a shipped name. Without it: list what there is."),
+    ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of artifacts.")] = Path("artifacts"),
     environment: EnvironmentOption = None,
     twin: Annotated[bool, typer.Option("--twin", help="Write a stand-in artifact for the twin.")] = False,
@@ -143,7 +146,7 @@ def compile_model(
 
     The same specification and versions reuse the same artifact.
 
-    Example: `harness server compile plans/artifacts/qwen3-4b.toml -o /data/artifacts`
+    Example: `harness server compile qwen3-4b -o /data/artifacts`
     """
     from harness.model.spec import ServerSpec
     from harness.runner.backends import backend_named
@@ -158,7 +161,7 @@ def compile_model(
         found = list_artifacts(output)
         if not found:
             raise SpecError(
-                "no artifacts there", where=str(output), hint="Name what to compile: harness server compile FILE.toml"
+                "no artifacts there", where=str(output), hint="Name what to compile: harness server compile qwen3-4b"
             )
         for folder, record in found:
             if check:

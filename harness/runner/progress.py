@@ -51,6 +51,15 @@ class RunStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class ServerStarting:
+    """The server has not answered yet, ``waited_s`` wall seconds after its start; ``limit_s`` ends the wait."""
+
+    label: str
+    waited_s: float
+    limit_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class ServerReady:
     """The server answered /health after ``startup_s`` wall seconds."""
 
@@ -99,7 +108,9 @@ class Made:
     run: SealedRun
 
 
-ProgressEvent = ExperimentStarted | RunStarted | ServerReady | RequestFinished | RunSealed | BlockLooked
+ProgressEvent = (
+    ExperimentStarted | RunStarted | ServerStarting | ServerReady | RequestFinished | RunSealed | BlockLooked
+)
 
 
 class ProgressSink(Protocol):

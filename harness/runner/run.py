@@ -25,7 +25,7 @@ from harness.analysis.logs.engine_steps import read_run_steps
 from harness.analysis.logs.glance import REARRIVAL_P99_MS, START_SPREAD_MS
 from harness.analysis.reuse import with_known_zeros
 from harness.analysis.run_tables import CACHED_COUNTER, counter_increment
-from harness.clock import NS_PER_MS, NS_PER_S, ScaledClock, realtime_minus_monotonic_ns
+from harness.clock import NS_PER_MS, NS_PER_S, MonotonicClock, ScaledClock, realtime_minus_monotonic_ns
 from harness.errors import HarnessError
 from harness.judge.prereg import RunAuthorization
 from harness.kinds import kind_named
@@ -65,7 +65,7 @@ from harness.model.spec.workload import KEEP_KV, RequestSpec
 from harness.redact import redacted_arguments, redacted_text
 from harness.run_key import RunKey
 from harness.runner.fleet.slot import WorkerSlot
-from harness.runner.progress import ProgressSink, RequestFinished, ServerReady, StopFlag
+from harness.runner.progress import ProgressSink, RequestFinished, ServerReady, ServerStarting, StopFlag
 from harness.stacks.rbln.launch.device_watch import (
     EXPORTER_INTERVAL_S,
     DeviceWatch,
@@ -84,6 +84,9 @@ from harness.stacks.rbln.launch.launch_log import (
 )
 from harness.stacks.rbln.rules.kv_rules import RULE_SETS, rule_set, rules_for_vllm
 from harness.stacks.vllm.step_log import StepLog
+
+# How often a wait for a server is told.
+TOLD_EVERY_S = 10.0
 
 
 class LaunchOptions(NamedTuple):
@@ -275,7 +278,10 @@ def _measure(
         ),
     ):
         startup_ns = process.wait_healthy(
-            launch.host, launch.port, deadline_s=server.start_timeout_s, is_stopped=stop.now.is_set
+            launch.host,
+            launch.port,
+            deadline_s=server.start_timeout_s,
+            is_stopped=waiting_for_server(run.label, server.start_timeout_s, on_progress, stop),
         )
         if stop.now.is_set():
             process.kill()
@@ -379,6 +385,22 @@ def with_session_header(request: RequestSpec, server: ServerSpec) -> RequestSpec
     if not name or name.lower() in map(str.lower, request.headers):
         return request
     return request.model_copy(update={"headers": {**request.headers, name: "{session_id}"}})
+
+
+def waiting_for_server(label: str, limit_s: float, on_progress: ProgressSink, stop: StopFlag) -> Callable[[], bool]:
+    """Whether the user stopped, as a wait for a server asks it; every few seconds it tells that the wait goes on."""
+    clock = MonotonicClock()
+    began_ns = told_ns = clock.now_ns()
+
+    def is_stopped() -> bool:
+        nonlocal told_ns
+        now_ns = clock.now_ns()
+        if now_ns - told_ns >= TOLD_EVERY_S * NS_PER_S:
+            told_ns = now_ns
+            on_progress(ServerStarting(label, (now_ns - began_ns) / NS_PER_S, limit_s))
+        return stop.now.is_set()
+
+    return is_stopped
 
 
 class _LiveLateness:

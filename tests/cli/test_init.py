@@ -28,7 +28,7 @@ from tests.extras.formats.test_mooncake import sharing
 from tests.support.agent_logs import assistant, result, text, tool, user
 from tests.support.plain_server import PlainServer, plain_server
 from tests.support.processes import NO_PORT, serving
-from tests.support.stacks import write_artifact, write_environment, write_patched_stack
+from tests.support.stacks import write_artifact, write_driver, write_environment, write_patched_stack
 
 pytestmark = pytest.mark.same_everywhere
 
@@ -78,7 +78,8 @@ def test_a_first_experiment_on_an_npu_takes_the_model_that_is_compiled(
 ) -> None:
     stack = write_patched_stack(folder.parent, monkeypatch)
     monkeypatch.setenv("HOME", str(folder.parent / "home"))
-    monkeypatch.setenv("PATH", f"{stack / 'bin'}:/usr/bin:/bin")
+    driver = write_driver(folder.parent / "driver")
+    monkeypatch.setenv("PATH", f"{stack / 'bin'}:{driver}:/usr/bin:/bin")
     write_artifact(folder / "artifacts" / "little", batch_size=6, decoder_batch_sizes=[6, 2, 1], kvcache_num_blocks=6)
     server = begun_and_checked("--backend", "rbln").server
     assert server.artifact == "artifacts/little"

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from types import FrameType
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from harness.cli.progress import TerminalProgress
+from harness.clock import NS_PER_S
 from harness.model.experiment import resolve
 from harness.runner import StopFlag
-from harness.runner.progress import alike_words
+from harness.runner import run as one_run
+from harness.runner.progress import ProgressEvent, ServerStarting, alike_words
+from tests.support.clocks import VirtualClock
 from tests.support.experiments import small_experiment
 
 
@@ -46,3 +52,20 @@ def test_replicates_that_replay_one_recording_whole_are_called_alike(backend: st
     assert meaning in words
     drawn = spec.model_copy(update={"workload": spec.workload.model_copy(update={"num_sessions": 6})})
     assert not alike_words(resolve(drawn))
+
+
+def test_a_wait_for_a_server_is_told_every_ten_seconds_with_what_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, told, stop = VirtualClock(), list[ProgressEvent](), StopFlag()
+    monkeypatch.setattr(one_run, "MonotonicClock", lambda: clock)
+    is_stopped = one_run.waiting_for_server("base/0", 900.0, told.append, stop)
+    for second in range(25):
+        clock.sleep_until_ns(second * NS_PER_S)
+        assert not is_stopped()
+    assert told == [ServerStarting("base/0", 10.0, 900.0), ServerStarting("base/0", 20.0, 900.0)]
+    stop.abort()
+    assert is_stopped()
+    written = io.StringIO()
+    TerminalProgress(Console(file=written, width=200))(told[0])
+    assert (
+        "base/0: the server is starting, waited 10 s of 15 min 00 s; it ends when /health answers" in written.getvalue()
+    )

@@ -6,6 +6,7 @@ import hashlib
 import json
 import stat
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from harness.extras.twin.environment import TwinEnvironment
 from harness.stacks.rbln.launch.patches import patched_text
 
+STACK = {"vllm": "0.22.0", "vllm-rbln": "0.11.1", "optimum-rbln": "0.11.1", "rebel-compiler": "0.11.1"}
 TARGET = "vllm_rbln/model_executor/models/optimum/model_base.py"
 BEFORE = "import logging\nlogger = logging.getLogger(__name__)\ndef choose(n):\n    b = n\n    return b\n"
 DIFF = f"""--- a/{TARGET}
@@ -52,7 +54,7 @@ def write_artifact(folder: Path, **changes: Any) -> Path:
 def write_environment(root: Path, *, versions: dict[str, str] | None = None) -> Path:
     """A virtual environment with a ``vllm`` command, whose packages are only said to be there."""
     site = root / "site"
-    for name, version in (versions or {"vllm": "0.22.0", "vllm-rbln": "0.11.1", "optimum-rbln": "0.11.1"}).items():
+    for name, version in (versions or STACK).items():
         described = site / f"{name.replace('-', '_')}-{version}.dist-info"
         described.mkdir(parents=True)
         (described / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
@@ -65,6 +67,16 @@ def write_environment(root: Path, *, versions: dict[str, str] | None = None) -> 
         path.write_text(text)
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return root
+
+
+def write_driver(folder: Path, num_devices: int = 4, contexts: Sequence[dict[str, Any]] = ()) -> Path:
+    """A folder for PATH whose ``rbln-smi`` reports devices without any fault."""
+    devices = [{"npu": npu, "status": "normal"} for npu in range(num_devices)]
+    folder.mkdir()
+    command = folder / "rbln-smi"
+    command.write_text(f"#!/bin/sh\ncat <<'X'\n{json.dumps({'devices': devices, 'contexts': list(contexts)})}\nX\n")
+    command.chmod(0o755)
+    return folder
 
 
 def write_patched_stack(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -24,9 +24,9 @@ def backend_named(name: str) -> Backend:
     return backend
 
 
-def readiness() -> Iterator[Check]:
-    """For each kind, whether this machine can run it."""
-    return (backend_named(name).readiness() for name in KINDS)
+def readiness(environment: str = "") -> Iterator[Check]:
+    """For each kind, whether this machine can run it; environment: of a serving stack, "": the one on PATH."""
+    return (backend_named(name).readiness_of(environment) for name in KINDS)
 
 
 def what_you_can_do(checks: Iterable[Check]) -> str:

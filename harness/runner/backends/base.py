@@ -136,6 +136,11 @@ class Backend(ABC):
     def readiness(self) -> Check:
         """Whether this machine can run this kind; changes nothing."""
 
+    def readiness_of(self, environment: str) -> Check:
+        """``readiness`` with the stack in this virtual environment, for kinds that start one; "": the one on PATH."""
+        del environment
+        return self.readiness()
+
     @abstractmethod
     def perform(self, run: PlannedRun, context: RunContext) -> SealedRun | None:
         """Perform a run and seal it, valid or not; None when the user aborted it."""

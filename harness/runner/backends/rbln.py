@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,6 +17,7 @@ from harness.kinds import KINDS
 from harness.measure.server.doctor import Check, first_line_of
 from harness.measure.server.life import LOOPBACK, LaunchPlan
 from harness.measure.server.process import require_port
+from harness.measure.server.vllm_serve import Stack
 from harness.model.spec import ServerSpec
 from harness.plugins import BackendKind, service
 from harness.redact import filled_env
@@ -34,6 +35,7 @@ from harness.stacks.rbln.launch.artifacts import CONFIG_FILE, check_artifact, re
 from harness.stacks.rbln.launch.compile import EXPORT, Exporter, require_fresh
 from harness.stacks.rbln.launch.devices import find_command, require_idle
 from harness.stacks.rbln.launch.releases import usable_with
+from harness.stacks.rbln.launch.requirements import GLIBC, OLDER_GLIBC
 from harness.stacks.rbln.launch.serving import (
     OtherHost,
     ServedArtifact,
@@ -48,8 +50,6 @@ from harness.stacks.rbln.rules.kv_rules import NEWEST_STABLE, rule_set, rules_fo
 VLLM_RBLN = rule_set(NEWEST_STABLE).releases[-1]
 STACK = ("vllm", "vllm-rbln", "optimum-rbln")
 COMPILER = "rebel-compiler"
-# Source: the vendor's installation guide, November 2026.
-GLIBC, VLLM_WHEEL = (2, 39), "vLLM's CPU wheel (docs/guides/npu.md has the other way)"
 COMPILE = "harness server compile"
 # Where `harness server compile` puts models by default.
 ARTIFACTS = Path("artifacts")
@@ -79,6 +79,9 @@ class RblnBackend(ServerBackend):
         check_installed(server, stack.site_packages)
         require_fresh(Path(server.artifact), stack.versions)
         filled_env(server.env, os.environ)
+        if lacks := list(_lacks(stack)):
+            raise ServerError("; ".join(lacks), where="this host", hint=f"harness doctor{_asked(server.environment)}")
+        require_idle(npus_of(server, read_artifact(Path(server.artifact)).num_devices, None))
 
     def exporter(self, server: ServerSpec) -> Exporter:
         if server.ssh:
@@ -96,7 +99,7 @@ class RblnBackend(ServerBackend):
         if folder is None:
             artifact = ('artifact = ""', f"name the folder of the compiled model here: {COMPILE}")
             server = (artifact, stack, *SLOW_START)
-            return FirstExperiment(about, server=server, needs=f"{COMPILE} plans/artifacts/qwen3-4b.toml")
+            return FirstExperiment(about, server=server, needs=f"{COMPILE} qwen3-4b")
         config = read_artifact(folder)
         shape = (
             (f'artifact = "{folder}"', "compiled so:"),
@@ -108,11 +111,14 @@ class RblnBackend(ServerBackend):
         return FirstExperiment(about, server=(*shape, stack, *SLOW_START), room_tokens=config.max_seq_len)
 
     def readiness(self) -> Check:
+        return self.readiness_of("")
+
+    def readiness_of(self, environment: str) -> Check:
         """Whether the vendor's packages, device tool and device files are present."""
         devices = sorted(path.name for path in Path("/dev").glob("rbln*"))
         tool = first_line_of("rbln-smi", "--version")
         try:
-            stack = find_rbln_stack()
+            stack = find_rbln_stack(environment)
             versions = {name: stack.versions.get(name) for name in (*STACK, COMPILER)}
             present = ", ".join(f"{name} {version or 'absent'}" for name, version in versions.items())
             has_stack = versions[COMPILER] is not None
@@ -123,7 +129,7 @@ class RblnBackend(ServerBackend):
             "rbln-smi present" if tool is not None else "rbln-smi absent",
             f"{len(devices)} devices" if devices else "no /dev/rbln*",
             *_device_groups(has_tool=tool is not None),
-            _libc_in_words(),
+            libc_in_words(*platform.libc_ver()),
         ]
         return Check(
             name="backend rbln",
@@ -131,7 +137,8 @@ class RblnBackend(ServerBackend):
             found="; ".join(facts),
             need=f"vllm-rbln {VLLM_RBLN}, {COMPILER}, rbln-smi, /dev/rbln*",
             how="On a server with RBLN cards: install the vendor's driver (brings rbln-smi), and with a portal account "
-            f"{COMPILER} and vllm-rbln=={VLLM_RBLN}; the package indexes and the device group: docs/guides/npu.md",
+            f"{COMPILER} and vllm-rbln=={VLLM_RBLN} into a virtual environment (docs/guides/npu.md), then ask for it: "
+            "harness doctor --environment FOLDER",
         )
 
     def launch(self, server: ServerSpec, options: LaunchOptions) -> LaunchPlan:
@@ -178,13 +185,27 @@ def _device_groups(*, has_tool: bool) -> list[str]:
     return [f"device groups (rbln-smi -g): {groups or 'none shown'}"] if has_tool else []
 
 
-def _libc_in_words() -> str:
-    """The C library here, and whether the CPU build of vLLM that vllm-rbln pins can load."""
-    name, version = platform.libc_ver()
+def libc_in_words(name: str, version: str) -> str:
+    """A C library, and where the CPU build of vLLM that vllm-rbln pins cannot load with it, what can."""
     if name != "glibc":
         return "no glibc; vLLM's wheels need it"
-    numbers = tuple(map(int, version.split(".")[:2]))
-    return f"glibc {version}" + ("" if numbers >= GLIBC else f", below the {'.'.join(map(str, GLIBC))} of {VLLM_WHEEL}")
+    if tuple(map(int, version.split(".")[:2])) >= GLIBC:
+        return f"glibc {version}"
+    least = ".".join(map(str, GLIBC))
+    return f"glibc {version}, below the {least} of vLLM's CPU wheel: add {OLDER_GLIBC} to the install command"
+
+
+def _lacks(stack: Stack) -> Iterator[str]:
+    """What this host lacks to serve, each with where it comes from."""
+    if COMPILER not in stack.versions:
+        yield f"no {COMPILER} beside vllm-rbln in {stack.vllm.parent.parent}: install it from the vendor's index"
+    if not find_command():
+        yield "no rbln-smi on PATH: install the vendor's driver, which brings it"
+
+
+def _asked(environment: str) -> str:
+    """The doctor's option for an environment."""
+    return f" --environment {environment}" if environment else ""
 
 
 def _other_host() -> OtherHost:

@@ -59,7 +59,10 @@ class VllmBackend(ServerBackend):
         )
 
     def readiness(self) -> Check:
-        return readiness(self.kind.name)
+        return self.readiness_of("")
+
+    def readiness_of(self, environment: str) -> Check:
+        return readiness(self.kind.name, environment)
 
     def launch(self, server: ServerSpec, options: LaunchOptions) -> LaunchPlan:
         port = require_port(LOOPBACK, options.port)

@@ -119,11 +119,11 @@ def serve_plan(server: ServerSpec, *, backend: str, port: int, run_folder: Path)
     )
 
 
-def readiness(backend: str) -> Check:
-    """The doctor's line: whether a vLLM is on PATH, and what its steps can show."""
+def readiness(backend: str, environment: str = "") -> Check:
+    """The doctor's line: whether a vLLM is in an environment, or on PATH, and what its steps can show."""
     seen = "every engine step, stamped in the engine core, with its padding where the model runner reports it"
     try:
-        versions = find_vllm().versions
+        versions = find_vllm(environment).versions
         found = ", ".join(f"{name} {version}" for name, version in versions.items()) or "vllm of unknown version"
         ok = True
         if versions.get("vllm", "").endswith("cpu"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from harness.model.spec import ExperimentSpec
 from harness.runner import run_experiment
 from harness.stacks.rbln.launch.compile import CompileSpec, compile_artifact
 from tests.support.experiments import UNHURRIED
-from tests.support.stacks import linked_environment
+from tests.support.stacks import linked_environment, write_driver
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
 BUCKETS = (1, 2, 4, 8)
@@ -41,6 +42,7 @@ def _run(
     costs = step_costs(load_cost_model("paper"), BUCKETS)
     settings.write_text(json.dumps({"trace_path": str(trace), "timing": "period", "costs": costs}))
     monkeypatch.setenv("HOME", str(folder))
+    monkeypatch.setenv("PATH", f"{write_driver(folder / 'driver')}:{os.environ['PATH']}")
     monkeypatch.delenv("VLLM_WORKER_MULTIPROC_METHOD")
     variables = {**twin_variables(twin), SETTINGS_VARIABLE: str(settings), "PYTHONPATH": str(INSIDE)}
     spec = ExperimentSpec.model_validate(

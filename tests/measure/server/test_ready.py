@@ -57,7 +57,9 @@ def test_ctrl_c_says_what_was_waited_for(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(doctor, "MonotonicClock", Interrupted)
     done = CliRunner().invoke(app, ["doctor", "--url", NOBODY, "--wait", "5m"], env={"COLUMNS": "1000"})
     assert done.exit_code == 130
-    first, last = (line for line in done.stderr.splitlines() if line.strip())
+    first, between, last = (line for line in done.stderr.splitlines() if line.strip())
     assert first.startswith(f"{NOBODY} is not ready (ConnectionRefusedError")
     assert first.endswith("waiting 5 min 00 s at most for it to start")
+    assert between.startswith("waited 5 s of 5 min 00 s (ConnectionRefusedError")
+    assert between.endswith("it ends when the server answers, or with Ctrl-C")
     assert last.startswith(f"interrupted: waited 5 s for {NOBODY} (ConnectionRefusedError")

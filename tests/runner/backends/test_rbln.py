@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.runner.backends.rbln import VLLM_RBLN, RblnBackend
+from harness.runner.backends.rbln import VLLM_RBLN, RblnBackend, libc_in_words
+from tests.support.command_line import harness_here
 from tests.support.stacks import write_environment
 
 
@@ -30,6 +31,22 @@ def test_a_stack_on_the_path_is_named_with_what_may_be_used(tmp_path: Path, monk
     assert "vllm-rbln 0.11.1" in found
     # The little stack holds no sources to be read.
     assert "holds no vllm_rbln" in found
+
+
+def test_a_stack_in_an_environment_is_asked_for_by_its_folder(tmp_path: Path) -> None:
+    environment = write_environment(tmp_path / "stack")
+    done = harness_here("doctor", "--environment", str(environment))
+    assert "rebel-compiler 0.11.1" in " ".join(done.stdout.split())
+    nowhere = harness_here("doctor", "--environment", "/nowhere").stdout
+    assert "no vllm command in /nowhere" in " ".join(nowhere.split())
+
+
+def test_an_older_c_library_is_told_with_what_serves_on_it() -> None:
+    told = libc_in_words("glibc", "2.35")
+    assert "below the 2.39 of vLLM's CPU wheel" in told
+    assert "add --find-links https://github.com/RBLN-SW/vllm-rbln/releases/" in told
+    assert libc_in_words("glibc", "2.41") == "glibc 2.41"
+    assert "need it" in libc_in_words("musl", "1.2")
 
 
 def test_the_doctor_names_a_vllm_that_is_not_the_pinned_one_and_the_libraries_age(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,14 @@ from harness.stacks.rbln.launch.patches import patched_text
 from harness.stacks.rbln.launch.serving import OBSERVER_FOLDER, step_report_variables, visible_devices
 from tests.support.experiments import UNHURRIED
 from tests.support.processes import HOST, NO_PORT, serving
-from tests.support.stacks import DIFF, TARGET, write_artifact, write_environment, write_patched_stack
+from tests.support.stacks import (
+    DIFF,
+    TARGET,
+    write_artifact,
+    write_driver,
+    write_environment,
+    write_patched_stack,
+)
 
 
 @pytest.fixture
@@ -164,15 +172,41 @@ def test_an_environment_without_vllm_rbln_is_refused(tmp_path: Path, environment
 
 def test_busy_devices_are_refused(tmp_path: Path, environment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_artifact(tmp_path / "artifact")
-    devices = [{"npu": npu, "status": "normal"} for npu in range(4)]
-    report = {"devices": devices, "contexts": [{"npu": 1, "pid": 7, "process": "vllm"}]}
-    (tmp_path / "driver").mkdir()
-    command = tmp_path / "driver" / "rbln-smi"
-    command.write_text(f"#!/bin/sh\ncat <<'X'\n{json.dumps(report)}\nX\n")
-    command.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{command.parent}:/usr/bin:/bin")
+    driver = write_driver(tmp_path / "driver", contexts=[{"npu": 1, "pid": 7, "process": "vllm"}])
+    monkeypatch.setenv("PATH", f"{driver}:/usr/bin:/bin")
     with pytest.raises(ServerError, match=r"the chosen devices are busy: device 1 by pid 7 \(vllm\)"):
         _launch(tmp_path, environment)
+
+
+def _checked(tmp_path: Path, stack: Path) -> None:
+    """As ``run --dry-run`` asks before anything starts."""
+    write_artifact(tmp_path / "artifact")
+    RblnBackend().check_host(ServerSpec(artifact=str(tmp_path / "artifact"), environment=str(stack)))
+
+
+def test_a_host_without_driver_and_compiler_is_refused_before_anything_starts(
+    tmp_path: Path, environment: Path
+) -> None:
+    shutil.rmtree(next((environment / "site").glob("rebel_compiler-*")))
+    with pytest.raises(ServerError) as refused:
+        _checked(tmp_path, environment)
+    compiler, driver = refused.value.what.split("; ")
+    assert compiler.startswith(f"no rebel-compiler beside vllm-rbln in {environment}")
+    assert driver.startswith("no rbln-smi on PATH")
+    assert refused.value.hint == f"harness doctor --environment {environment}"
+
+
+def test_a_host_with_fewer_devices_than_the_model_takes_is_refused_before_anything_starts(
+    tmp_path: Path, environment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{write_driver(tmp_path / 'driver', num_devices=2)}:/usr/bin:/bin")
+    with pytest.raises(ServerError, match=r"device 2, 3 does not exist; there are 0, 1"):
+        _checked(tmp_path, environment)
+
+
+def test_a_host_with_all_of_it_is_accepted(tmp_path: Path, environment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{write_driver(tmp_path / 'driver')}:/usr/bin:/bin")
+    _checked(tmp_path, environment)
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ from harness.errors import HarnessError, ServerError, SpecError
 from harness.measure.records.disk import file_entry
 from harness.measure.server.supervisor import PR_SET_PDEATHSIG
 from harness.model.spec import Spec, load_toml
+from harness.shipped import find_shipped
 from harness.stacks.rbln.launch.artifacts import EAGER_LIMIT_TOKENS, ArtifactConfig, read_artifact
 
 RECORD_FILE = "harness-artifact.json"
@@ -138,8 +139,9 @@ class Artifact:
 
 
 def load_compile_spec(path: Path) -> CompileSpec:
-    """The specification in a TOML file; SpecError names every key that is wrong."""
-    return CompileSpec.from_table(load_toml(path), where=str(path))
+    """The specification in a file, or in the shipped one of that name; SpecError names every key that is wrong."""
+    found = find_shipped("artifacts", str(path), what="artifact")
+    return CompileSpec.from_table(load_toml(found), where=str(found))
 
 
 def compile_artifact(
@@ -281,10 +283,10 @@ def _export(spec: CompileSpec, folder: Path, exporter: Exporter, lock: int, log:
             preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0),
         )
     if done.returncode:
-        raise _failed(done.returncode, log)
+        raise _failed(done.returncode, log, exporter.python)
 
 
-def _failed(returncode: int, log: Path) -> HarnessError:
+def _failed(returncode: int, log: Path, python: Path) -> HarnessError:
     """Why a compile failed, by the last words of the compiler."""
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - LAST_BYTES))
@@ -297,6 +299,10 @@ def _failed(returncode: int, log: Path) -> HarnessError:
         return ServerError(f"the disk is full: {message[-1]}", where=str(log), hint="Free some space and compile again")
     if any(os.strerror(code) in message[-1] for code in (errno.EACCES, errno.EPERM, errno.EROFS, errno.EDQUOT)):
         return ServerError(f"a file cannot be used: {message[-1]}", where=str(log), hint="Allow it and compile again")
+    if (missing := re.match(r"(?:ModuleNotFound|Import)Error: (.*)", message[-1])) is not None:
+        what = f"the environment lacks a part of the compiler: {missing[1]}"
+        hint = f"Install it for {python} (docs/guides/npu.md), and compile again"
+        return ServerError(what, where=str(log), hint=hint)
     return SpecError(
         f"the stack refuses to compile it: {message[-1]}",
         where=str(log),

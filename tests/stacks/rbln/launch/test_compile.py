@@ -131,6 +131,20 @@ def test_a_specification_that_the_stack_refuses_leaves_nothing(tmp_path: Path) -
     assert _left(tmp_path / "a") == []
 
 
+def test_a_part_of_the_compiler_that_is_absent_is_named_with_where_it_belongs(tmp_path: Path) -> None:
+    exporter = _exporter(tmp_path, "import no_such_compiler")
+    with pytest.raises(
+        ServerError, match=r"lacks a part of the compiler: No module named 'no_such_compiler'"
+    ) as failed:
+        compile_artifact(SPEC, tmp_path / "a", exporter)
+    assert f"Install it for {sys.executable}" in str(failed.value.hint)
+
+
+def test_the_sizes_of_both_models_of_the_guide_ship_by_name() -> None:
+    sizes = [load_compile_spec(Path(name)).decoder_batch_sizes for name in ("qwen3-4b", "qwen3-4b-bucket6")]
+    assert sizes == [(1, 2, 4, 8), (1, 2, 4, 6, 8)]
+
+
 # A compile whose exporter says its pid (and that of a helper of its own) and then works for ever.
 KILLED = """
 import sys
