@@ -18,6 +18,8 @@ from harness.measure.emulator.metrics import ServerMetrics
 from harness.model.engine import EngineConfig
 from harness.model.spec import ServerSpec, load_toml
 from harness.redact import is_secret
+from harness.stacks.rbln.launch import requirements
+from harness.stacks.rbln.launch.serving import visible_devices
 from tests.support.checkout import ROOT
 
 DOCKER = ROOT / "docker"
@@ -84,15 +86,41 @@ def test_everything_the_package_is_built_from_is_copied() -> None:
             assert f"COPY {source} ./{source}" in text, (path.name, source)
 
 
-def test_the_vendors_credentials_are_mounted_for_one_command_and_kept_nowhere() -> None:
+def test_the_indexes_are_mounted_for_one_command_and_kept_nowhere() -> None:
     lines = _instructions(DOCKER / "rbln.Dockerfile")
-    using = [line for line in lines if "rbln_index_url" in line or "rbln_netrc" in line]
-    (install,) = using
-    assert install.startswith("RUN --mount=type=secret,id=rbln_index_url,required=true")
-    assert "--mount=type=secret,id=rbln_netrc" in install
+    (install,) = [line for line in lines if "index_url" in line]
+    for index in requirements.INDEXES:
+        assert f"--mount=type=secret,id={index.secret},required=true" in install
     assert not any(re.match(r"(ARG|ENV|COPY)\b.*(secret|token|password|netrc|index)", line, re.I) for line in lines)
     assert any("PIP_NO_CACHE_DIR=1" in line for line in lines)
     assert "secrets/" in (DOCKER / ".gitignore").read_text()
+
+
+def test_the_image_installs_what_the_table_of_requirements_says() -> None:
+    lines = _instructions(DOCKER / "rbln.Dockerfile")
+    (install,) = [line for line in lines if "index_url" in line]
+    assert re.findall(r'"([\w-]+)([=<>][^"]*)"', install) == [*requirements.INSTALLED.items()]
+    assert {line.split()[1] for line in lines if line.startswith("FROM")} == {requirements.BASE_IMAGE}
+
+
+def test_the_server_and_its_secrets_are_those_of_the_table(compose: dict[str, Any]) -> None:
+    services, secrets = compose["services"], {index.secret for index in requirements.INDEXES}
+    assert compose["secrets"].keys() == secrets | {"grafana_password"}
+    for name in ("server", "measure"):
+        assert services[name]["image"] == f"rbln-stack:{requirements.RELEASE}"
+        assert set(services[name]["build"]["secrets"]) == secrets
+    devices = visible_devices(requirements.RELEASE, range(4))
+    assert devices.items() <= services["server"]["environment"].items()
+
+
+def test_several_artifacts_lie_where_the_host_has_them_and_nothing_becomes_a_folder(compose: dict[str, Any]) -> None:
+    for name in ("server", "measure"):
+        mounts = [volume for volume in compose["services"][name]["volumes"] if isinstance(volume, dict)]
+        assert all(mount["bind"] == {"create_host_path": False} for mount in mounts)
+        (artifacts,) = [mount for mount in mounts if "ARTIFACTS" in mount["source"]]
+        assert artifacts["source"] == artifacts["target"]
+    short = [str(one) for one in compose["services"]["measure"]["volumes"] if isinstance(one, str)]
+    assert not any("rbln-smi" in volume for volume in short)
 
 
 def test_no_address_of_a_private_index_is_in_any_file() -> None:
