@@ -12,9 +12,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from harness.api import experiment_with
+from harness.api import experiment_with, override_table
 from harness.children import own_command
-from harness.cli.addresses import BackendOption, changes_of
+from harness.cli.addresses import BackendOption, SetOption, changes_of
 from harness.cli.terminal import print_folded, print_text, say, terminal
 from harness.errors import ExitCode, ServerError, SpecError
 
@@ -141,6 +141,7 @@ def compile_model(
     environment: EnvironmentOption = None,
     twin: Annotated[bool, typer.Option("--twin", help="Write a stand-in artifact for the twin.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Hash every file of what is there.")] = False,
+    changes: SetOption = None,
 ) -> None:
     """Compile a model for the NPUs.
 
@@ -169,7 +170,7 @@ def compile_model(
             versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
             print_folded(f"{folder}: {record['size_bytes'] / 2**20:.1f} MiB, {record['seconds']} s, {versions}")
         return
-    wanted = load_compile_spec(spec)
+    wanted = load_compile_spec(spec, lambda table: override_table(table, changes or []))
     exporter = backend_named("twin" if twin else "rbln").exporter(ServerSpec(environment=str(environment or "")))
     made = compile_artifact(wanted, output, exporter, on_progress=print_text)
     if check:

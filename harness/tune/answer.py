@@ -215,7 +215,9 @@ def commands(spec: ExperimentSpec, setup: Setup, base: Baseline, backend: str = 
         # A server can be started with fewer slots than were compiled, never with more.
         if setup.kv_slots not in (None, setup.max_num_seqs):
             compiled["kvcache_num_blocks"] = setup.kv_slots
-        yield f"compile with {json.dumps(compiled)}: harness server compile FILE (docs/guides/npu.md)"
+        words = [word for key, value in compiled.items() for word in ("--set", f"{key}={json.dumps(value)}")]
+        # Of the model, such as qwen3-4b, which ships.
+        yield shlex.join(["harness", "server", "compile", "FILE", *words])
         return
     memory = f" --kv-slots {setup.kv_slots}" if setup.kv_slots is not None else ""
     memory += f" --num-gpu-blocks {setup.num_gpu_blocks}" if has_blocks else ""

@@ -6,6 +6,7 @@ import inspect
 import json
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,6 +25,7 @@ from harness.tune import confirm
 from harness.tune.explore import QUICK
 from harness.tune.page import TuneResult
 from harness.tune.path import Tune
+from tests.support.command_line import harness_here
 from tests.support.stacks import write_artifact, write_environment
 
 # Stands in for optimum-rbln in an environment of its own: the shipped export script runs on it.
@@ -126,6 +128,9 @@ class Refused(NamedTuple):
 
 def no_picture(*_: object) -> str:
     return ""
+
+
+SIZES = ["--set", "decoder_batch_sizes=[1, 2, 4, 8]"]
 
 
 @pytest.fixture(scope="module")
@@ -264,10 +269,12 @@ def test_a_model_of_which_nobody_knows_the_source_is_asked_for() -> None:
     answer = tune(said).run().answer
     assert answer.why == "compile these models, then give the same command with --candidate best=FOLDER"
     assert any("models/today: has no harness-artifact.json" in line for line in said)
-    assert any(
-        'best: compile with {"batch_size": 8, "decoder_batch_sizes": [1, 2, 4, 8], "kvcache_num_blocks": 16}' in line
-        for line in said
-    )
+    printed = next(line for line in said if "  best: " in line)
+    command = printed.partition("best: ")[2]
+    # Followed with a model that ships, up to the stack that is not there.
+    words = [*shlex.split(command.replace("FILE", "qwen3-4b"))[1:], "--environment", "/nowhere"]
+    assert "no vllm command in /nowhere" in harness_here(*words).stderr
+    assert words[3:-2] == ["--set", "batch_size=8", *SIZES, "--set", "kvcache_num_blocks=16"]
 
 
 def test_the_model_of_more_agents_is_compiled_too(host: Path) -> None:

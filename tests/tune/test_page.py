@@ -101,7 +101,7 @@ def test_only_a_prediction_is_called_predicted() -> None:
         (
             "rbln",
             {"artifact": "model"},
-            'compile with {"batch_size": 8, "decoder_batch_sizes": [1, 2, 4, 8], "kvcache_num_blocks": 16}',
+            "harness server compile FILE --set batch_size=8 --set 'decoder_batch_sizes=[1, 2, 4, 8]' --set kvcache_num",
         ),
         ("vllm", {"model": "Qwen/Qwen3-4B"}, "vllm serve Qwen/Qwen3-4B --max-num-seqs 8"),
         ("vllm", {"model": "Qwen/Qwen3-4B", "block_size": 32}, " --block-size 32"),

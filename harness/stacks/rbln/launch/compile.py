@@ -138,10 +138,13 @@ class Artifact:
     was_reused: bool
 
 
-def load_compile_spec(path: Path) -> CompileSpec:
-    """The specification in a file, or in the shipped one of that name; SpecError names every key that is wrong."""
+def load_compile_spec(path: Path, changed: Callable[[dict[str, Any]], dict[str, Any]] = dict) -> CompileSpec:
+    """The specification in a file, or in the shipped one of that name; SpecError names every key that is wrong.
+
+    changed: of the table in the file, the one that is meant.
+    """
     found = find_shipped("artifacts", str(path), what="artifact")
-    return CompileSpec.from_table(load_toml(found), where=str(found))
+    return CompileSpec.from_table(changed(load_toml(found)), where=str(found))
 
 
 def compile_artifact(
