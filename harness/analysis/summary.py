@@ -457,6 +457,7 @@ def _compared(  # noqa: PLR0913  # an option each
     runs = [condition.valid_runs, baseline.valid_runs]
     if status is not None:
         runs = [tuple(status.seen(condition.name, side)) for side in runs]
+        basis = status.basis_of(condition.name)
     comparison = compare(baseline.name, *runs, is_predicted=is_predicted, family=family, basis=basis)
     if comparison is None:
         return condition

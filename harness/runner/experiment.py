@@ -49,6 +49,7 @@ ANSWERED = ("ok", ABORTED)
 # Reasons that no repetition changes.
 LASTING = ("setting-differs:", "setting-unshown:", "metrics-missing:")
 _NUMBERS = re.compile(r"\b[\da-f-]*\d[\da-f-]*\b", re.IGNORECASE)
+REPEATS = 2
 URL_EACH = "Start a server for each condition and name it: server.url in [[condition]]"
 AS_SHOWN = "Write what the server shows (`harness doctor --url URL` lists it), or start it as the file says"
 DECLARE = "Where you know that they hold, set server.declared = true: reports then say declared, not verified"
@@ -241,7 +242,8 @@ def run_experiment(  # noqa: PLR0913  # an option each
     ``limits.retries`` times each.
     authorization: of a preregistration; makes every run confirmatory. Without an authorization runs stay exploratory.
     until_decided: perform the blocks of the stopping rule's budget, and end when the rule has decided; SpecError
-    without a rule. fixed_by: SHA-256 of a file that fixed these runs beforehand, kept in each.
+    without a rule. An INVALID run that is not frozen is then repeated at once, REPEATS times, before a look.
+    fixed_by: SHA-256 of a file that fixed these runs beforehand, kept in each.
     """
     if not isinstance(spec, ExperimentSpec):  # pyright: ignore[reportUnnecessaryIsInstance]  # notebooks check no types
         raise SpecError(f"takes an experiment, not {spec!r:.80}", where="run_experiment", hint=_LOAD_HINT)
@@ -266,9 +268,9 @@ def run_experiment(  # noqa: PLR0913  # an option each
         check_hosts(todo)
         progress = RunProgress(planned, todo, on_progress, monitor)
         context = RunContext(store.root, spec_source, authorization, on_progress, stop, fixed_by=fixed_by)
-        ended_by = ""
+        ended_by, repeats = "", REPEATS if monitor is not None and authorization is None else 0
         if spec.fleet is None or kind_named(spec.backend).is_virtual:
-            for event in perform_in_order(todo, context, again):
+            for event in perform_in_order(todo, context, again, repeats):
                 progress.add(event)
                 if isinstance(event, Made) and len(progress.performed) == 1 < len(todo) and not keep_going:
                     ended_by = failed_alike(event.run)
@@ -293,11 +295,12 @@ def run_experiment(  # noqa: PLR0913  # an option each
 
 
 def perform_in_order(
-    runs: Sequence[PlannedRun], context: RunContext, again: Container[RunKey]
+    runs: Sequence[PlannedRun], context: RunContext, again: Container[RunKey], repeats: int = 0
 ) -> Iterator[Began | Made]:
     """Make runs one after another; ends early when the user stops it or the caller stops iterating.
 
-    again: runs that repeat an INVALID run, which is kept. Raises as the backend does.
+    again: runs that repeat an INVALID run, which is kept. repeats: of a run that is INVALID, at once. Raises as the
+    backend does.
     """
     for run in runs:
         if context.stop.after_run:
@@ -307,6 +310,11 @@ def perform_in_order(
             # Only now: INVALID runs that are not reached keep their names.
             keep_for_retry(RunStore(context.runs_root).run(*run.key))
         sealed = backend_named(run.spec.backend).perform(run, context)
+        for _ in range(repeats):
+            if sealed is None or sealed.is_valid or will_fail_again(sealed) or context.stop.after_run:
+                break
+            keep_for_retry(sealed)
+            sealed = backend_named(run.spec.backend).perform(run, context)
         if sealed is None:  # aborted by the user
             return
         yield Made(sealed)

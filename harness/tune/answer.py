@@ -91,7 +91,8 @@ def answer(  # noqa: PLR0913  # keywords with defaults, of one call
     rest = _beside(options[beside[0]], by_name[beside[0]]) if beside else explored.alike_in_words
     words = _capital(options[chosen].words)
     where = f" ({made})" if (made := modelled(spec, backend)) else ""
-    sentence = f"{words}: {shown.words}, confirmed on {shown.num_blocks} new plans{where}{f'; {rest}' * bool(rest)}."
+    sentence = f"{words}: {shown.words}, confirmed on {shown.num_blocks} new plans{where}"
+    sentence = "; ".join(filter(None, (sentence, rest, shown.excess))) + "."
     return Answer("confirmed", sentence, options[chosen], tuple(measured), why)
 
 

@@ -44,6 +44,8 @@ MOST_BLOCKS = 24
 LEAST_BLOCKS = 4
 LOOKS = (6, 12)
 ALPHA = 0.05
+EXCESS = {4: 1.3, 6: 0.4, 12: 0.2}
+"""Points by which confirmed gains are too high in the mean, by the fewest plans of a budget (docs/evidence)."""
 
 
 def with_one_condition(spec: ExperimentSpec, name: str, replicates: int, condition: str = BASE) -> ExperimentSpec:
@@ -204,7 +206,8 @@ class Confirmed:
 
     verdict: "less", "more", "equal" within MARGIN, or "" where it was not told apart. apart: why nothing is told:
     modelled device time (A) and time in flight (B) contradict each other, or there is no interval; "" otherwise.
-    beside: what the time in flight of a device's server says of the device time; "" where it is not asked.
+    beside: what the time in flight of a device's server says of the device time; "" where it is not asked. excess: that
+    gains of so few plans are too high in the mean.
     """
 
     name: str
@@ -216,6 +219,7 @@ class Confirmed:
     channel: str
     apart: str = ""
     beside: str = ""
+    excess: str = ""
 
     @property
     def words(self) -> str:
@@ -237,10 +241,16 @@ def confirmed(spec: ExperimentSpec, runs: Sequence[SealedRun]) -> tuple[Confirme
     assert spec.stop is not None
     status, beside = sequential_status(spec, runs, spec.stop), _beside(runs)
     return tuple(
-        replace(_confirmed(looks), beside=beside.get(looks.condition, ""))
+        replace(_confirmed(looks), beside=beside.get(looks.condition, ""), excess=excess_of(spec.stop.budget))
         for looks in status.comparisons
         if looks.num_blocks
     )
+
+
+def excess_of(budget: int) -> str:
+    """What must be said of a gain that so few plans confirm; "" of MOST_BLOCKS."""
+    points = max((most for most in EXCESS.items() if most[0] <= budget), default=(0, EXCESS[LEAST_BLOCKS]))[1]
+    return f"gains of so few plans are some {points:g} points too high in the mean" if budget < MOST_BLOCKS else ""
 
 
 def _beside(runs: Sequence[SealedRun]) -> dict[str, str]:

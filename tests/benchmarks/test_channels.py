@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.channels import NOISES, REVERSED, WITHHELD, Noise, shares
+from benchmarks.channels import NOISES, REVERSED, WITHHELD, Noise, sequences, shares
 from harness.analysis.cost.agreement import Agreement
+from harness.model.spec.sections import StopSpec
+from harness.tune.confirm import looks_within
 
 EXPERIMENTS = 120
 
@@ -22,3 +24,16 @@ def test_a_sign_that_a_cost_file_turns_is_withheld_and_never_called_agreement() 
     assert [share.of(Agreement.AGREE) for share in found] == [0.0, 0.0]
     assert found[0].of(*WITHHELD) > 0.7
     assert found[1].of(*WITHHELD) == 1.0
+
+
+@pytest.mark.parametrize("budget", [6, 12, 24])
+def test_a_rule_ends_with_a_wrong_sign_only_where_time_in_flight_could_not_be_asked(budget: int) -> None:
+    stop = StopSpec(margin=0.01, budget=budget, looks=tuple(looks_within(budget)))
+    found = sequences(NOISES[0], REVERSED, 40, stop)
+    assert found.without == 1.0
+    assert found.cheaper <= 0.05 + 0.05
+
+
+def test_a_rule_ends_with_a_true_sign_once_time_in_flight_confirms_it() -> None:
+    stop = StopSpec(margin=0.01, budget=24, looks=(12,))
+    assert sequences(NOISES[1], (-0.033, -0.033), 40, stop).cheaper > 0.8

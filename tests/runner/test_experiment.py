@@ -20,6 +20,7 @@ from harness.present.report import write_report
 from harness.runner import StopFlag, run_experiment
 from harness.runner.experiment import ExperimentOutcome
 from harness.runner.progress import (
+    BlockLooked,
     ExperimentStarted,
     ProgressEvent,
     RequestFinished,
@@ -184,6 +185,18 @@ def test_a_run_over_its_lateness_limit_is_named_invalid_and_kept_when_it_is_repe
     shutil.rmtree(tmp_path / "small" / "only" / "0.retried-1")
     with pytest.raises(RecordsError, match=re.escape("0.retried-1")):
         store.verify()
+
+
+def test_under_a_rule_an_invalid_run_is_repeated_before_the_rule_looks_and_not_after(tmp_path: Path):
+    limits = {**UNHURRIED, "rearrival_lag_p99_ms": 1e-6}
+    stop = {"margin": 0.05, "budget": 2, "looks": [2]}
+    spec = small_experiment(limits=limits, stop=stop)
+    events: list[ProgressEvent] = []
+    outcome = run_experiment(spec, runs_root=tmp_path, until_decided=True, on_progress=events.append)
+    looked = [event for event in events if isinstance(event, BlockLooked)]
+    assert outcome.is_decided
+    assert [one.status.num_blocks for one in looked] == [1, 2]
+    assert [len(run.manifest.earlier_tries) for run in outcome.runs] == [2, 2, 2, 2]
 
 
 def test_a_prompt_that_does_not_fit_the_slot_is_refused_before_any_server_starts(tmp_path: Path):

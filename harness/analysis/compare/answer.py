@@ -188,7 +188,9 @@ class Answer:
         missing = f" ({self.without_a})" if self.without_a else ""
         if self.channel == "s":
             return f"{basis}, by the time in steps (S){missing}"
-        return f"{basis}, channel B alone{missing}" if self.without_a else basis
+        if self.without_a:
+            return f"{basis}, channel B alone{missing}"
+        return f"{basis}, by the time in flight (B)" if self.channel == "b" else basis
 
 
 class Compared(NamedTuple):
@@ -391,7 +393,7 @@ class ExperimentRuns:
         if status is None or self.baselines.get(condition) != baseline:
             return compare(baseline, *sides, family=self.family, basis=basis or self.basis)
         sides = [status.seen(condition, side) for side in sides]
-        compared = compare(baseline, *sides, family=self.family, basis=basis or self.basis)
+        compared = compare(baseline, *sides, family=self.family, basis=basis or status.basis_of(condition))
         return None if compared is None else status.applied_to(condition, compared)
 
     def asked(self, condition: str, baseline: str, basis: Basis | None = None) -> ChannelWords:

@@ -18,6 +18,7 @@ from harness.analysis.compare.boundaries import spending_boundaries, t_mixture_b
 from harness.analysis.compare.channels import BASIS_NAMES, Comparison, block_of, compare, why_apart
 from harness.analysis.compare.pairs import num_comparisons, num_plans, prices_by_condition, without_a
 from harness.analysis.compare.ratio import ALONE, BlockCosts, Family, Verdict, ran_until_decided
+from harness.analysis.cost.agreement import Agreement
 from harness.analysis.cost.cost_errors import (
     NO_ERROR,
     WITH_ERRORS,
@@ -37,6 +38,7 @@ from harness.model.spec.sections import EVERY, Basis, StopSpec
 
 # A plan that n blocks did not show, one in n, may differ by so much: added to the spread of the blocks at each look.
 UNSEEN = 0.02
+B_CANNOT_TELL = "time in flight cannot tell it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class Look:
 
     sd: of the differences own - ratio x baseline, as a share of the mean cost. of_costs: the part of the interval, as a
     log ratio, that the errors of the costs take; None where none are stated. apart: why these blocks answer nothing,
-    although the interval would: the channels contradict each other, or lie apart.
+    although the interval would: the channels contradict each other, or lie apart, or B could not notice the effect.
     """
 
     num_blocks: int
@@ -82,11 +84,6 @@ def bonferroni(stop: StopSpec, num_parts: int) -> StopSpec:
 def share_for_sampling_error(stop: StopSpec, *, has_errors: bool) -> StopSpec:
     """The rule of what scatters between the blocks. has_errors: those of the costs have the other half of alpha."""
     return bonferroni(stop, 2) if has_errors else stop
-
-
-def never_apart(num_blocks: int) -> str:  # noqa: ARG001  # the form of ``PairedBlocks.apart_at``
-    """Of comparisons whose channels are not asked."""
-    return ""
 
 
 def looks_at(
@@ -206,7 +203,7 @@ class ComparedBlocks:
     prices: str = ""
     costs: CostError = NO_ERROR
     costs_at: tuple[CostError, ...] = ()
-    apart_at: Callable[[int], str] = field(default=never_apart, compare=False)
+    asked: PairedBlocks | None = field(default=None, compare=False)
 
     @property
     def estimate(self) -> Estimate | None:
@@ -310,6 +307,7 @@ class SequentialStatus:
     stop: StopSpec
     num_blocks: int
     comparisons: tuple[ComparisonLooks, ...]
+    is_uncalibrated: bool = False
 
     @property
     def is_decided(self) -> bool:
@@ -323,6 +321,8 @@ class SequentialStatus:
         if not on_b:
             return ""
         where = "" if len(on_b) == len(self.comparisons) else f" for {', '.join(on_b)}"
+        if self.is_uncalibrated:
+            return f"Time in flight (B) decides{where}: the costs of {BASIS_NAMES['a']} come from no calibration"
         needs = "a log of steps and known reuse" if self.stop.channel == "a" else "steps that the engine stamped"
         return (
             f"Time in flight (B) decides{where}: {BASIS_NAMES[self.stop.channel]} is not there, "
@@ -332,6 +332,11 @@ class SequentialStatus:
     def of(self, condition: str) -> ComparisonLooks:
         """The comparison of a condition with its baseline; StopIteration where it has none."""
         return next(looks for looks in self.comparisons if looks.condition == condition)
+
+    def basis_of(self, condition: str) -> Basis:
+        """The channel that decides a comparison."""
+        named: list[Basis] = [looks.channel for looks in self.comparisons if looks.condition == condition]
+        return named[0] if named else self.stop.channel
 
     def seen(self, condition: str, runs: Iterable[RunFigures]) -> list[RunFigures]:
         """Those of the runs whose blocks the figures of its comparison are of: the last look had them."""
@@ -360,12 +365,14 @@ def sequential_status(spec: ExperimentSpec, runs: Sequence[SealedRun], stop: Sto
     each = bonferroni(stop, family)
     comparisons: list[ComparisonLooks] = []
     counted = [run for run in runs if run.replicate in whole[: stop.budget]]
-    for compared in compared_blocks(spec, counted, stop.channel, Family.under(spec, stop)):
+    is_uncalibrated = stop.channel == "a" and any(map(_is_uncalibrated, counted))
+    channel = "b" if is_uncalibrated else stop.channel
+    for compared in compared_blocks(spec, counted, channel, Family.under(spec, stop)):
         looks: tuple[Look, ...] = ()
         if compared.num_plans != 1:
             looks = tuple(looks_at(compared.blocks, each, is_over=is_over, costs=compared.costs_at))
         if looks:
-            looks = (*looks[:-1], _asked(looks[-1], compared, is_over=is_over))
+            looks = (*looks[:-1], _asked(looks[-1], compared, stop, is_over=is_over))
         left = blocks_left(looks[-1], each) if looks and not looks[-1].verdict.is_final else None
         if is_over and not looks:
             nothing = (math.nan, 0.0, math.inf, math.nan)
@@ -373,12 +380,17 @@ def sequential_status(spec: ExperimentSpec, runs: Sequence[SealedRun], stop: Sto
         names = (compared.condition, compared.baseline, compared.blocks, looks, left, compared.replicates)
         of_rule = (compared.channel, stop.alpha, family, bool(compared.costs.given))
         comparisons.append(ComparisonLooks(*names, *of_rule))
-    return SequentialStatus(stop, len(whole), tuple(comparisons))
+    return SequentialStatus(stop, len(whole), tuple(comparisons), is_uncalibrated)
 
 
-def _asked(look: Look, compared: ComparedBlocks, *, is_over: bool) -> Look:
+def _is_uncalibrated(run: SealedRun) -> bool:
+    """Whether a device served by costs of which no calibration states the errors, so that B has to decide."""
+    return bool(run.manifest.kind.has_device) and not run.cost_model.errors
+
+
+def _asked(look: Look, compared: ComparedBlocks, stop: StopSpec, *, is_over: bool) -> Look:
     """The look without its answer where the channels of its blocks give none."""
-    apart = compared.apart_at(look.num_blocks) if look.verdict.is_answer else ""
+    apart = compared.asked.why_open(look, stop.margin) if compared.asked and look.verdict.is_answer else ""
     return replace(look, verdict=Verdict.WITHHELD if is_over else Verdict.GO_ON, apart=apart) if apart else look
 
 
@@ -415,6 +427,7 @@ def compared_blocks(
     priced = (prices[run.condition].figures(run) for run in runs if run.is_valid)
     by_condition = grouped(priced, lambda run: run.condition)
     is_predicted = all(run.manifest.kind.is_virtual for run in runs)
+    is_measured = any(run.manifest.kind.has_device for run in runs)
     found: list[ComparedBlocks] = []
     for condition in spec.condition:
         name, baseline = condition.name, spec.baseline_of(condition)
@@ -423,7 +436,7 @@ def compared_blocks(
                 paired(by_condition.get(name, []), by_condition.get(baseline, []), block_of),
                 key=lambda pair: pair[0].replicate,
             )
-            blocks = PairedBlocks(baseline, pairs, channel, family, is_predicted)
+            blocks = PairedBlocks(baseline, pairs, channel, family, is_predicted, is_measured)
             compared = blocks.compared(len(pairs))
             if compared is None:
                 found.append(ComparedBlocks(name, baseline, channel))
@@ -432,28 +445,44 @@ def compared_blocks(
             one = replace(_on(channel, name, compared), num_plans=num_plans(sides[0]))
             if one.channel != channel:
                 one = replace(one, without=_without(channel, [run for side in sides for run in side]))
-            found.append(replace(one, prices=prices[name].short, apart_at=blocks.apart_at))
+            found.append(replace(one, prices=prices[name].short, asked=blocks))
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class PairedBlocks:
-    """The blocks of a comparison in their order, so that the first of them can be compared alone."""
+    """The blocks of a comparison in their order, so that the first of them can be compared alone.
+
+    is_measured: a device served, so that B is to confirm what A shows.
+    """
 
     baseline: str
     pairs: Sequence[tuple[RunFigures, RunFigures]]
     channel: Basis
     family: Family
     is_predicted: bool
+    is_measured: bool = False
 
     def compared(self, num_blocks: int) -> Comparison | None:
         own, base = ([pair[side] for pair in self.pairs[:num_blocks]] for side in (0, 1))
         return compare(self.baseline, own, base, is_predicted=self.is_predicted, family=self.family, basis=self.channel)
 
-    def apart_at(self, num_blocks: int) -> str:
-        """Why the channels of the first blocks answer nothing; empty where they may."""
-        compared = self.compared(num_blocks)
-        return "" if compared is None else why_apart(compared)
+    def why_open(self, look: Look, margin: float) -> str:
+        """Why the channels of the blocks of a look answer nothing; empty where they may."""
+        compared = self.compared(look.num_blocks)
+        if compared is None:
+            return ""
+        is_equal = look.verdict is Verdict.EQUIVALENT
+        is_silent = self.is_measured and _is_silent(compared, math.log1p(margin) if is_equal else math.log(look.ratio))
+        return why_apart(compared) or B_CANNOT_TELL * is_silent
+
+
+def _is_silent(compared: Comparison, effect: float) -> bool:
+    """Whether B, asked about what A or S shows, would not notice a contradiction as large as the effect."""
+    asked = compared.channels
+    if asked is None or compared.agreement is Agreement.AGREE:
+        return False
+    return asked.noticed is None or asked.noticed > abs(effect)
 
 
 def _without(channel: Basis, runs: Sequence[RunFigures]) -> str:

@@ -20,6 +20,8 @@ from harness.analysis.compare.answer import (
     source_of,
 )
 from harness.analysis.compare.channels import BASIS_NAMES, ChannelRatio, Comparison
+from harness.analysis.compare.ratio import Verdict
+from harness.analysis.compare.stopping import B_CANNOT_TELL
 from harness.analysis.cost.agreement import MAX_EXCESS, MAX_TAU, Agreement, Cause
 from harness.analysis.cost.step_parts import StepParts
 from harness.analysis.figures import figure_at
@@ -168,8 +170,9 @@ def _paired_sentence(
     rest = "; ".join(filter(None, (level, asked_in_words(comparison), answer.result.note, answer.doubt)))
     others = "".join(f"{changed}. " for changed in _other_changes(summary, condition))
     basis = f"{answer.basis}{f'; {rest}' * bool(rest)}."
+    shown = B_CANNOT_TELL if answer.verdict is Verdict.WITHHELD else answer.label
     return ConditionSentence(
-        f"{lead}{this} costs {change(answer.ratio)} {other}{work}{within}: {answer.label}.",
+        f"{lead}{this} costs {change(answer.ratio)} {other}{work}{within}: {shown}.",
         f"{basis} {others}{other_work}{_never_measured(comparison.cause)}".rstrip(),
     )
 

@@ -85,7 +85,7 @@ def test_conditions_of_one_experiment_are_priced_alike_in_every_view(
     assert row["ratio"] == pytest.approx(answer.ratio)
     a_ns = {row["condition"]: row["a_ns"] for row in summary.to_arrow().to_pylist()}
     assert a_ns["other"] / a_ns["base"] == pytest.approx(answer.ratio)
-    assert "A of both by the costs of paper" in answers(summary, str)[0].text
+    assert "A of both by the costs of paper" in answers(summary, str)[0].basis
     assert summary.to_arrow().to_pylist()[1]["note"].endswith("A of both by the costs of paper")
     assert summary.prices in conditions_table(summary).caption
     page = write_report(runs, tmp_path / "report.html").read_text()
@@ -101,5 +101,5 @@ def test_a_simulation_holds_its_costs_and_says_so(tmp_path: Path) -> None:
     summary = summarise(runs)
     assert main_answers(summary.answers)["other"].ratio > 1.15
     assert summary.prices.startswith("Simulated by different cost models, so that ratios hold these too: base (paper)")
-    assert "simulated by different cost models" in answers(summary, str)[0].text
+    assert "simulated by different cost models" in answers(summary, str)[0].basis
     assert "Simulated by different cost models" in compare(tmp_path / "small").caption
