@@ -50,7 +50,7 @@ from harness.measure.records.writer import RunWriter
 from harness.measure.server import provenance
 from harness.measure.server.ask import Get, Scraper, asking_process
 from harness.measure.server.clean_start import clean_start
-from harness.measure.server.life import LaunchPlan, LogFormat, metrics_address, start_server
+from harness.measure.server.life import LaunchPlan, LogFormat, ServerHandle, metrics_address, start_server
 from harness.measure.server.process import ExitReport
 from harness.measure.server.tokenizer import configured_vocabulary, range_within, remembered_vocabulary, text_sizes_of
 from harness.measure.server.warm_up import warm_up
@@ -216,7 +216,8 @@ def perform_run(run: PlannedRun, context: RunContext, launch: Launch) -> SealedR
         before_ns = realtime_minus_monotonic_ns()
         facts = provenance.capture()
         with on_cores(os.sched_getaffinity(0).difference(own) if own else ()):
-            measured = _measure(run, replace(context, client_cores=own), launch, writer, clock)
+            plan = _launched(run, context, launch, writer)
+            measured = _Measurement(run, replace(context, client_cores=own), plan, writer, clock).performed()
         if measured is None:
             writer.discard()
             return None
@@ -249,85 +250,111 @@ def _launched(run: PlannedRun, context: RunContext, launch_server: Launch, write
         raise
 
 
-def _measure(
-    run: PlannedRun, context: RunContext, launch_server: Launch, writer: RunWriter, clock: ScaledClock
-) -> _Measured | None:
-    """Start the server, replay the plan against it and stop it; None when the person aborted the run."""
-    spec, server, plan, interval_s = run.spec, run.server, run.plan, run.spec.client.scrape_interval_s
-    on_progress, stop = context.on_progress, context.stop
-    launch = _launched(run, context, launch_server, writer)
-    timings = {"server_start_ns": clock.now_ns()}
-    lateness = _LiveLateness(run.label, clock.scale, on_progress)
-    with context.in_worker_slot():
-        audit = self_audit(plan, spec.client, clock, writer.folder)
-    with (
-        _asking(context, launch, server) as (metrics, device_metrics),
-        start_server(
-            launch,
-            log_path=writer.folder / layout.SERVER_LOG,
-            stamps_path=writer.folder / layout.LOG_STAMPS,
-            clock=clock,
-        ) as process,
-        open(writer.folder / layout.SCRAPES, "ab") as scrapes,
-        DeviceWatch(writer.folder / layout.DEVICES, from_driver(launch.device_command), clock),
-        DeviceWatch(
-            writer.folder / layout.DEVICE_METRICS,
-            from_exporter(server.device_metrics_url, device_metrics),
-            clock,
-            EXPORTER_INTERVAL_S,
-        ),
-    ):
-        startup_ns = process.wait_healthy(
-            launch.host,
-            launch.port,
-            deadline_s=server.start_timeout_s,
-            is_stopped=waiting_for_server(run.label, server.start_timeout_s, on_progress, stop),
+@dataclass(frozen=True, slots=True)
+class _Measurement:
+    """One run on its server, in three stages: the server gets ready, the plan is replayed, the server is stopped.
+
+    timings: instants in model ns, filled in as the stages pass.
+    """
+
+    run: PlannedRun
+    context: RunContext
+    launch: LaunchPlan
+    writer: RunWriter
+    clock: ScaledClock
+    timings: dict[str, int] = field(default_factory=dict[str, int])
+
+    def performed(self) -> _Measured | None:
+        """What was observed; None when the person aborted the run."""
+        run, launch, folder, clock = self.run, self.launch, self.writer.folder, self.clock
+        self.timings["server_start_ns"] = clock.now_ns()
+        with self.context.in_worker_slot():
+            audit = self_audit(run.plan, run.spec.client, clock, folder)
+        with (
+            _asking(self.context, launch, run.server) as (metrics, device_metrics),
+            start_server(
+                launch, log_path=folder / layout.SERVER_LOG, stamps_path=folder / layout.LOG_STAMPS, clock=clock
+            ) as process,
+            DeviceWatch(folder / layout.DEVICES, from_driver(launch.device_command), clock),
+            DeviceWatch(
+                folder / layout.DEVICE_METRICS,
+                from_exporter(run.server.device_metrics_url, device_metrics),
+                clock,
+                EXPORTER_INTERVAL_S,
+            ),
+        ):
+            offset = self._offset() if self._is_ready(process) else ()
+            if self._is_stopped:
+                process.kill()
+                return None
+            result, neighbours = self._replayed(metrics)
+            if self._is_stopped:
+                process.kill()
+                return None
+            is_alive = not process.has_exited
+            changes = process.changes()
+            offsets = (*offset, *(self._offset() if is_alive else ()))
+            exit_report = process.stop(grace_s=run.server.stop_grace_s)
+            self.timings["server_stopped_ns"] = clock.now_ns()
+        return _Measured(
+            launch=launch,
+            pid=process.pid,
+            replay=result,
+            audit=audit,
+            exit_report=exit_report,
+            is_alive_until_stop=is_alive,
+            timings=self.timings,
+            log_offsets=offsets,
+            neighbours=neighbours,
+            changes=changes,
         )
-        if stop.now.is_set():
-            process.kill()
-            return None
-        on_progress(ServerReady(run.label, startup_ns / NS_PER_S))
-        timings["healthy_ns"] = clock.now_ns()
-        if run.period is not None and context.await_others is not None:
-            context.await_others()
-        offsets = [] if launch.read_offset is None else [launch.read_offset()]
-        if stop.now.is_set():
-            process.kill()
-            return None
-        target, started = _target(run, launch, writer.folder, clock)
+
+    @property
+    def _is_stopped(self) -> bool:
+        return self.context.stop.now.is_set()
+
+    def _offset(self) -> tuple[tuple[int, int], ...]:
+        """The offset of another host's clock now, where the log has its stamps."""
+        return () if self.launch.read_offset is None else (self.launch.read_offset(),)
+
+    def _is_ready(self, process: ServerHandle) -> bool:
+        """Whether the server answers, and the others of its block are ready too; False when the person aborted."""
+        run, limit_s = self.run, self.run.server.start_timeout_s
+        startup_ns = process.wait_healthy(
+            self.launch.host,
+            self.launch.port,
+            deadline_s=limit_s,
+            is_stopped=waiting_for_server(run.label, limit_s, self.context.on_progress, self.context.stop),
+        )
+        if self._is_stopped:
+            return False
+        self.context.on_progress(ServerReady(run.label, startup_ns / NS_PER_S))
+        self.timings["healthy_ns"] = self.clock.now_ns()
+        if run.period is not None and self.context.await_others is not None:
+            self.context.await_others()
+        return True
+
+    def _replayed(self, metrics: Sequence[Get]) -> tuple[ReplayResult, frozenset[int]]:
+        """What the client saw, and the devices of a fleet that were busy beside."""
+        run, launch, stop = self.run, self.launch, self.context.stop.now
+        target, started = _target(run, launch, self.writer.folder, self.clock)
         if launch.warms_up:
             for each in launch.servers:
-                started = warm_up(plan, server, replace(target, endpoint=each.endpoint), stop.now)
-            timings[WARMED_UP] = clock.now_ns()
+                started = warm_up(run.plan, run.server, replace(target, endpoint=each.endpoint), stop)
+            self.timings[WARMED_UP] = self.clock.now_ns()
+        lateness = _LiveLateness(run.label, self.clock.scale, self.context.on_progress)
+        interval_s = run.spec.client.scrape_interval_s
         with (
-            context.in_worker_slot() as neighbours,
-            Scraper(scrapes, *metrics, clock=clock, interval_s=interval_s, beside=lateness.so_far),
+            open(self.writer.folder / layout.SCRAPES, "ab") as scrapes,
+            self.context.in_worker_slot() as neighbours,
+            Scraper(scrapes, *metrics, clock=self.clock, interval_s=interval_s, beside=lateness.so_far),
         ):
-            result = replay(plan, target, on_event=lateness.add, stop=stop.now)
+            result = replay(run.plan, target, on_event=lateness.add, stop=stop)
         result.audit.update(started)
-        write_served(writer, result.audit.pop("replicas"))
-        timings["replay_start_ns"] = result.start_ns
-        timings["replay_end_ns"] = clock.now_ns()
-        if stop.now.is_set():
-            process.kill()
-            return None
-        is_alive = not process.has_exited
-        changes = process.changes()
-        offsets += [] if launch.read_offset is None or not is_alive else [launch.read_offset()]
-        exit_report = process.stop(grace_s=server.stop_grace_s)
-        timings["server_stopped_ns"] = clock.now_ns()
-    return _Measured(
-        launch,
-        process.pid,
-        result,
-        audit,
-        exit_report,
-        is_alive,
-        timings,
-        tuple(offsets),
-        frozenset(neighbours),
-        changes,
-    )
+        write_served(self.writer, result.audit.pop("replicas"))
+        self.timings["replay_start_ns"] = result.start_ns
+        self.timings["replay_end_ns"] = self.clock.now_ns()
+        return result, frozenset(neighbours)
 
 
 def _target(run: PlannedRun, launch: LaunchPlan, records: Path, clock: ScaledClock) -> tuple[Target, dict[str, Any]]:
