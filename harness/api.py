@@ -5,11 +5,10 @@ Each returns a value that shows itself. Nothing is printed, but for a look that 
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from harness.errors import SpecError, escape_controls
 from harness.table import Table, table_of
@@ -47,6 +46,7 @@ def sweep(experiment: str | Path, over: str, **changes: Any) -> ExperimentSpec:
     """
     from harness.measure.records.store import experiment_at
     from harness.model.spec import parse_experiment
+    from harness.model.spec.changes import swept_table
 
     source, table, _ = experiment_at(experiment)
     return parse_experiment(swept_table({**table, **changes}, over), where=f"{source}, {over}")
@@ -95,6 +95,7 @@ def experiment_with(
     """(the experiment at an address with these changes, its source, the folder of its runs)."""
     from harness.measure.records.store import experiment_at
     from harness.model.spec import parse_experiment
+    from harness.model.spec.changes import override_table
 
     source, table, runs = experiment_at(address, runs)
     return parse_experiment(override_table(table, changes or ()), where=str(source)), source, runs
@@ -182,75 +183,3 @@ def note_look(sealed: Sequence[SealedRun], by: str) -> None:
 
         if problem := record_look(sealed, by):
             print(escape_controls(problem), file=sys.stderr)
-
-
-def override_table(table: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
-    """A deep copy of ``table`` with each "dotted.key=value" applied; raises SpecError on a malformed change."""
-    from harness.model.spec.recorded import setting_value
-
-    result = copy.deepcopy(dict(table))
-    for change in changes:
-        key, separator, text = change.partition("=")
-        parts = key.strip().split(".")
-        if not separator or not all(parts):
-            raise SpecError(f"{change!r} is not KEY=VALUE", where="--set", hint="Write e.g. --set server.kv_slots=16")
-        target = _table_of(result, parts[:-1], key)
-        target[parts[-1]] = setting_value(text.strip())
-    return result
-
-
-def _table_of(table: dict[str, Any], parts: Sequence[str], key: str) -> dict[str, Any]:
-    """The table below ``parts``, made where it is absent; an element of a list goes by its name."""
-    target: Any = table
-    for part in parts:
-        if isinstance(target, list):
-            named = [item for item in cast("list[Any]", target) if isinstance(item, dict) and item.get("name") == part]
-            if not named:
-                raise SpecError(f"{key!r}: nothing is named {part!r}", where="--set", hint="Check the dotted key")
-            target = named[0]
-        else:
-            target = target.setdefault(part, {})
-        if not isinstance(target, dict | list):
-            raise SpecError(f"{key!r}: {part!r} is not a table", where="--set", hint="Check the dotted key")
-    if isinstance(target, list):
-        raise SpecError(f"{key!r} names no element of {parts[-1]}", where="--set", hint=f"Say {parts[-1]}.NAME.KEY")
-    return target
-
-
-def swept_table(table: dict[str, Any], over: str) -> dict[str, Any]:
-    """The experiment with a condition per value of ``over``, each the baseline condition with that one change.
-
-    Raises SpecError where ``over`` names no key of a server or a workload, or fewer than two values.
-    """
-    from harness.model.spec import ServerSpec, WorkloadSpec
-
-    tables = {"server": ServerSpec, "workload": WorkloadSpec}
-    key, _, text = over.partition("=")
-    where, _, name = key.strip().partition(".")
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    values = [override_table({}, [f"value={part}"])["value"] for part in parts]
-    if not name and (homes := [home for home, spec in tables.items() if where in spec.model_fields]):
-        raise SpecError(f"{where!r} is a key of [{homes[0]}]", where="--over", hint=f"Write --over {homes[0]}.{over}")
-    if where not in tables or not name or len(values) < 2 or len(set(map(str, values))) < len(values):
-        hint = "Write e.g. --over workload.num_sessions=2,4,8"
-        raise SpecError(f"{over!r} is not KEY=VALUE,VALUE,... with two different values", where="--over", hint=hint)
-    conditions: list[dict[str, Any]] = table.get("condition") or [{"name": "base"}]
-    base = next((each for each in conditions if each.get("name") == table.get("baseline")), conditions[0])
-    short = name.replace("_", "-")
-    made = [
-        override_table(
-            {**base, "name": f"{short}-{value}".lower(), "baseline": "", "factors": {name: value}},
-            [f"{where}.{name}={part}"],
-        )
-        for value, part in zip(values, parts, strict=True)
-    ]
-    return {
-        **table,
-        "name": f"{table.get('name', 'experiment')}-sweep-{short}"[:64],
-        "baseline": made[0]["name"],
-        "condition": made,
-        "title": f"{table.get('title') or table.get('name')}: {key.strip()}",
-        "question": f"How do cost and latency change with {key.strip()}?",
-        "analysis": "",
-        "rules": [],
-    }

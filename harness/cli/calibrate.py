@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from harness.api import override_table
 from harness.cli.addresses import ResumeOption, RunsOption, sealed_runs
 from harness.cli.run import ensure_machine_code
 from harness.cli.terminal import escape_markup, say, show, terminal
 from harness.errors import ExitCode, SpecError
 from harness.kinds import DEFAULT_BACKEND, KINDS, kind_named
+from harness.model.spec.changes import override_table
 from harness.table import Table, interval_text
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from harness.api import override_table
 from harness.cli.addresses import RunsOption, SealedArgument, SetOption, sealed_runs
 from harness.cli.terminal import print_folded, print_text, time_left
 from harness.errors import SpecError
+from harness.model.spec.changes import override_table
 from harness.table import cell_text
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from harness.api import experiment_with, override_table, swept_table
+from harness.api import experiment_with
 from harness.cli.addresses import (
     FORMS,
     BackendOption,
@@ -28,6 +28,7 @@ from harness.cli.addresses import (
 from harness.cli.terminal import escape_markup, format_duration, print_text, say, show, terminal
 from harness.errors import ExitCode, SpecError
 from harness.kinds import kind_named
+from harness.model.spec.changes import override_table, swept_table
 from harness.shipped import shipped_names
 from harness.table import Table, TableForm
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import harness
-from harness.api import override_table
 from harness.cli.addresses import asked_again
 from harness.errors import SpecError
 from harness.measure.records.store import experiment_at
+from harness.model.spec.changes import override_table
 from harness.table import Table
 from tests.support.command_line import harness as command
 from tests.support.report_runs import Shape, seal_run

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.api import swept_table
 from harness.errors import SpecError
 from harness.measure.records.store import RunStore
+from harness.model.spec.changes import swept_table
 from tests.support.command_line import harness
 
 pytestmark = pytest.mark.same_everywhere

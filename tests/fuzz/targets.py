@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 from harness.analysis.logs.glance import glance
 from harness.analysis.logs.observer import SCHEMA, held_back, read_observer
 from harness.analysis.logs.parse import metrics_table, parse_log
-from harness.api import override_table
 from harness.extras.cases.cases import simulate_jsonl
 from harness.extras.formats.waits import summarise_tracelab
 from harness.extras.other_stacks.steps import read_steps, step_tables
@@ -41,6 +40,7 @@ from harness.model.experiment import build_plan
 from harness.model.plan.files import read_plan, write_plan
 from harness.model.plan.waits import load_waits
 from harness.model.spec import WorkloadSpec, load_experiment
+from harness.model.spec.changes import override_table
 from harness.model.spec.recorded import recorded_changes, recorded_command
 from harness.model.spec.rules import load_rule
 from harness.model.traces.importing import read_recordings

@@ -23,11 +23,12 @@ from harness.errors import printable
 from harness.measure.client.answer import NO_KERNEL_STAMP, ReceivedAnswer, describe_error_body
 from harness.measure.client.certificates import trusting_context
 from harness.measure.client.exchange import Exchange
+from harness.measure.client.held_tokens import held_facts
 from harness.measure.client.host import CpuMeter, StallMeter, pause_facts, stall_facts, stamp_facts
 from harness.measure.client.receive_stamps import PollTimes
 from harness.measure.client.replay_state import Due, ReplayEvent, ReplayState
 from harness.measure.client.rows import ABSENT
-from harness.measure.client.run import StopSignal, held_facts
+from harness.measure.client.run import StopSignal
 from harness.measure.client.target import ReplayResult, Target
 from harness.measure.records.schema import ABORTED
 from harness.model.plan.model import Plan

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from harness.api import override_table
 from harness.cli.addresses import PrintedOutput, ReplicatesOption, RunsOption, SealedArgument, sealed_runs
 from harness.cli.terminal import print_folded, print_or_write, print_text, printable_lines, terminal, time_left
 from harness.clock import NS_PER_S, MonotonicClock
 from harness.errors import ExitCode, RunInvalidError, SpecError
 from harness.kinds import DEFAULT_BACKEND, kind_named
+from harness.model.spec.changes import override_table
 from harness.outputs import check_output
 from harness.shipped import find_shipped, shipped_names
 from harness.table import TableForm, written

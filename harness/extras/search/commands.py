@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.api import override_table
 from harness.cli.terminal import format_duration, say, show, terminal, time_left
 from harness.errors import SpecError
+from harness.model.spec.changes import override_table
 from harness.shipped import find_shipped, shipped_names
 from harness.table import Table, interval_text, with_error
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from harness.clock import NS_PER_S, ScaledClock
 from harness.measure.client.answer import COMPRESSED, describe_error_body
-from harness.measure.client.run import held_facts, replay_here
+from harness.measure.client.held_tokens import held_facts
+from harness.measure.client.run import replay_here
 from harness.measure.client.target import Endpoint, Target
 from harness.measure.records.findings import tolerated as meaning_of
 from harness.measure.server.ask import HTTP_OK, METRICS, Reply

@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from harness.model.spec.base import tomllib
+from harness.model.spec.changes import setting_value
 from harness.model.spec.experiment import ConditionSpec, ExperimentSpec
 from harness.model.spec.sections import ClientSpec, LimitsSpec
 from harness.model.spec.server import ServerSpec
@@ -19,14 +19,6 @@ from harness.redact import REDACTED, redacted_arguments, redacted_value
 _SPECS = (ExperimentSpec, ConditionSpec, ServerSpec, WorkloadSpec, ClientSpec, LimitsSpec)
 KNOWN_KEYS = frozenset(key for spec in _SPECS for key in spec.model_fields) - {"env", "extra_args"}
 SET = "--set"
-
-
-def setting_value(text: str) -> Any:
-    """The value of ``key=text`` in TOML's syntax; a string where it is not valid TOML."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except (ValueError, RecursionError):
-        return text
 
 
 def recorded_changes(changes: Sequence[str]) -> tuple[str, ...]:

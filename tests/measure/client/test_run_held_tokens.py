@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from harness.clock import NS_PER_MS
-from harness.measure.client.run import held_facts
+from harness.measure.client.held_tokens import held_facts
 from harness.measure.records.schema import CHUNKS, RowStream
 
 
