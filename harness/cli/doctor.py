@@ -6,7 +6,7 @@ Nothing is started or changed here.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -26,6 +26,10 @@ SAID_EVERY_S = 5.0
 WaitOption = Annotated[
     str,
     typer.Option("--wait", metavar="TIME", help="Wait so long for a server that is starting; `0s`: not at all."),
+]
+StackOption = Annotated[
+    Literal["vllm", "rbln"] | None,
+    typer.Option("--stack", help="With --for: what serves, vLLM itself or vllm-rbln, where the server shows neither."),
 ]
 
 
@@ -100,7 +104,11 @@ def _ask_server(url: str, api_key_env: str, metrics_url: str, wait_s: float) -> 
     await_server(server, wait_s)
     report = probe(endpoint_of(server), Needs(asks_again=True, metrics_url=metrics_url))
     shown = {"model": report.model, "version": report.version}
-    shown |= AttachedBackend().all_shown(server) if report.model else {}
+    if report.model:
+        stack, by = AttachedBackend().stack_shown(server)
+        silent = "vLLM itself or vllm-rbln: nothing shows which; say --stack to init and tune"
+        shown |= {"stack": f"{stack} ({by})" if stack else silent} if by else {}
+        shown |= AttachedBackend().all_shown(server)
     for name, value in shown.items() if report.model else ():
         say(console, f"[green]shown[/]    {name}: {escape_markup(str(value))}", hang=9)
     for note in report.notes:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from harness.measure.server.probe import ProbeReport
     from harness.model.spec import ServerSpec
     from harness.runner.backends.base import FirstExperiment, Line
+    from harness.stacks.vllm.step_log import RecordedServer, Stack
 
 MOST_SERVERS = 2
 KEY_ELSEWHERE = "holds the key; the key itself is in no record"
@@ -56,10 +57,24 @@ class Shown:
         return not is_paged(self.values.get("rules", "")) or "cost_model" in self.values
 
 
-def experiment_on(urls: Sequence[str], api_key_env: str, wait_s: float) -> FirstExperiment:
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of a server beside what it shows. stack: as the user says. recorded: the server of a recording."""
+
+    stack: Stack | None = None
+    recorded: RecordedServer | None = None
+
+
+NO_EVIDENCE = Evidence()
+
+
+def experiment_on(
+    urls: Sequence[str], api_key_env: str, wait_s: float, evidence: Evidence = NO_EVIDENCE
+) -> FirstExperiment:
     """A first experiment on one server, or on two that are compared. A server that is starting is waited for.
 
-    Raises ServerError where one cannot be measured, SpecError where they are too many or the same.
+    Raises ServerError where one cannot be measured, SpecError where they are too many or the same, or where nothing
+    shows which stack serves.
     """
     from harness.model.spec import ServerSpec
     from harness.runner.backends.attached import ABOUT
@@ -72,7 +87,7 @@ def experiment_on(urls: Sequence[str], api_key_env: str, wait_s: float) -> First
     for server in servers:
         await_server(server, wait_s)
     reports, form = _probed(servers)
-    shown = [_shown(server, report) for server, report in zip(servers, reports, strict=True)]
+    shown = [_shown(server, report, evidence) for server, report in zip(servers, reports, strict=True)]
     start = FirstExperiment(
         about=ABOUT,
         limits=() if all(report.has_metrics for report in reports) else (NO_METRICS,),
@@ -133,22 +148,53 @@ def _names(first: str, second: str) -> tuple[str, str]:
     return "first", "second"
 
 
-def _shown(server: ServerSpec, report: ProbeReport) -> Shown:
-    """What one server shows of its settings."""
+def _shown(server: ServerSpec, report: ProbeReport, evidence: Evidence) -> Shown:
+    """What one server shows of its settings; what it does not show, as its recording does."""
     from harness.runner.backends.attached import AttachedBackend
     from harness.runner.backends.base import MOST_SLOT_TOKENS, SLOT_TOKENS
 
-    values = AttachedBackend().all_shown(server)
+    stack = _stack_of(server, evidence)
+    values = AttachedBackend().all_shown(server, stack)
+    recorded = evidence.recorded.settings if evidence.recorded is not None and stack == "vllm" else {}
+    comments = dict.fromkeys(recorded.keys() - values.keys(), "shown by the recording of this server")
+    differing = {key: value for key, value in recorded.items() if key in values and values[key] != value}
+    comments |= {key: f"shown by the server; when it was recorded: {value}" for key, value in differing.items()}
+    values = {**recorded, **values}
     longest = int(values.get("slot_tokens", SLOT_TOKENS))
     can_be_written = 256 <= longest <= MOST_SLOT_TOKENS and longest % 128 == 0
-    lines: list[Line] = [(line, "shown by the server") for line in _shown_lines(values)]
+    lines: list[Line] = [
+        (line, printable(comments.get(key, "shown by the server"))) for key, line in _shown_lines(values).items()
+    ]
     if can_be_written and longest != SLOT_TOKENS:
         lines.append((f"slot_tokens = {longest}", "its max_model_len"))
     if "max_num_seqs" not in values:
-        lines.append(("max_num_seqs = 8", "not shown: write what the server was started with"))
+        lines.append(("max_num_seqs = 8", "assumed, not shown: write what the server was started with"))
+    if "max_num_seqs" not in values or recorded.keys() - AttachedBackend().all_shown(server, stack).keys():
         lines.append(DECLARED)
     room = longest if can_be_written else min(longest, SLOT_TOKENS)
     return Shown(server.url, report, tuple(lines), room, values)
+
+
+def _stack_of(server: ServerSpec, evidence: Evidence) -> Stack | None:
+    """Which stack serves; None where it is no vLLM. SpecError where a vLLM shows neither, or another than is said."""
+    from harness.runner.backends.attached import AttachedBackend
+
+    found, by = AttachedBackend().stack_shown(server)
+    recorded = None if evidence.recorded is None else evidence.recorded.stack
+    said = {"--stack": evidence.stack, "the recording": recorded}
+    for where, stack in said.items():
+        if stack and found and stack != found:
+            names = {"vllm": "vLLM itself", "rbln": "vllm-rbln"}
+            what = f"is {names[found]} by {by}, and {names[stack]} by {where}"
+            raise SpecError(what, where=server.url, hint="Name the server that was meant, or leave the other out")
+    stack = found or evidence.stack or recorded
+    if stack is None and by:
+        raise SpecError(
+            "nothing that it shows tells vLLM itself from vllm-rbln",
+            where=server.url,
+            hint="Say --stack vllm or --stack rbln; a recording of the server says it too: --from FILE",
+        )
+    return stack
 
 
 def _probed(servers: Sequence[ServerSpec]) -> tuple[list[ProbeReport], str]:
@@ -169,8 +215,8 @@ def _probed(servers: Sequence[ServerSpec]) -> tuple[list[ProbeReport], str]:
     raise ServerError("; ".join(report.problems), where=server.url, hint=hint)
 
 
-def _shown_lines(shown: dict[str, Any]) -> list[str]:
-    """Settings in force that are not the defaults, as TOML."""
+def _shown_lines(shown: dict[str, Any]) -> dict[str, str]:
+    """Settings in force that are not the defaults: a line of TOML by key."""
     from harness.model.spec.server import DEFAULTS, ENGINE_KEYS, SERVER_KEYS, default_buckets
     from harness.shipped import shipped_names
     from harness.stacks.rbln.rules.kv_rules import NEWEST_STABLE, is_paged
@@ -190,4 +236,4 @@ def _shown_lines(shown: dict[str, Any]) -> list[str]:
     usual = {**DEFAULTS, "rules": NEWEST_STABLE, "decode_buckets": sizes, "kv_slots": limit, "max_active_seqs": limit}
     shown_here = settings.keys() & ENGINE_KEYS - {"slot_tokens"}
     kept = [key for key in SERVER_KEYS if key in shown_here and settings[key] != usual[key]]
-    return [f"{key} = {json.dumps(settings[key])}" for key in kept]
+    return {key: f"{key} = {json.dumps(settings[key])}" for key in kept}

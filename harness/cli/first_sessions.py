@@ -22,6 +22,7 @@ LONGEST_S = 300.0
 """Of the server's time that one run of recorded agents takes: six replicates of two conditions are an hour."""
 OVERLOADED = 1.25
 """Requests whose end comes so many times later than recorded are more than a server can do."""
+HUMAN_WAIT_CAP_NS = 60 * NS_PER_S
 MOST_SIMULATED = 512
 """Sessions of a recording that are simulated to know how long all of them take."""
 SHARED_SHARE = 0.01
@@ -97,7 +98,7 @@ def recorded(wanted: Recordings, start: FirstExperiment, predicted: Predicted) -
         lines.append((f'scale = "1/{divisor}"', why))
     if any(request.wait_kind == "human" for request in requests):
         lines.append(('human_waits = "cap"', "waits for a person; those for tools are kept as recorded"))
-        lines.append(("human_wait_cap_s = 60.0", ""))
+        lines.append((f"human_wait_cap_s = {HUMAN_WAIT_CAP_NS / NS_PER_S:.1f}", ""))
     needed = min(-(-longest // divisor) + 2, start.room_tokens)
     slots = -(-needed // 128) * 128 if start.sets_slot_tokens and needed > SLOT_TOKENS else 0
     shared = _shared(trace)
@@ -109,8 +110,13 @@ def recorded(wanted: Recordings, start: FirstExperiment, predicted: Predicted) -
 
     if agents:
         return made([(f"agents = {agents}", _of_agents(trace, shared))])
-    population = _as_recorded if trace.head.arrivals == "recorded" else _taking_turns
-    return made(population(trace, lambda chosen: predicted(made(chosen))))
+
+    def took_s(chosen: Sequence[Line]) -> float:
+        return predicted(made(chosen))
+
+    if trace.head.arrivals == "recorded":
+        return made(_as_recorded(trace, took_s, has_costs=start.has_costs))
+    return made(_taking_turns(trace, took_s))
 
 
 def _of_agents(trace: TraceFile, shared: float) -> str:
@@ -119,7 +125,7 @@ def _of_agents(trace: TraceFile, shared: float) -> str:
     return f"{dealt}; they share {'the blocks that several recordings name' if shared else 'no tokens'}"
 
 
-def _as_recorded(trace: TraceFile, took_s: Callable[[Sequence[Line]], float]) -> list[Line]:
+def _as_recorded(trace: TraceFile, took_s: Callable[[Sequence[Line]], float], *, has_costs: bool) -> list[Line]:
     """A stretch of recorded arrivals; where it is more than the server can do, some requests at a time in its order."""
     starts_ns = [recording.start_ns for recording in trace.recordings]
     span_s = (max(starts_ns) - min(starts_ns)) / NS_PER_S
@@ -133,13 +139,30 @@ def _as_recorded(trace: TraceFile, took_s: Callable[[Sequence[Line]], float]) ->
         where = f"of {span_s:.0f} s, some {part:.0f} sessions; another stretch for each replicate"
         return [(f"stretch_s = {seconds:.1f}", where)]
 
-    late = took_s(stretch(stretch_s)) / max(stretch_s, 1.0)
+    if not has_costs:
+        # By the costs of another device nothing shows how busy this one is.
+        return stretch(stretch_s)
+    late = took_s(stretch(stretch_s)) / max(stretch_s, _idle_end_s(trace, stretch_s), 1.0)
     if late <= OVERLOADED:
         return stretch(stretch_s)
     why = f"as recorded they take this server {late:.1f} times as long as they came in"
     turns: list[Line] = [(f"concurrency = {AGENTS_AT_A_TIME}", f"at a time, in the recorded order: {why}")]
     shorter = LONGEST_S / took_s([*stretch(stretch_s), *turns])
     return [*stretch(stretch_s * min(1.0, shorter)), *turns]
+
+
+def _idle_end_s(trace: TraceFile, stretch_s: float) -> float:
+    """When the sessions of the first part of a recording would end on a server that takes no time: waits alone."""
+    first_ns = min(recording.start_ns for recording in trace.recordings)
+    ends_ns = [0]
+    for recording in trace.recordings:
+        since_ns = recording.start_ns - first_ns
+        ended_ns: list[int] = []
+        for request in recording.requests if since_ns <= stretch_s * NS_PER_S else ():
+            wait_ns = min(request.wait_ns, HUMAN_WAIT_CAP_NS) if request.wait_kind == "human" else request.wait_ns
+            ended_ns.append(max((ended_ns[before] for before in request.after), default=since_ns) + wait_ns)
+        ends_ns += ended_ns
+    return max(ends_ns) / NS_PER_S
 
 
 def _taking_turns(trace: TraceFile, took_s: Callable[[Sequence[Line]], float]) -> list[Line]:

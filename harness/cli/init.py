@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from harness.cli.doctor import DEFAULT_WAIT, WaitOption, seconds_to_wait
+from harness.cli.doctor import DEFAULT_WAIT, StackOption, WaitOption, seconds_to_wait
 from harness.cli.first_sessions import Recordings, Workload, drawn, recorded
 from harness.cli.inputs import BlockTokensOption, LengthsOption, RecordedWaitsOption, TimeUnitOption, read_options
 from harness.cli.terminal import print_folded, print_with_comment
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from harness.model.experiment import PlannedRuns
     from harness.model.traces.account import ReadOptions
     from harness.runner.backends.base import FirstExperiment, Line
+    from harness.stacks.vllm.step_log import Stack
 
 # The kind of server that --for measures: somebody else started it.
 ATTACHED = next(kind.name for kind in KINDS.values() if not kind.is_restarted)
@@ -56,6 +57,7 @@ def init(
         ),
     ] = None,
     api_key_env: Annotated[str, typer.Option(help="With --for: environment variable with the server's key.")] = "",
+    stack: StackOption = None,
     wait: WaitOption = DEFAULT_WAIT,
     slots: Annotated[
         int | None, typer.Option(min=1, max=4096, help="Compare with this many KV slots. Modelled servers only.")
@@ -76,7 +78,7 @@ def init(
         options = "--agents, --block-tokens, --time-unit, --waits, --lengths"
         raise SpecError("goes with --from", where=options, hint=hint)
     options, servers = read_options(block_tokens, time_unit, waits, lengths), tuple(urls or ())
-    asked = DraftInputs(backend, servers, source, api_key_env, seconds_to_wait(wait), options, agents)
+    asked = DraftInputs(backend, servers, source, api_key_env, seconds_to_wait(wait), options, agents, stack)
 
     def changed(draft: Draft) -> Draft:
         if slots is not None or buckets:
@@ -143,7 +145,8 @@ class Draft:
 class DraftInputs(NamedTuple):
     """What an experiment is written for: a backend, or servers that run, and drawn or recorded sessions.
 
-    wait_s: for servers that are starting. options: of the import of recordings. agents: see ``Recordings``.
+    wait_s: for servers that are starting. options: of the import of recordings. agents: see ``Recordings``. stack: that
+    serves, where the server does not show it.
     """
 
     backend: str = ""
@@ -153,6 +156,7 @@ class DraftInputs(NamedTuple):
     wait_s: float = 0.0
     options: ReadOptions | None = None
     agents: int = 0
+    stack: Stack | None = None
 
 
 def write_experiment(name: str, asked: DraftInputs, changed: Callable[[Draft], Draft]) -> Draft:
@@ -184,14 +188,17 @@ def to_be_tuned(draft: Draft) -> Draft:
 
 def _draft(name: str, asked: DraftInputs) -> Draft:
     """The first experiment of a server or a backend, on drawn or recorded sessions."""
-    from harness.cli.first_servers import experiment_on
+    from harness.cli.first_servers import Evidence, experiment_on
     from harness.model.traces.account import ReadOptions
     from harness.runner.backends import backend_named
+    from harness.stacks.vllm.step_log import recorded_server
 
     kind = _kind(asked)
     start = backend_named(kind).first_experiment
+    # The recording is read before the server is asked anything, which it may record.
+    server = recorded_server(Path(asked.source)) if asked.source else None
     if asked.urls:
-        start = experiment_on(asked.urls, asked.api_key_env, asked.wait_s)
+        start = experiment_on(asked.urls, asked.api_key_env, asked.wait_s, Evidence(asked.stack, server))
     if not asked.source:
         return Draft(name, kind, start, drawn(start))
     takes_rules = start.sets_slot_tokens and not kind_named(kind).has_stack

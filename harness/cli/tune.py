@@ -15,7 +15,7 @@ import typer
 
 from harness.api import experiment_with
 from harness.cli.addresses import BackendOption, MaybeExperimentArgument, RunsOption, SetOption, changes_of
-from harness.cli.doctor import DEFAULT_WAIT, WaitOption, await_server, seconds_to_wait
+from harness.cli.doctor import DEFAULT_WAIT, StackOption, WaitOption, await_server, seconds_to_wait
 from harness.cli.init import AgentsOption, DraftInputs, to_be_tuned, write_experiment
 from harness.cli.terminal import escape_markup, say, terminal, time_left
 from harness.clock import NS_PER_S, MonotonicClock
@@ -45,6 +45,7 @@ def tune(
     ] = "",
     agents: AgentsOption = 0,
     api_key_env: Annotated[str, typer.Option(help="With --for: environment variable with the server's key.")] = "",
+    stack: StackOption = None,
     wait: WaitOption = DEFAULT_WAIT,
     budget: Annotated[str, typer.Option(help="Wall time for all of it, e.g. `20min`. Default: [tune] budget.")] = "",
     memory: Annotated[str, typer.Option(help="Memory of one device, e.g. `14GiB`. Default: [tune] memory.")] = "",
@@ -81,7 +82,7 @@ def tune(
 
     console = terminal()
     wanted = DraftInputs(
-        backend or "", (url,) if url else (), recording, api_key_env, seconds_to_wait(wait), agents=agents
+        backend or "", (url,) if url else (), recording, api_key_env, seconds_to_wait(wait), agents=agents, stack=stack
     )
     experiment, backend = _experiment(experiment, wanted)
     wishes = [f"tune.budget={json.dumps(budget)}"] * bool(budget) + [f"tune.memory={json.dumps(memory)}"] * bool(memory)

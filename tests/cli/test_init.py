@@ -188,7 +188,7 @@ def test_of_a_vllm_with_slots_their_number_is_kept() -> None:
     with plain_server(
         PlainServer(gives_token_ids=True, has_metrics=True, metrics=metrics, max_model_len=8192)
     ) as running:
-        server = begun("--for", running.url).server
+        server = begun("--for", running.url, "--stack", "rbln").server
     assert (server.kv_slots, server.is_paged) == (12, False)
 
 

@@ -32,8 +32,8 @@ from harness.runner.backends.base import FirstExperiment, ServerBackend
 from harness.runner.run import LaunchOptions
 from harness.secrets import without_secrets
 from harness.stacks.rbln.launch.launch_log import LaunchFacts, read_metrics
-from harness.stacks.rbln.rules.kv_rules import PAGED
-from harness.stacks.vllm.step_log import read_step_log
+from harness.stacks.rbln.rules.kv_rules import PAGED, is_paged
+from harness.stacks.vllm.step_log import Stack, StepLog, read_step_log, stack_of
 
 ABOUT = "a server that somebody else started; it is never restarted"
 ATTACHED = finding("server-attached", "the server was started by somebody else and not restarted for this run")
@@ -96,14 +96,29 @@ class AttachedBackend(ServerBackend):
     def in_force(self, server: ServerSpec) -> dict[str, Any]:
         return _in_force(server, _facts_of(server), has_paged=bool(changed_keys(server) & PAGED_KEYS))
 
-    def all_shown(self, server: ServerSpec) -> dict[str, Any]:
-        """``in_force``, and of vLLM itself its rules and its KV memory.
+    def stack_shown(self, server: ServerSpec) -> tuple[Stack | None, str]:
+        """Which stack serves, and what shows it; None where a vLLM shows neither, "" where nothing shows a vLLM.
 
-        Blocks of vllm-rbln hold whole prefill chunks, so that a server with other blocks is vLLM itself.
+        Blocks of vllm-rbln hold whole prefill chunks: other blocks are vLLM's, and such blocks say nothing.
         """
         facts = _facts_of(server)
-        if facts.emulator or facts.paged().get("block_size", 0) % PREFILL_CHUNK_TOKENS == 0:
-            return _in_force(server, facts, has_paged=False)
+        if facts.emulator:
+            return ("vllm" if is_paged(str(facts.emulator.get("rules", ""))) else "rbln"), "the emulator's metrics"
+        if (found := stack_of(_scheduler_of(server))) is not None:
+            return found, "the scheduler's class in its step log"
+        if facts.paged().get("block_size", 0) % PREFILL_CHUNK_TOKENS:
+            return "vllm", "its metrics: blocks that no prefill chunk of vllm-rbln fits"
+        return None, "vLLM's metrics" if facts.cache else ""
+
+    def all_shown(self, server: ServerSpec, stack: Stack | None = None) -> dict[str, Any]:
+        """``in_force``, and of vLLM itself its rules and its KV memory. stack: which serves; default: as shown."""
+        facts = _facts_of(server)
+        found, by = self.stack_shown(server)
+        stack = stack or found
+        if facts.emulator or stack != "vllm":
+            in_force = _in_force(server, facts, has_paged=False)
+            # vLLM itself has no slots: none are named where nothing shows which of the two serves.
+            return {key: value for key, value in in_force.items() if stack or not by or key != "usable_kv_slots"}
         server = server.model_copy(update={"rules": PAGED})
         return {"rules": PAGED, **_in_force(server, facts, has_paged=True)}
 
@@ -186,14 +201,19 @@ def _size_texts(runs: Sequence[PlannedRun], model: str) -> None:
 
 def _header_of(server: ServerSpec) -> dict[str, Any]:
     """The settings in the first line of the server's step log, of replicas that of the first."""
-    return next((_header_at(step_log) for step_log in _step_logs(server)), {})
+    return next((_header_at(step_log).settings for step_log in _step_logs(server)), {})
 
 
-def _header_at(step_log: str) -> dict[str, Any]:
-    """The settings in the first line of a step log; ServerError where it cannot be read."""
+def _scheduler_of(server: ServerSpec) -> object:
+    """The scheduler's class in the first line of the server's step log; None where it does not show it."""
+    return next((_header_at(step_log).engine_settings.get("scheduler") for step_log in _step_logs(server)), None)
+
+
+def _header_at(step_log: str) -> StepLog:
+    """The first line of a step log; ServerError where it cannot be read."""
     try:
         with open(step_log, "rb") as file:
-            return read_step_log(without_secrets(file.readline()), where=step_log).settings
+            return read_step_log(without_secrets(file.readline()), where=step_log)
     except (OSError, RecordsError) as error:
         what = error.what if isinstance(error, RecordsError) else f"cannot be read ({error.strerror})"
         raise ServerError(

@@ -7,6 +7,7 @@ Source of the columns: harness/stacks/vllm/inside/vllm_step_log/logger.py, forma
 
 from __future__ import annotations
 
+import gzip
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -73,6 +74,7 @@ _SETTINGS = {key: row.header for key, row in SERVER_KEYS.items() if row.header}
 ENGINE_SETTINGS = ("scheduler", "kv_coordinator", "kv_groups", "num_hash_lookahead_tokens")
 """What the header of an engine core shows of its scheduler and its KV memory, beside the keys of a ServerSpec."""
 OTHER_STACK = "vllm_rbln"
+MAX_HEADER_BYTES = 1 << 20
 KNOWN_SCHEDULERS = ("Scheduler", "AsyncScheduler")
 KNOWN_COORDINATORS = ("UnitaryKVCacheCoordinator", "KVCacheCoordinatorNoPrefixCache")
 KNOWN_GROUPS = ["FullAttentionSpec"]
@@ -104,12 +106,7 @@ class StepLog:
     @property
     def settings(self) -> dict[str, Any]:
         """Keys of a ServerSpec with the values in force; a key that the header does not show is absent."""
-        shown = {key: self.effective[name] for key, name in _SETTINGS.items() if self.effective.get(name) is not None}
-        sizes = shown.pop("decode_buckets", [])
-        # Without graphs nothing is captured, whatever the list of sizes says.
-        if self.has_graphs and sizes:
-            shown["decode_buckets"] = sorted(sizes)
-        return shown
+        return settings_of(self.effective)
 
     @property
     def engine_settings(self) -> dict[str, Any]:
@@ -153,7 +150,7 @@ class StepLog:
     @property
     def has_graphs(self) -> bool:
         """Whether the server runs steps as captured graphs."""
-        return not self.effective.get("enforce_eager") and self.effective.get("cudagraph_mode") not in (None, "NONE")
+        return has_graphs(self.effective)
 
     @property
     def num_drafts(self) -> int:
@@ -210,6 +207,56 @@ class StepLog:
         if not len(costs):
             return {}
         return {"mean": float(costs.mean()), "p50": float(np.median(costs)), "max": float(costs.max())}
+
+
+def settings_of(effective: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of a ServerSpec that the settings in a header show, with their values."""
+    shown = {key: effective[name] for key, name in _SETTINGS.items() if effective.get(name) is not None}
+    sizes = shown.pop("decode_buckets", [])
+    # Without graphs nothing is captured, whatever the list of sizes says.
+    if has_graphs(effective) and sizes:
+        shown["decode_buckets"] = sorted(sizes)
+    return shown
+
+
+def has_graphs(effective: Mapping[str, Any]) -> bool:
+    """Whether a server with these settings runs steps as captured graphs."""
+    return not effective.get("enforce_eager") and effective.get("cudagraph_mode") not in (None, "NONE")
+
+
+Stack = Literal["vllm", "rbln"]
+
+
+def stack_of(scheduler: object) -> Stack | None:
+    """Whose scheduler a class is, by its module; None where it is another one, or not shown."""
+    name = str(scheduler or "")
+    return "rbln" if name.startswith(OTHER_STACK) else "vllm" if name.startswith("vllm.") else None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedServer:
+    """What the first line of recorded sessions says of the server that was recorded."""
+
+    vllm: str
+    stack: Stack | None
+    settings: Mapping[str, Any]
+
+
+def recorded_server(path: Path) -> RecordedServer | None:
+    """The server of a file of recorded sessions, packed or not, or of the first in a folder; None of another file."""
+    files = sorted(each for each in path.rglob("*.jsonl*") if each.is_file()) if path.is_dir() else [path]
+    for each in files:
+        try:
+            with gzip.open(each) if each.suffix == ".gz" else each.open("rb") as file:
+                header = parsed(file.readline(MAX_HEADER_BYTES))
+        except (OSError, EOFError):
+            continue
+        if isinstance(header, dict) and "vllm_sessions" in header:
+            known = cast("dict[str, Any]", header)
+            effective = known.get("effective")
+            shown = settings_of(cast("dict[str, Any]", effective)) if isinstance(effective, dict) else {}
+            return RecordedServer(str(known.get("vllm") or ""), stack_of(known.get("scheduler")), shown)
+    return None
 
 
 def read_step_log(content: bytes, *, where: str = "step log") -> StepLog:

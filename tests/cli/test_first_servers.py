@@ -1,0 +1,85 @@
+"""What a server is, is decided by what it shows, what its recording shows, or what the user says; never by a guess."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from harness.cli.tree import app
+from harness.errors import SpecError
+from harness.model.spec import ServerSpec, load_experiment
+from tests.support.plain_server import PlainServer, plain_server
+from tests.support.recorded_sessions import record
+
+pytestmark = pytest.mark.same_everywhere
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to work in."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def a_vllm(**labels: object) -> PlainServer:
+    """A server whose metrics have these labels beside blocks of 128 tokens."""
+    shown = {"block_size": 128, "enable_prefix_caching": True, **labels}
+    text = ",".join(f'{name}="{value}"' for name, value in shown.items())
+    metrics = f"# TYPE vllm:cache_config_info gauge\nvllm:cache_config_info{{{text}}} 1.0\n"
+    return PlainServer(gives_token_ids=True, has_metrics=True, metrics=metrics, max_model_len=8192)
+
+
+def written(server: PlainServer, *options: str) -> tuple[ServerSpec, str]:
+    """What ``init`` writes of it, and the file's text."""
+    with plain_server(server) as running:
+        done = CliRunner().invoke(app, ["init", "mine", "--for", running.url, *options])
+    if done.exception is not None:
+        raise done.exception
+    return load_experiment("mine.toml").server, Path("mine.toml").read_text()
+
+
+def recording(folder: Path, *, scheduler: str, **settings: object) -> str:
+    """Recorded sessions of a server with this scheduler and these settings."""
+    path = record(0, folder / "recorded").sessions
+    first, *rest = path.read_text().splitlines()
+    header = json.loads(first)
+    header |= {"scheduler": scheduler, "effective": {**header["effective"], **settings}}
+    path.write_text("\n".join([json.dumps(header), *rest]) + "\n")
+    return str(path)
+
+
+VLLM = "vllm.v1.core.sched.scheduler.Scheduler"
+
+
+def test_where_nothing_tells_the_stacks_apart_the_user_says_it() -> None:
+    silent = a_vllm(num_gpu_blocks=8192)
+    with pytest.raises(SpecError, match="tells vLLM itself from vllm-rbln") as refused:
+        written(silent)
+    assert "--stack" in str(refused.value.hint)
+    assert not Path("mine.toml").exists()
+    server, _ = written(silent, "--stack", "vllm")
+    assert (server.rules, server.num_gpu_blocks, server.block_size) == ("vllm-paged", 8192, 128)
+    assert server.kv_slots is None
+
+
+def test_a_server_that_shows_another_stack_than_the_user_says_is_refused_with_both() -> None:
+    with pytest.raises(SpecError, match=r"is vLLM itself by its metrics.* and vllm-rbln by --stack"):
+        written(a_vllm(num_gpu_blocks=64, block_size=16), "--stack", "rbln")
+
+
+def test_the_settings_of_a_recording_are_those_of_its_server(folder: Path) -> None:
+    path = recording(folder, scheduler=VLLM, max_num_seqs=6, num_gpu_blocks=8192, block_size=128, max_model_len=8192)
+    server, text = written(a_vllm(num_gpu_blocks=4096), "--from", path)
+    assert (server.rules, server.max_num_seqs, server.num_gpu_blocks) == ("vllm-paged", 6, 4096)
+    assert "shown by the recording of this server" in text
+    assert "when it was recorded: 8192" in text
+    assert "assumed" not in text
+
+
+def test_a_recording_of_another_stack_is_refused(folder: Path) -> None:
+    path = recording(folder, scheduler="vllm_rbln.v1.core.optimum_scheduler.RBLNOptimumScheduler")
+    with pytest.raises(SpecError, match="vllm-rbln by the recording"):
+        written(a_vllm(num_gpu_blocks=64, block_size=16), "--from", path)
