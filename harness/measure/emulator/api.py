@@ -34,6 +34,7 @@ from harness.measure.emulator.protocol import (
 )
 from harness.measure.emulator.recorded import recorded
 from harness.measure.emulator.responses import EmulatedAnswer, compact
+from harness.measure.emulator.tools import script_of, scripted_call
 from harness.model.engine.core import EngineRequest
 from harness.model.engine.retention import PIN_FACTOR
 
@@ -60,6 +61,7 @@ class Api:
         self._driver, self._config = driver, config
         self._log, self._metrics = driver.reporter.log, driver.reporter.metrics
         self._num_open = 0
+        self._tools = script_of(config.tools)
         self._faults = random.Random(config.seed)
 
     def application(self) -> web.Application:
@@ -93,7 +95,8 @@ class Api:
         body.model = self._config.model
         if self._faults.random() < self._config.fault.http_500_rate:
             raise server_error("Internal server error")
-        prompt, max_tokens = checked_prompt(body, self._config.server.slot_tokens, self._config.vocab_size)
+        size, vocabulary = self._config.server.slot_tokens, self._config.vocab_size
+        prompt, max_tokens = checked_prompt(body, size, vocabulary, has_tools=bool(self._tools))
         answer = self._answer_to(http, body, prompt, max_tokens)
         answer.request.arrival_ns = arrival_ns
         self._num_open += 1
@@ -119,13 +122,22 @@ class Api:
         response_id = f"{'chatcmpl' if is_chat else 'cmpl'}-{base_id}"
         # A completion names the place of its prompt, of which it has one.
         external_id = response_id if is_chat else f"{response_id}-0"
-        return EmulatedAnswer(
+        call = None
+        if isinstance(body, ChatRequest):
+            num_answers = sum(message.role == "assistant" for message in body.messages)
+            call = scripted_call(self._tools, body.called_tools, num_answers)
+            if call is None and body.output_limit[0] is None:
+                end = "" if self._config.eos_rate else "; --eos-rate ends answers by chance"
+                self._log.line(logs.LONG_ANSWER, f"{response_id} has no max_tokens: it has {max_tokens} tokens{end}")
+        answer = EmulatedAnswer(
             body,
-            self._request(body, prompt, max_tokens, external_id),
+            self._request(body, prompt, max_tokens if call is None else min(max_tokens, call.num_tokens), external_id),
             self._metrics.dialect,
             response_id=response_id,
             with_token_details=self._config.enable_prompt_tokens_details,
         )
+        answer.call = call
+        return answer
 
     def _request(self, body: AnyRequest, prompt: list[int], max_tokens: int, external_id: str) -> EngineRequest:
         tokens = np.asarray(prompt, dtype=np.int32)

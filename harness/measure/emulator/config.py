@@ -16,6 +16,7 @@ from pydantic import Field, ValidationError, field_validator
 
 from harness.errors import SpecError
 from harness.measure.emulator.model import VOCAB_SIZE
+from harness.measure.emulator.tools import script_of
 from harness.model.spec import ServerSpec, Spec, describe_validation_error
 from harness.model.spec.server import MOST_SEQS, SERVER_KEYS, key_in_words, keys_of
 
@@ -86,6 +87,9 @@ class EmulatorConfig(Spec):
     step_factor: float = Field(
         default=1.0, gt=0, le=100, description="times as long as the cost model says that every step lasts"
     )
+    tools: str = Field(
+        default="", description="tool calls of a chat's answers in turn, as [NAME=]TOKENS,...; 0 or none: a text"
+    )
     eos_rate: float = Field(default=0.0, ge=0, lt=1, description="chance that a token is EOS, unless ignore_eos")
     spin_us: int = Field(
         default=200, ge=0, le=2000, description="longest busy-wait before a step's end, wall microseconds; 0: none"
@@ -94,6 +98,12 @@ class EmulatorConfig(Spec):
         default=20.0, gt=0, description="host lateness (wall) beyond which the schedule rebases"
     )
     fault: Fault = Fault()
+
+    @field_validator("tools")
+    @classmethod
+    def _tool_script(cls, value: str) -> str:
+        script_of(value)
+        return value
 
     @field_validator("fault", mode="before")
     @classmethod

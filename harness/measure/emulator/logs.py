@@ -123,6 +123,7 @@ STATS_IDLE = STATS._replace(level="DEBUG")
 REQUEST_FAULT = Site("ERROR", "vllm.entrypoints.openai.server_utils", "server_utils.py", 375, API_SERVER)
 SHUTTING_DOWN = Site("INFO", "vllm.entrypoints.launcher", "launcher.py", 137, API_SERVER)
 STALL = Site("WARNING", "harness.emulator", "driver.py", 1)
+LONG_ANSWER = Site("INFO", "harness.emulator", "api.py", 1)
 
 
 class LogWriter:

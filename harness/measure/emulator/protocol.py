@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_core import PydanticCustomError
 
 from harness.measure.emulator.model import NUM_WORDS, VOCAB_SIZE, chat_prompt, encode, words_in
+from harness.measure.emulator.tools import words_of
 from harness.stacks.rbln.rules.dialect import Dialect
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
@@ -27,8 +28,7 @@ NOT_EMULATED: dict[str, tuple[Any, ...]] = {
     "top_logprobs": (None, 0),
     "prompt_logprobs": (None,),
     "echo": (None, False),
-    "tools": (None,),
-    "tool_choice": (None, "none"),
+    "truncate_prompt_tokens": (None,),
 }
 # The type of errors that FastAPI's validation finds, and of those that vLLM itself finds.
 BAD_FORM, BAD_VALUE = "Bad Request", "BadRequestError"
@@ -116,6 +116,12 @@ class _GenerationRequest(BaseModel):
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether each event has the usage so far; as in vLLM only where the stream has usage at all."""
+        options = self.stream_options
+        return bool(options and options.include_usage and options.continuous_usage_stats)
+
 
 class CompletionRequest(_GenerationRequest):
     """Body of POST /v1/completions."""
@@ -166,9 +172,10 @@ class ChatMessage(BaseModel):
 
     @property
     def text(self) -> str:
+        called = words_of(self.model_extra or {})
         if isinstance(self.content, list):
-            return "\n".join(part.text for part in self.content)
-        return self.content or ""
+            return "\n".join(part.text for part in self.content) + called
+        return (self.content or "") + called
 
 
 class ChatRequest(_GenerationRequest):
@@ -178,6 +185,13 @@ class ChatRequest(_GenerationRequest):
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     add_generation_prompt: bool = True
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+
+    @property
+    def called_tools(self) -> list[dict[str, Any]]:
+        """The tools that the answer may call."""
+        return [] if self.tool_choice == "none" else self.tools or []
 
     @property
     def output_limit(self) -> tuple[int | None, str]:
@@ -194,6 +208,8 @@ class ChatRequest(_GenerationRequest):
         if not self.messages:
             raise ApiError("at least one message must be given")
         turns = [(message.role, message.text) for message in self.messages]
+        if self.called_tools:
+            turns.insert(0, ("tools", json.dumps(self.called_tools)))
         return [encode(chat_prompt(turns, add_generation_prompt=self.add_generation_prompt), num_words)]
 
 
@@ -248,7 +264,9 @@ def field_path(loc: tuple[str | int, ...]) -> str:
     return ".".join(parts)
 
 
-def checked_prompt(request: AnyRequest, max_model_len: int, vocab_size: int = VOCAB_SIZE) -> tuple[list[int], int]:
+def checked_prompt(
+    request: AnyRequest, max_model_len: int, vocab_size: int = VOCAB_SIZE, *, has_tools: bool = False
+) -> tuple[list[int], int]:
     """Token ids of the prompt, and the number of tokens to generate at most; raises ApiError for a wrong value.
 
     What vLLM does and the emulator does not is refused, so that no difference stays unnoticed.
@@ -257,8 +275,10 @@ def checked_prompt(request: AnyRequest, max_model_len: int, vocab_size: int = VO
         # By their text: 0 logprobs are asked for, False are not.
         if name in NOT_EMULATED and repr(value) not in map(repr, NOT_EMULATED[name]):
             raise _not_emulated(name, name)
-    if request.stream_options and request.stream_options.continuous_usage_stats:
-        raise _not_emulated("continuous_usage_stats", "stream_options")
+    if isinstance(request, ChatRequest) and request.called_tools and not has_tools:
+        # vLLM's words; the emulator calls tools with --tools.
+        what = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
+        raise ApiError(f"{what} (the emulator calls tools with --tools)")
     try:
         prompts = request.prompts(words_in(vocab_size))
     except UnicodeEncodeError as error:
@@ -273,8 +293,8 @@ def checked_prompt(request: AnyRequest, max_model_len: int, vocab_size: int = VO
 
 
 def _not_emulated(what: str, param: str) -> ApiError:
-    message = f"the emulator does not support {what}"
-    return ApiError(message, param, kind="NotImplementedError", status=HTTPStatus.NOT_IMPLEMENTED)
+    # Never a 5xx: agents try that again for minutes, without a word.
+    return ApiError(f"the emulator does not support {what}: leave it out of the request", param)
 
 
 def _output_limit(request: AnyRequest, prompt: list[int], max_model_len: int) -> int:

@@ -15,6 +15,7 @@ from harness.clock import utc_now
 from harness.measure.emulator.model import decode
 from harness.measure.emulator.protocol import AnyRequest, ChatRequest
 from harness.measure.emulator.recorded import recorded
+from harness.measure.emulator.tools import ToolCall
 from harness.model.engine.core import EngineRequest
 from harness.stacks.rbln.rules.dialect import Dialect
 
@@ -43,7 +44,7 @@ class EmulatedAnswer:
     """The answer to one HTTP request, in the making.
 
     body: with the name of the model. request: of the engine. transport: where a stream goes; None: the answer goes out
-    as a whole.
+    as a whole. call: of a tool, whose arguments hold its words; None: a text.
     """
 
     def __init__(
@@ -61,6 +62,9 @@ class EmulatedAnswer:
         self.is_chunked = True
         self.finished = asyncio.Event()
         self._body, self._dialect, self._with_token_details = body, dialect, with_token_details
+        self.call: ToolCall | None = None
+        self._call_id = f"chatcmpl-tool-{response_id.rpartition('-')[2]}"
+        self._is_called = False
         self._is_chat = isinstance(body, ChatRequest)
         self._head = {"id": response_id, "created": int(utc_now().timestamp()), "model": body.model}
         self._first_cached_tokens: int | None = None
@@ -120,7 +124,12 @@ class EmulatedAnswer:
         shown, text = self._choice(" choice", self.tokens), decode(self.tokens)
         if self._is_chat:
             message = {**self._recorded(" message"), "content": text}
-            if not self._dialect.has_empty_tool_calls:
+            if self.call is not None:
+                arguments = self.call.before + _inside(text) + self.call.after
+                function = {"name": self.call.name, "arguments": arguments}
+                called = [{"id": self._call_id, "type": "function", "function": function}]
+                message |= {"content": None, "tool_calls": called}
+            elif not self._dialect.has_empty_tool_calls:
                 del message["tool_calls"]
             return {**shown, "message": message}
         prompt = self.request.prompt.tolist() if self._body.return_token_ids else None
@@ -128,11 +137,12 @@ class EmulatedAnswer:
 
     def _choice(self, part: str, tokens: list[int]) -> dict[str, Any]:
         """What a whole choice and one of an event have in common."""
+        reason = self.request.finish_reason
         choice = {
             **self._recorded(part),
             "index": 0,
             "logprobs": None,
-            "finish_reason": self.request.finish_reason,
+            "finish_reason": "tool_calls" if self.call is not None and reason in ("stop", "length") else reason,
             "token_ids": tokens if self._body.return_token_ids else None,
         }
         return choice if self.request.finish_reason is None else {**choice, "stop_reason": None}
@@ -163,7 +173,7 @@ class EmulatedAnswer:
         if self._is_chat and not self._is_begun:
             opening = self._opening()
         shown = self._event(text, new)
-        if not is_last:
+        if not is_last and self.call is None and not self._body.continuous_usage:
             head, _, rest = self._event(TEXT_MARK, [TOKENS_MARK]).rpartition(json.dumps(TEXT_MARK).encode())
             middle, _, tail = rest.partition(f"[{TOKENS_MARK}]".encode())
             self._template = (head, middle, tail)
@@ -172,7 +182,7 @@ class EmulatedAnswer:
     def _event(self, text: str, tokens: list[int]) -> bytes:
         shown = self._choice(" chunk choice", tokens)
         if self._is_chat:
-            shown["delta"] = {"content": text}
+            shown["delta"] = {"content": text} if self.call is None else self._called(text)
         else:
             shown["text"] = text
             if not self._is_begun:
@@ -181,7 +191,20 @@ class EmulatedAnswer:
         body = {**self._recorded(" chunk"), **self._head, "choices": [shown]}
         if self.request.finish_reason is not None and not self._body.include_usage:
             body["system_fingerprint"] = self._fingerprint
+        if self._body.continuous_usage:
+            body["usage"] = usage(len(self.request.prompt), len(self.tokens))
         return event(body)
+
+    def _called(self, text: str) -> dict[str, Any]:
+        """The delta of a tool's call: its name with the first words of its arguments, then the others."""
+        assert self.call is not None
+        arguments = _inside(text) + (self.call.after if self.request.finish_reason is not None else "")
+        shown: dict[str, Any] = {"index": 0, "function": {"arguments": arguments}}
+        if not self._is_called:
+            self._is_called = True
+            function = {"name": self.call.name, "arguments": self.call.before + arguments}
+            shown = {"index": 0, "id": self._call_id, "type": "function", "function": function}
+        return {"tool_calls": [shown]}
 
     def _opening(self) -> bytes:
         """The event that opens a chat."""
@@ -189,4 +212,11 @@ class EmulatedAnswer:
         body = {**self._recorded(" opening"), **self._head}
         if self._body.return_token_ids:
             body["prompt_token_ids"] = self.request.prompt.tolist()
+        if self._body.continuous_usage:
+            body["usage"] = usage(len(self.request.prompt), 0)
         return event(body)
+
+
+def _inside(text: str) -> str:
+    """A text as it stands within a text of JSON."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]

@@ -29,6 +29,7 @@ SHARED = "cached tokens of a sub-agent's first call: taken as the beginning of a
 AS_PART = "cached tokens taken as a part of the prompt: no call of the file contradicts it"
 NO_READING = "calls whose stated sum is that of no reading of their counts"
 IN_TURN = "sub-agents of one call that ran one after another: each is taken to wait for the one before"
+UNAWAITED = "sub-agents whose end no call is known to have waited for: a wait after it may have been for them"
 OVERLAPPING = "overlapping calls start at once"
 
 
@@ -290,6 +291,8 @@ class _Tree:
             ends = [end for _, end in call.tool_spans]
             # The parent waited for this child: its wait counts from the end of the last child.
             due += [last for last in candidates if ends and self._is_awaited(last, max(ends))]
+        last_ns = group[-1].submitted_ns
+        self._notes.assume(UNAWAITED, sum(self._calls[last].end_ns <= last_ns for last in running))
         return self._places[group[-1]]
 
     def _is_awaited(self, last: int, until_ns: int) -> bool:
