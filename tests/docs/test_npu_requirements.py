@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from importlib import metadata
+from pathlib import Path
+
+import pytest
 
 from harness.extras.twin.environment import TwinEnvironment
 from harness.model.spec import load_toml
@@ -46,23 +51,40 @@ def test_the_extra_of_the_package_has_the_same_pins() -> None:
     assert set(extra) <= {f"{name}{version}" for name, version in requirements.INSTALLED.items()}
 
 
-def test_the_wheels_themselves_require_what_the_table_says(twin: TwinEnvironment) -> None:
-    """And nothing else that the public index lacks: a local version, or a package of the vendor's index."""
-    path = [str(twin.site_packages)]
+def required_by_the_wheels(twin: TwinEnvironment) -> dict[str, str]:
+    """Versions by package, as the wheels of vllm-rbln and optimum-rbln ask for them on x86-64."""
     wanted: dict[str, str] = {}
     for package in ("vllm-rbln", "optimum-rbln"):
-        (found,) = metadata.distributions(name=package, path=path)
+        (found,) = metadata.distributions(name=package, path=[str(twin.site_packages)])
         assert f"=={found.version}" == requirements.INSTALLED[package]
         for line in found.requires or ():
             name, version = re.findall(r"^([\w-]+)([^;]*)", line)[0]
-            if "extra" not in line or "runtime" in line:
-                wanted[name] = wanted.get(name) or version.strip()
-    local = {name for name, version in wanted.items() if "+" in version}
-    closed = {name for name in wanted if name.endswith("-rbln") or name == "rebel-compiler"} - {"optimum-rbln"}
+            if ("extra" not in line or "runtime" in line) and "aarch64" not in line:
+                wanted[name] = wanted.get(name) or ",".join(reversed(version.strip().split(",")))
+    return wanted
+
+
+def test_the_wheels_themselves_require_what_the_table_says(twin: TwinEnvironment) -> None:
+    wanted = required_by_the_wheels(twin)
     assert {name: wanted[name] for name in requirements.PINNED} == requirements.PINNED
-    assert closed == requirements.CLOSED.keys()
-    assert {name: set(wanted[name].split(",")) for name in closed} == {
-        name: set(version.split(",")) for name, version in requirements.CLOSED.items()
+    assert {name: wanted[name] for name in requirements.CLOSED} == {
+        name: requirements.INSTALLED[name] for name in requirements.CLOSED
     }
-    indexed = {name for index in requirements.INDEXES for name in index.packages}
-    assert local | closed == indexed
+    local = {name for name, version in wanted.items() if "+" in version}
+    assert local | {*requirements.CLOSED} == {name for index in requirements.INDEXES for name in index.packages}
+
+
+def is_on_the_public_index(*asked: str) -> bool:
+    """Whether uv finds all of it there; nothing is installed."""
+    uv = Path(sys.executable).with_name("uv")
+    words = [str(uv), "pip", "install", "--dry-run", "--no-deps", "--reinstall", "--python", sys.executable, *asked]
+    return subprocess.run(words, capture_output=True, check=False).returncode == 0
+
+
+def test_the_pins_resolve_as_far_as_the_public_index_goes_and_stop_where_the_table_says(twin: TwinEnvironment) -> None:
+    wanted = {**required_by_the_wheels(twin), **requirements.INSTALLED}
+    elsewhere = {name for index in requirements.INDEXES for name in index.packages}
+    if not is_on_the_public_index("packaging"):
+        pytest.skip("no package index can be reached")
+    assert is_on_the_public_index(*(f"{name}{version}" for name, version in wanted.items() if name not in elsewhere))
+    assert [name for name in sorted(elsewhere) if is_on_the_public_index(f"{name}{wanted[name]}")] == []

@@ -13,7 +13,7 @@ INSTALLED = {"vllm-rbln": f"=={RELEASE}", "optimum-rbln": f"=={RELEASE}", "rebel
 """Packages that the install command names, with their versions."""
 PINNED = {"vllm": "==0.30.0+cpu", "torch": "==2.13.0+cpu"}
 """What these require by local versions, which the public index does not have."""
-CLOSED = {"rebel-compiler": ">=0.12.0,<0.12.1", "torch-rbln": ">=0.12.0,<0.12.1"}
+CLOSED = ("rebel-compiler",)
 """Packages that the vendor's index alone has."""
 
 
@@ -33,7 +33,7 @@ class PackageIndex:
 
 
 INDEXES = (
-    PackageIndex("the vendor's", "index-url", tuple(CLOSED)),
+    PackageIndex("the vendor's", "index-url", CLOSED),
     PackageIndex("vLLM's, CPU wheels", "vllm-index-url", ("vllm",), "https://wheels.vllm.ai/0.30.0/cpu"),
     PackageIndex("PyTorch's, CPU wheels", "torch-index-url", ("torch", "torchvision", "torchaudio", "torchcodec")),
 )
