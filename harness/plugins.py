@@ -98,8 +98,10 @@ def plugins() -> Plugins:
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
         try:
             usable.append(_loaded(entry))
+        except KeyboardInterrupt:
+            raise
         # A plug-in is other people's code: whatever it raises, the harness goes on without it.
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             package = "" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
             unusable.append(Unusable(entry.name, package, _in_a_line(error)))
     return Plugins(tuple(usable), tuple(unusable))
@@ -122,7 +124,9 @@ def part_at(place: str) -> Any:
     module, _, attribute = place.partition(":")
     try:
         return getattr(import_module(module), attribute)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise SpecError(
             f"this part of a plug-in does not load ({_in_a_line(error)})",
             where=place,

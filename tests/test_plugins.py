@@ -118,7 +118,7 @@ def harness(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (package / "__init__.py").write_text(PACKAGE)
     (package / "parts.py").write_text(PARTS)
     (package / "broken.py").write_text("import a_package_that_nobody_has\n")
-    (package / "leaving.py").write_text("raise SystemExit('a plug-in that leaves')\n")
+    (package / "leaving.py").write_text("raise GeneratorExit('a plug-in that leaves')\n")
     environment = root / "environment"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
     python = environment / "bin" / "python"
@@ -165,7 +165,7 @@ def test_the_doctor_lists_plugins_and_says_in_one_line_what_does_not_load(harnes
     text = " ".join(" ".join(lines).split())
     left_out = "(tried-plugin 1.2) does not load and is left out:"
     assert re.search(rf"broken {re.escape(left_out)} \w+: No module named 'a_package_that_nobody_has'", text)
-    assert f"leaving {left_out} SystemExit: a plug-in that leaves" in text
+    assert f"leaving {left_out} GeneratorExit: a plug-in that leaves" in text
     assert "ok backend sim" in text, "a plug-in cannot take its name"
 
 

@@ -64,6 +64,9 @@ def _report_refusal(error: Exception) -> NoReturn:
         os._exit(int(ExitCode.HARNESS_FAULT))
     if isinstance(error, OSError) and number == errno.ENAMETOOLONG:
         _fail(f"{str(error.filename)[:60]}...: the name is too long for a file. Check it", ExitCode.BAD_SPEC)
+    if isinstance(error, OSError) and not os.path.exists("/proc/self"):  # noqa: PTH110  # nothing may be imported
+        hint = "Mount it: mount -t proc proc /proc"
+        _fail(f"/proc: is not mounted, where memory and processes are read. {hint}", ExitCode.HARNESS_FAULT)
     if isinstance(error, OSError) and number in _DISK_ERRORS:
         where = f"{error.filename}: " if error.filename else ""
         hint = "Free some space or choose a folder you may write to"

@@ -315,6 +315,36 @@ def test_output_that_the_shell_closed_is_not_missed(tmp_path: Path) -> None:
         assert (result.returncode, result.stderr) == (0, "")
 
 
+def test_input_that_the_shell_closed_is_empty() -> None:
+    command = f"{sys.executable} -m harness simulate --jsonl - <&-"
+    result = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
+def test_a_machine_without_proc_is_told_in_one_line(tmp_path: Path) -> None:
+    hide = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh"]
+    try:
+        subprocess.run([*hide, "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("no mount of its own is permitted")
+    command = [
+        *hide,
+        sys.executable,
+        "-m",
+        "harness",
+        "run",
+        str(write(tmp_path)),
+        "--backend",
+        "sim",
+        "--runs",
+        "runs",
+    ]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert "harness: /proc: is not mounted, where memory and processes are read. Mount it" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
 def test_a_report_replaces_a_report_and_no_other_file(tmp_path: Path) -> None:
     run_experiment(small_experiment(backend="sim"), runs_root=tmp_path / "runs")
     file = write(tmp_path)

@@ -39,9 +39,10 @@ class Connection:
     """A socket, the session it serves, and the exchange it carries (None: idle).
 
     unsent: the part of the request that the kernel has not taken yet. has_end: the server said its end, or broke it.
+    has_answered: it carried a whole answer before, and the server may close it at any time.
     """
 
-    __slots__ = ("exchange", "fd", "is_connected", "session", "sock", "unsent")
+    __slots__ = ("exchange", "fd", "has_answered", "is_connected", "session", "sock", "unsent")
     is_in_handshake = has_end = False
 
     def __init__(self, family: int, session: int) -> None:
@@ -54,7 +55,7 @@ class Connection:
         enable_kernel_stamps(self.sock)
         self.exchange: Exchange | None = None
         self.unsent: memoryview | None = None
-        self.is_connected = False
+        self.is_connected = self.has_answered = False
 
     def finish_connect(self) -> str:
         """Called at each event until it is connected: the text of an error, else empty."""

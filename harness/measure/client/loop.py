@@ -226,7 +226,7 @@ class EpollReplay:
         except BlockingIOError:
             return
         except OSError as error:
-            self._break(connection, "connection", f"{error.strerror} ({connection.describe_progress()})")
+            self._lose(connection, f"{error.strerror} ({connection.describe_progress()})")
             return
         received_ns = monotonic_ns()
         exchange = connection.exchange
@@ -237,7 +237,7 @@ class EpollReplay:
             if exchange.ends_at_close:
                 self._complete(connection, exchange, received_ns)
             else:
-                self._break(connection, "connection", f"closed by the server ({connection.describe_progress()})")
+                self._lose(connection, f"closed by the server ({connection.describe_progress()})")
             return
         if is_cut or data.count(EVENT_START) > 1:
             # The kernel's stamp is that of the last segment.
@@ -361,7 +361,8 @@ class EpollReplay:
         row = exchange.row
         if not self._hand_over(connection, exchange):
             return
-        exchange.payload = b""
+        if not connection.has_answered:
+            exchange.payload = b""
         sent_ns = self._rows.sent_ns[row]
         if connection.unsent is not None:
             self._pool.watch_room(connection, is_wanted=True)
@@ -382,7 +383,7 @@ class EpollReplay:
                 self._rows.sent_ns[exchange.row] = monotonic_ns()
             connection.send(data)
         except OSError as error:
-            self._break(connection, "connection", f"{error.strerror} while sending")
+            self._lose(connection, f"{error.strerror} while sending")
             return False
         return True
 
@@ -395,6 +396,7 @@ class EpollReplay:
         is_free = exchange.is_kept_alive and connection.unsent is None and not connection.has_end
         free = connection if is_free else None
         connection.end_exchange()
+        connection.has_answered = True
         if free is None:
             self._pool.drop(connection)
         if exchange.status != 200:
@@ -451,6 +453,23 @@ class EpollReplay:
             return
         self._note_head(exchange)
         self._schedule_all(self._state.fail(exchange.row, monotonic_ns(), status, error, exchange.read()))
+
+    def _lose(self, connection: Connection, error: str) -> None:
+        """The server closed or broke a connection: the request that it carried goes out again, or has failed.
+
+        Again, on a new connection, only where no byte of its answer came and the connection had carried an answer: then
+        the server closed it after that answer, without the header that says so.
+        """
+        exchange = connection.exchange
+        if exchange is not None and connection.has_answered and exchange.first_byte_ns == ABSENT:
+            connection.exchange = None
+            self._pool.drop(connection)
+            if (fresh := self._pool.open(connection.session)) is not None:
+                self.num_reconnects += 1
+                fresh.exchange = exchange
+                return
+            connection.exchange = exchange
+        self._break(connection, "connection", error)
 
     def _note_head(self, exchange: Exchange) -> None:
         self._rows.first_byte_ns[exchange.row] = exchange.first_byte_ns

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from harness.clock import NS_PER_MS
 from harness.measure.client.answer import scan_json
 from tests.support.misbehaviours import CATALOGUE, ENDLESS, Misbehaviour
-from tests.support.raw_server import CHUNKED_HEAD, Asked, RawServer, Reply, chunked, events
+from tests.support.raw_server import CHUNKED_HEAD, CLOSE, RESET, Asked, RawServer, Reply, chunked, events
 from tests.support.replays import SCHEMES, plan_of, rows_of, run, session
 
 pytestmark = pytest.mark.live
@@ -30,6 +31,33 @@ def test_a_misbehaviour_ends_as_its_catalogue_says(wrong: Misbehaviour, scheme: 
     if wrong.status != "ok":
         assert rows[1]["status"] == "not_sent"
         assert rows[0]["error"]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("after", [CLOSE, RESET])
+@pytest.mark.parametrize("wait_ms", [0, 1, 20])
+def test_a_whole_answer_whose_connection_closes_unannounced_costs_no_request(
+    wait_ms: int, after: str, scheme: str
+) -> None:
+    def answer(asked: Asked) -> Reply:
+        return Reply([b"".join([CHUNKED_HEAD, *chunked(events(asked))])], after)
+
+    with RawServer(answer) as server:
+        sessions = (session(place, num_requests=4, wait_ns=wait_ms * NS_PER_MS) for place in range(4))
+        rows = rows_of(run(plan_of(*sessions), server, scheme))
+    assert {row["status"] for row in rows} == {"ok"}, [row["error"] for row in rows]
+    assert len(server.asked) == len(rows), "no request was read twice"
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_request_goes_out_again_once_and_only_after_a_whole_answer(scheme: str) -> None:
+    def answer(asked: Asked) -> Reply:
+        return Reply([CHUNKED_HEAD, *chunked(events(asked))]) if asked.request == 0 else Reply([], CLOSE)
+
+    with RawServer(answer) as server:
+        rows = rows_of(run(plan_of(session(0)), server, scheme))
+    assert [row["status"] for row in rows] == ["ok", "connection"]
+    assert [asked.request for asked in server.asked] == [0, 1, 1]
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
