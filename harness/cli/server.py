@@ -12,11 +12,12 @@ from typing import Annotated, Literal
 
 import typer
 
-from harness.api import experiment_with, override_table
+from harness.api import experiment_with
 from harness.children import own_command
 from harness.cli.addresses import BackendOption, SetOption, changes_of
 from harness.cli.terminal import print_folded, print_text, say, terminal
 from harness.errors import ExitCode, ServerError, SpecError
+from harness.model.spec.changes import override_table
 
 EnvironmentOption = Annotated[
     Path | None,
