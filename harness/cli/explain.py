@@ -31,7 +31,12 @@ PLACES = {
     "fixed": 'distribution = "fixed"',
     "uniform": 'distribution = "uniform"',
     "lognormal": 'distribution = "lognormal"',
+    "router": "[server.router]",
+    "excluded": "[[excluded]]",
 }
+LENGTHS = ("fixed", "uniform", "lognormal")
+OF_WAITS = "waits."
+"""What the topics of distributions of waits begin with: a length has some of the same names."""
 
 
 def explain(
@@ -60,18 +65,16 @@ def explain(
         _explain_tables(output)
     elif topic == "findings" or topic in finding_rows():
         _explain_findings(topic, output)
+        _explain_key(topic, models)
     elif topic == "glossary" or (topic not in models and not _tables_with(topic, models) and entries_of(topic)):
         _explain_words(topic, output)
     elif topic == "distributions":
-        print_folded("A length: { distribution = ..., ... }, in tokens.\n")
-        for distribution in ("fixed", "uniform", "lognormal"):
-            _explain_model(distribution, models[distribution])
+        _explain_distributions(models)
     elif topic in models:
         _explain_model(topic, models[topic])
         _explain_more(topic)
-    elif found := _tables_with(topic, models):
-        for table in found:
-            _explain_model(table, models[table], only=topic.rpartition(".")[2])
+    elif _tables_with(topic, models):
+        _explain_key(topic, models)
         _explain_more(topic.rpartition(".")[2])
     else:
         keys = [f"{table}.{key}" for table, model in models.items() for key in model.model_fields]
@@ -82,10 +85,30 @@ def explain(
         raise SpecError(f"nothing is known of {topic!r}", where="explain", hint=f"{hint}Topics: {', '.join(_topics())}")
 
 
+def _explain_key(topic: str, models: Mapping[str, type[BaseModel]]) -> None:
+    for table in _tables_with(topic, models):
+        _explain_model(table, models[table], only=topic.rpartition(".")[2])
+
+
+def _explain_distributions(models: Mapping[str, type[BaseModel]]) -> None:
+    print_folded("A length: { distribution = ..., ... }, in tokens.\n")
+    for name in LENGTHS:
+        _explain_model(name, models[name])
+    print_folded("Waits: in [waits] of a file of waits, or in [[tool]] with its calls.\n")
+    for name in models:
+        if name.startswith(OF_WAITS):
+            _explain_model(name, models[name])
+
+
 def _models() -> dict[str, type[BaseModel]]:
     from harness.model import spec
-    from harness.model.plan.waits import ToolRow, WaitFile
+    from harness.model.plan import waits
+    from harness.model.spec.server import RouterSpec
 
+    of_waits = (
+        *(waits.ConstantWait, waits.NoWait, waits.LognormalWait, waits.ExponentialWait, waits.EmpiricalWait),
+        waits.MixtureWait,
+    )
     return {
         "experiment": spec.ExperimentSpec,
         "workload": spec.WorkloadSpec,
@@ -102,22 +125,28 @@ def _models() -> dict[str, type[BaseModel]]:
         "tune": spec.TuneSpec,
         "fleet": spec.FleetSpec,
         "emulated": spec.EmulatedDevice,
-        "waits": WaitFile,
-        "tool": ToolRow,
+        "waits": waits.WaitFile,
+        "tool": waits.ToolRow,
+        "excluded": waits.ExcludedTool,
+        "router": RouterSpec,
         "fixed": spec.FixedLength,
         "uniform": spec.UniformLength,
         "lognormal": spec.LognormalLength,
+        **{
+            f"{OF_WAITS}{model.model_json_schema()['properties']['distribution']['const']}": model for model in of_waits
+        },
     }
 
 
 def _tables_with(topic: str, models: Mapping[str, type[BaseModel]]) -> list[str]:
     """The tables that hold the key of TABLE.KEY, as errors name it, or of KEY alone."""
     *_, table, key = "", *topic.split(".")
-    return [name for name, model in models.items() if key in model.model_fields and table in ("", name)]
+    having = (name for name, model in models.items() if key in model.model_fields)
+    return [name for name in having if not table or name == table or (table == "waits" and name.startswith(OF_WAITS))]
 
 
 def _topics() -> list[str]:
-    return [name for name in _models() if name not in ("fixed", "uniform", "lognormal")] + [
+    return [name for name in _models() if name not in LENGTHS and not name.startswith(OF_WAITS)] + [
         "distributions",
         "tables",
         "findings",
@@ -129,13 +158,15 @@ def _explain_model(topic: str, model: type[BaseModel], only: str = "") -> None:
     from harness.model.spec.server import key_in_words
 
     about = " ".join((model.__doc__ or "").split())
-    print_folded(f"{PLACES.get(topic, f'[{topic}]')}  {about}\n")
+    is_wait = topic.startswith(OF_WAITS)
+    place = f'[waits] distribution = "{topic.removeprefix(OF_WAITS)}"' if is_wait else f"[{topic}]"
+    print_folded(f"{PLACES.get(topic, place)}  {about}\n")
     document = model.model_json_schema()
     for name, key in document["properties"].items():
         if only not in ("", name):
             continue
         is_required = name in document.get("required", ())
-        default = "required" if is_required else _default(model, name)
+        default = json.dumps(key["const"]) if "const" in key else "required" if is_required else _default(model, name)
         meaning = key_in_words(name) if topic == "server" else key.get("description", "")
         notes = [note for note in (meaning, _allowed(key)) if note]
         print_with_comment(f"{name} = {default}", "; ".join(notes))

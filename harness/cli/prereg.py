@@ -13,7 +13,7 @@ import typer
 
 from harness.cli.addresses import RunsOption, SealedArgument, SetOption, sealed_runs
 from harness.cli.terminal import print_folded, print_text, time_left
-from harness.errors import SpecError
+from harness.errors import ExitCode, SpecError
 from harness.model.spec.changes import override_table
 from harness.table import cell_text
 
@@ -211,8 +211,8 @@ def check(
     Says what was asked, predicted and decided, on how many blocks and from what origin; which runs are INVALID; what
     the archive proves, by whom and since when; and what it cannot prove. `index.html` in the archive says the same.
 
-    Exit codes: 1 it does not hold; else those of `harness decide`: 0 it passed, 4 a decision is FAIL, 5 it does not
-    decide.
+    Exit codes: 1 it does not hold; 5 its verdict and page are words of another version, and no signer of --signers
+    answers for them; else those of `harness decide`: 0 it passed, 4 a decision is FAIL, 5 it does not decide.
 
     Example: `harness prereg check configuration.zip --signers allowed_signers`
     """
@@ -220,7 +220,14 @@ def check(
     from harness.judge.prereg.page import archive_lines
 
     checked = check_published(archive, signers)
+    for claim in checked.unheld:
+        print_folded(f"not proven: {claim}. Do not read them; what follows is made again from the runs")
     _show(checked.judgement)
-    for line in archive_lines(checked.frozen, checked.proven, checked.unproven):
+    unproven = [claim for claim in checked.unproven if claim not in checked.unheld]
+    for line in archive_lines(checked.frozen, checked.proven, unproven):
         print_folded(line)
+    outcomes = dict.fromkeys(decision.outcome.value for decision in checked.judgement.decisions)
+    print_folded(f"the archive is whole; decision: {', '.join(outcomes) or 'none'}")
+    if checked.unheld:
+        raise typer.Exit(ExitCode.CANNOT_TELL)
     checked.judgement.require_passed()

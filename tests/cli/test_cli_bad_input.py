@@ -6,6 +6,7 @@ So does a limit of the shell (memory, files, file size). ``tests/fuzz`` draws mi
 from __future__ import annotations
 
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -13,8 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from harness.cli.explain import explain
 from harness.errors import SpecError
 from harness.measure.records.store import RunStore
+from harness.model.plan.waits import WaitFile
+from harness.model.spec import ExperimentSpec
 from harness.runner import run_experiment
 from tests.support.command_line import harness_here as harness
 from tests.support.experiments import small_experiment
@@ -189,6 +193,29 @@ def test_one_key_is_explained_by_the_name_that_errors_give_it():
     explained = harness("explain", "block_size").stdout
     assert "paged KV memory: tokens of a block; default: the server's (--block-size)" in explained
     assert "Did you mean 'server.kv_slots'?" in harness("explain", "server.kv_slot").stderr
+
+
+def test_every_key_of_experiments_and_of_waits_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    schemas = [ExperimentSpec.model_json_schema(), WaitFile.model_json_schema()]
+    parts = [*schemas, *(part for schema in schemas for part in schema["$defs"].values())]
+    keys = {key for part in parts for key in part.get("properties", ())}
+    assert {"median_s", "waits_s", "policy", "kv_slots"} < keys
+    unknown: list[str] = []
+    for key in sorted(keys):
+        try:
+            explain(f"waits.{key}" if key in ("sigma", "tool") else key)
+        except SpecError:
+            unknown.append(key)
+        else:
+            told = capsys.readouterr().out
+            # A table of that name has its place and its keys.
+            if not re.search(rf"^{key} = |^\[+([a-z]+\.)?{key}(\.[A-Z]+)?\]", told, re.MULTILINE):
+                unknown.append(key)
+    assert unknown == []
+    explain("distributions")
+    told = capsys.readouterr().out
+    for words in ('distribution = "lognormal"\nmedian = required', 'distribution = "lognormal"\nmedian_s = required'):
+        assert words in told
 
 
 def test_a_shipped_experiment_is_run_by_its_name_and_an_unknown_name_lists_them(tmp_path: Path):

@@ -25,6 +25,7 @@ from harness.judge.prereg.frozen import (
     FrozenRule,
     NamedFile,
     Preregistration,
+    replayed_by,
     rule_code,
 )
 from harness.judge.prereg.predict import FROZEN_DRAWS, predict_experiment
@@ -220,6 +221,7 @@ def freeze(
             overrides=recorded_changes(overrides),
             experiment=spec,
             plans=tuple(plans),
+            replayed=replayed_by({name: [run.plan for run in runs] for name, runs in planned.by_condition.items()}),
             prediction_rules=prediction_rules,
             # By name, as the meaning of "auto" changes with every release.
             condition_rules={

@@ -16,12 +16,15 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from harness.analysis.compare.drawn import Prediction
+from harness.analysis.stats import quantile
+from harness.clock import NS_PER_S
 from harness.errors import SpecError
 from harness.judge.prereg.ledger import Instant, Ledger
 from harness.judge.prereg.repository import file_sha256
 from harness.measure.records.manifest import PreregistrationRecord
 from harness.measure.server.provenance import source_sha256
 from harness.model.experiment import PlannedRuns
+from harness.model.plan.model import Plan
 from harness.model.spec import ExperimentSpec, Spec, describe_validation_error
 from harness.model.spec.rules import AnyRule, DecisionRule
 
@@ -45,6 +48,63 @@ class FrozenPlan(Spec):
     path: str
 
 
+class Spread(Spec):
+    """Of how many values, their least and most, and quantiles of them."""
+
+    count: int
+    least: float
+    p50: float
+    p90: float
+    most: float
+
+    def __str__(self) -> str:
+        return f"{self.least:,.6g} to {self.most:,.6g} (p50 {self.p50:,.6g}, p90 {self.p90:,.6g})"
+
+
+class Replayed(Spec):
+    """What the plans of these conditions replay, all replicates together. waits_s: None where nothing is waited."""
+
+    conditions: tuple[str, ...]
+    plans: int
+    sessions: int
+    prompt_tokens: Spread
+    generate_tokens: Spread
+    waits_s: Spread | None = None
+
+    @property
+    def sentence(self) -> str:
+        """All of it, in words."""
+        waits = "no waits" if self.waits_s is None else f"waits of {self.waits_s} s"
+        return (
+            f"{', '.join(self.conditions)}: {self.plans} plans, {self.sessions} sessions, {self.prompt_tokens.count} "
+            f"requests; prompts of {self.prompt_tokens} tokens; answers of {self.generate_tokens} tokens; {waits}"
+        )
+
+
+def replayed_by(plans: Mapping[str, Sequence[Plan]]) -> tuple[Replayed, ...]:
+    """What the plans of each condition replay; conditions that replay the same stand together."""
+    found: dict[str, Replayed] = {}
+    for name, own in plans.items():
+        requests = [request for plan in own for request in plan.requests]
+        waits_s = [wait_ns / NS_PER_S for plan in own for wait_ns in plan.waited_ns()]
+        replayed = Replayed(
+            conditions=(),
+            plans=len(own),
+            sessions=sum(plan.num_sessions for plan in own),
+            prompt_tokens=_spread([request.prompt_tokens for request in requests]),
+            generate_tokens=_spread([request.generate_tokens for request in requests]),
+            waits_s=_spread(waits_s) if any(waits_s) else None,
+        )
+        same = found.get(key := replayed.model_dump_json(), replayed)
+        found[key] = same.model_copy(update={"conditions": (*same.conditions, name)})
+    return tuple(found.values())
+
+
+def _spread(values: Sequence[float]) -> Spread:
+    p50, p90 = (round(quantile(values, q), 6) for q in (0.5, 0.9))
+    return Spread(count=len(values), least=round(min(values), 6), p50=p50, p90=p90, most=round(max(values), 6))
+
+
 class FrozenRule(Spec):
     """A decision rule, whole, and the file it was read from."""
 
@@ -62,6 +122,7 @@ class FrozenPerturbation(Spec):
 class Preregistration(Spec):
     """Everything that is fixed before the measurement. experiment: with its overrides applied.
 
+    replayed: what the plans hold, for people who have no file of them.
     code_sha256: of the harness's Python files; code_commit: the commit they were checked out from. rule_code: the same
     hash of each package of a plug-in that holds a rule's kind. files: inputs of
     plans and predictions (cost models, wait distributions, patches). artifacts: folder -> identifying hash of every
@@ -78,6 +139,7 @@ class Preregistration(Spec):
     overrides: tuple[str, ...] = ()
     experiment: ExperimentSpec
     plans: tuple[FrozenPlan, ...]
+    replayed: tuple[Replayed, ...] = ()
     prediction_rules: str = ""
     condition_rules: dict[str, str] = Field(default_factory=dict)
     perturbations: dict[str, FrozenPerturbation] = Field(default_factory=dict)

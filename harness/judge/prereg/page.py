@@ -104,9 +104,11 @@ def _question(frozen: Preregistration) -> str:
         f"<li><b>{escape(condition.name)}</b>: {escape(settings_in_words(condition))}</li>"
         for condition in spec.condition
     )
+    replayed = "".join(f"<li>{escape(each.sentence)}</li>" for each in frozen.replayed)
+    told = f'<p>Replayed:</p><ul class="break">{replayed}</ul>' if replayed else ""
     return (
         f"<p>{asked}</p><p>Experiment {escape(frozen.name)}: {spec.replicates} blocks, each with every condition once; "
-        f'backend {escape(spec.backend)}.</p><ul class="break">{settings}</ul>'
+        f'backend {escape(spec.backend)}.</p><ul class="break">{settings}</ul>{told}'
     )
 
 
@@ -114,33 +116,48 @@ def settings_in_words(condition: ConditionSpec) -> str:
     """What a condition changes: "kv slots 12; no-waits"."""
     # The dump is without secrets.
     table = condition.model_dump(mode="json", include={"server", "workload"})
-    changed = [f"{key.replace('_', ' ')} {_value(value)}" for part in table.values() for key, value in part.items()]
+    # A reader has no file of that name; what is replayed stands below.
+    changed = [
+        "another recording" if key == "trace" else f"{key.replace('_', ' ')} {_value(value)}"
+        for part in table.values()
+        for key, value in part.items()
+    ]
     treated = [condition.treatment] if condition.treatment != "as-drawn" else []
     return "; ".join([*changed, *treated]) or "the settings of the experiment"
 
 
 def _verdicts(judgement: Judgement) -> str:
-    return "".join(_verdict(judgement, decision) for decision in judgement.decisions)
+    ratios = [ratio for decision in judgement.decisions if (ratio := _finite_ratio(decision)) is not None]
+    ends = (min([1.0, *(ratio.low for ratio in ratios)]), max([1.0, *(ratio.high for ratio in ratios)]))
+    return "".join(_verdict(judgement, decision, ends) for decision in judgement.decisions)
 
 
-def _verdict(judgement: Judgement, decision: Decision) -> str:
+def _verdict(judgement: Judgement, decision: Decision, ends: tuple[float, float]) -> str:
     outcome = decision.outcome.value
     answer = f"<p>{escape(decision.answer)}</p>" if decision.answer else ""
     label = f" {escape(decision.label)}" if decision.label else ""
     blocks = escape(judgement.blocks_of(decision))
     return (
-        f'{answer}{_picture(decision)}<p><b class="{OUTCOME_CLASSES.get(outcome, "dim")}">{outcome}</b>{label} '
+        f'{answer}{_picture(decision, ends)}<p><b class="{OUTCOME_CLASSES.get(outcome, "dim")}">{outcome}</b>{label} '
         f"<code>{escape(decision.rule)}</code>: {escape(decision.subject)}{blocks}</p>"
         f'<p class="caption break">{escape(decision.reason)}</p>'
     )
 
 
-def _picture(decision: Decision) -> str:
-    """The interval of a cost ratio beside the line of equal cost; "" where a decision has none."""
+def _finite_ratio(decision: Decision) -> Interval | None:
     ratio = decision.intervals.get("ratio")
-    if ratio is None or not all(map(math.isfinite, (ratio.low, ratio.high))):
+    return ratio if ratio is not None and all(map(math.isfinite, (ratio.low, ratio.high))) else None
+
+
+def _picture(decision: Decision, ends: tuple[float, float]) -> str:
+    """The interval of a cost ratio beside the line of equal cost; "" where a decision has none.
+
+    ends: of the axis, which all decisions of a page share.
+    """
+    ratio = _finite_ratio(decision)
+    if ratio is None:
         return ""
-    first, last = min(ratio.low, 1.0), max(ratio.high, 1.0)
+    first, last = ends
     low, high, middle, same = (
         f"{4 + 92 * (value - first) / ((last - first) or 1.0):.2f}%"
         for value in (ratio.low, ratio.high, ratio.estimate, 1)
@@ -154,7 +171,7 @@ def _picture(decision: Decision) -> str:
         f'<line x1="{low}" x2="{high}" y1="16" y2="16" stroke="var(--c0)" stroke-width="3"/>'
         f'<circle cx="{middle}" cy="16" r="6" fill="var(--c0)"/></svg>'
         '<p class="caption">Dot and bar: cost against the baseline, with its interval; left is less. '
-        "Upright line: the same cost.</p>"
+        "Upright line: the same cost. All bars of this page have one scale.</p>"
     )
 
 

@@ -60,12 +60,16 @@ LOOK_FIELDS = {"by", "at_utc", "host", "num_sealed", "num_valid", "seen"}
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """The result of checking an archive: what is proven, by whom, since when, and what cannot be proven."""
+    """The result of checking an archive: what is proven, by whom, since when, and what cannot be proven.
+
+    unheld: words of the archive's own that nothing holds to its runs, and no signer answers for.
+    """
 
     judgement: Judgement
     proven: tuple[str, ...]
     unproven: tuple[str, ...]
     frozen: Preregistration
+    unheld: tuple[str, ...] = ()
 
 
 def publish(
@@ -138,7 +142,10 @@ def _checked(archive: Path, folder: Path, signers: Path | None) -> Checked:
     unlike = _unlike(archive, folder, frozen, judgement, proof)
     proven = _proven(frozen, judgement, proof)
     unproven = [*unlike, *_signatures(folder, signers, proven), *_times(folder, proof)]
-    return Checked(judgement, tuple(proven), (*unproven, *_ALWAYS_UNPROVEN), frozen)
+    # A signature by a key that nobody named is anybody's.
+    has_signer = signers is not None and signature_of(folder / SUMS).is_file()
+    unheld = () if has_signer else tuple(unlike)
+    return Checked(judgement, tuple(proven), (*unproven, *_ALWAYS_UNPROVEN), frozen, unheld)
 
 
 def _proven(frozen: Preregistration, judgement: Judgement, proof: Proof) -> list[str]:

@@ -23,6 +23,7 @@ from harness.errors import RecordsError, SpecError
 from harness.judge.decisions.decide import Decision, Outcome
 from harness.judge.prereg import check_published, publish
 from harness.judge.prereg.page import archive_page
+from harness.judge.prereg.repository import sign_file
 from harness.measure.records import layout
 from harness.measure.records.manifest import EarlierTry, load_manifest
 from harness.measure.records.store import RunStore
@@ -106,6 +107,7 @@ def test_the_page_in_the_archive_says_the_same_to_a_reader(with_invalid: Path) -
         "Predicted: simulated in virtual time",
         "Does one more compiled size <b> cost less?",
         "more : decode buckets 1, 2, 3, 4, 8",
+        "base, more: 3 plans, ",
         "PASS mine : more (2 of 3 blocks)",
         "5 valid, 1 INVALID",
         f"base/1 {STALLED} (1 of 1 repetitions used)",
@@ -128,6 +130,21 @@ def test_the_page_draws_the_interval_of_a_cost_ratio_below_its_sentence(with_inv
     page = archive_page(checked.frozen, replace(checked.judgement, decisions=(decision,)), (), (), "a test")
     places = [page.index(words) for words in ("5 % less: PASS", "cost ratio 0.9500", ">why<", "max_error")]
     assert places == sorted(places)
+
+
+def test_all_intervals_of_a_page_are_drawn_on_one_scale(with_invalid: Path) -> None:
+    checked = check_published(with_invalid)
+    ends = ((0.83, 0.80, 0.86), (0.994, 0.991, 0.997))
+    decisions = tuple(
+        Decision(
+            "mine", f"{low}", Outcome.PASS, "why", intervals={"ratio": Interval(at, low, high, 0.95, "t", "b", 6, 0, 1)}
+        )
+        for at, low, high in ends
+    )
+    page = archive_page(checked.frozen, replace(checked.judgement, decisions=decisions), (), (), "a test")
+    bars = re.findall(r'<line x1="([\d.]+)%" x2="([\d.]+)%" y1="16"', page)
+    widths = [float(last) - float(first) for first, last in bars]
+    assert widths[0] / widths[1] == pytest.approx(10, rel=0.02)
 
 
 def test_an_open_experiment_is_published_withheld_and_the_look_is_in_it(still_open: Workplace) -> None:
@@ -268,8 +285,32 @@ def test_words_of_another_version_are_not_held_to_its_own_and_that_is_said(archi
         files["verdict.json"] = files["verdict.json"].replace(code, b"0" * 64).replace(b"channels", b"both channels")
         _sum_again(files)
 
-    checked = check_published(rewritten(archive, change))
+    forged = rewritten(archive, change)
+    checked = check_published(forged)
     assert any("another version of the harness (0.1.0) wrote them" in claim for claim in checked.unproven)
+    told = command_line.harness("prereg", "check", str(forged), environment={"COLUMNS": "200"})
+    assert told.returncode == 5
+    assert told.stdout.startswith("not proven: the words of verdict.json and index.html: another version")
+    assert "the archive is whole; decision: PASS" in told.stdout
+    assert command_line.harness("prereg", "check", str(archive)).returncode == 0
+
+
+@needs_ssh_keygen
+def test_a_named_signer_answers_for_the_words_of_another_version(archive: Path, tmp_path: Path) -> None:
+    key, signers = tmp_path / "key", tmp_path / "signers"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    signers.write_text(f"somebody {key.with_suffix('.pub').read_text()}")
+
+    def change(files: dict[str, bytes]) -> None:
+        code = json.loads(files["verdict.json"])["made_by"]["code_sha256"].encode()
+        files["verdict.json"] = files["verdict.json"].replace(code, b"0" * 64)
+        _sum_again(files)
+        (tmp_path / "SHA256SUMS").write_bytes(files["SHA256SUMS"])
+        files["SHA256SUMS.sig"] = sign_file(tmp_path / "SHA256SUMS", key).read_bytes()
+
+    signed = rewritten(archive, change)
+    assert check_published(signed).unheld
+    assert check_published(signed, signers).unheld == ()
 
 
 def test_an_archive_with_a_few_changed_bytes_is_refused_or_says_the_same(archive: Path) -> None:
