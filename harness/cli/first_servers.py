@@ -150,8 +150,9 @@ def _names(first: str, second: str) -> tuple[str, str]:
 
 def _shown(server: ServerSpec, report: ProbeReport, evidence: Evidence) -> Shown:
     """What one server shows of its settings; what it does not show, as its recording does."""
+    from harness.model.spec.server import MOST_CONTEXT_TOKENS
     from harness.runner.backends.attached import AttachedBackend
-    from harness.runner.backends.base import MOST_SLOT_TOKENS, SLOT_TOKENS
+    from harness.runner.backends.base import SLOT_TOKENS
 
     stack = _stack_of(server, evidence)
     values = AttachedBackend().all_shown(server, stack)
@@ -161,7 +162,7 @@ def _shown(server: ServerSpec, report: ProbeReport, evidence: Evidence) -> Shown
     comments |= {key: f"shown by the server; when it was recorded: {value}" for key, value in differing.items()}
     values = {**recorded, **values}
     longest = int(values.get("slot_tokens", SLOT_TOKENS))
-    can_be_written = 256 <= longest <= MOST_SLOT_TOKENS and longest % 128 == 0
+    can_be_written = 256 <= longest <= MOST_CONTEXT_TOKENS and longest % 128 == 0
     lines: list[Line] = [
         (line, printable(comments.get(key, "shown by the server"))) for key, line in _shown_lines(values).items()
     ]

@@ -82,27 +82,29 @@ def recorded(wanted: Recordings, start: FirstExperiment, predicted: Predicted) -
 
     Lengths are divided where they are too long. Where the whole takes longer than some minutes, less of it is replayed.
     """
+    from harness.model.spec.server import MOST_CONTEXT_TOKENS
     from harness.runner.backends.base import SLOT_TOKENS
 
     agents, (written, trace, notes) = wanted.agents, _trace_of(wanted.source, wanted.name, wanted.options)
     requests = [request for recording in trace.recordings for request in recording.requests]
     longest = max(request.prompt_tokens + request.generate_tokens for request in requests)
+    shared = _shared(trace)
+    server = _reusing(shared) if wanted.takes_rules and shared >= SHARED_SHARE else ()
+    room_tokens = MOST_CONTEXT_TOKENS if server else start.room_tokens
     # Lengths are rounded up, prompt and answer each.
-    divisor = 1 if longest <= start.room_tokens else -(-longest // (start.room_tokens - 2))
+    divisor = 1 if longest <= room_tokens else -(-longest // (room_tokens - 2))
     lines: list[Line] = [
         ('source = "trace"', ""),
         (f'trace = "{written}"', f"{len(trace.recordings)} sessions, {len(requests)} requests"),
     ]
     if divisor > 1:
-        why = f"divides every length: the longest request has {longest} tokens, and {start.room_tokens} fit"
+        why = f"divides every length: the longest request has {longest} tokens, and {room_tokens} fit"
         lines.append((f'scale = "1/{divisor}"', why))
     if any(request.wait_kind == "human" for request in requests):
         lines.append(('human_waits = "cap"', "waits for a person; those for tools are kept as recorded"))
         lines.append((f"human_wait_cap_s = {HUMAN_WAIT_CAP_NS / NS_PER_S:.1f}", ""))
-    needed = min(-(-longest // divisor) + 2, start.room_tokens)
+    needed = min(-(-longest // divisor) + 2, room_tokens)
     slots = -(-needed // 128) * 128 if start.sets_slot_tokens and needed > SLOT_TOKENS else 0
-    shared = _shared(trace)
-    server = _reusing(shared) if wanted.takes_rules and shared >= SHARED_SHARE else ()
     at_once = agents or min(AGENTS_AT_A_TIME, len(trace.recordings))
 
     def made(population: Sequence[Line]) -> Workload:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from harness.cli.tree import app
@@ -24,12 +25,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def a_vllm(**labels: object) -> PlainServer:
+def a_vllm(max_model_len: int = 8192, **labels: object) -> PlainServer:
     """A server whose metrics have these labels beside blocks of 128 tokens."""
     shown = {"block_size": 128, "enable_prefix_caching": True, **labels}
     text = ",".join(f'{name}="{value}"' for name, value in shown.items())
     metrics = f"# TYPE vllm:cache_config_info gauge\nvllm:cache_config_info{{{text}}} 1.0\n"
-    return PlainServer(gives_token_ids=True, has_metrics=True, metrics=metrics, max_model_len=8192)
+    return PlainServer(gives_token_ids=True, has_metrics=True, metrics=metrics, max_model_len=max_model_len)
 
 
 def written(server: PlainServer, *options: str) -> tuple[ServerSpec, str]:
@@ -83,3 +84,14 @@ def test_a_recording_of_another_stack_is_refused(folder: Path) -> None:
     path = recording(folder, scheduler="vllm_rbln.v1.core.optimum_scheduler.RBLNOptimumScheduler")
     with pytest.raises(SpecError, match="vllm-rbln by the recording"):
         written(a_vllm(num_gpu_blocks=64, block_size=16), "--from", path)
+
+
+def test_the_context_of_a_server_of_131072_tokens_is_written() -> None:
+    server, _ = written(a_vllm(131_072, num_gpu_blocks=8192, block_size=16))
+    assert server.slot_tokens == 131_072
+
+
+def test_a_modelled_kv_slot_of_that_length_is_refused_with_both_numbers() -> None:
+    with pytest.raises(ValidationError, match=r"slot_tokens 131,072 is more than the 32,768 .* up to 1,048,576"):
+        ServerSpec(slot_tokens=131_072)
+    assert ServerSpec(slot_tokens=1_048_576, rules="vllm-paged").is_paged

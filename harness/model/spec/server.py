@@ -152,6 +152,9 @@ MOST_REPLICAS = 64
 SSH_DESTINATION = re.compile(r"(ssh://)?(\w[\w.+-]*@)?([\w:][\w.:%-]*|\[[0-9a-fA-F:.%]+\](:\d+)?)/?")
 PatchMode = Literal["overlay", "none"]
 MOST_SEQS = 1024
+MOST_CONTEXT_TOKENS = 1 << 20
+MOST_SLOT_TOKENS = 32_768
+"""Of modelled servers with KV slots: vllm-rbln compiles longer ones in partitions only."""
 
 
 def default_buckets(max_num_seqs: int) -> tuple[int, ...]:
@@ -250,7 +253,7 @@ class ServerSpec(Spec):
         8192,
         "longest request, prompt and answer together",
         ge=256,
-        le=32768,
+        le=MOST_CONTEXT_TOKENS,
         multiple_of=128,
     )
     cost_model: str = key(
@@ -443,6 +446,16 @@ class ServerSpec(Spec):
             raise ValueError(
                 f"decode_buckets {list(self.decode_buckets)} must end with max_num_seqs ({self.max_num_seqs}), "
                 "or a full batch has no compiled step"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _slots_can_be_compiled(self) -> ServerSpec:
+        is_modelled = not (self.is_paged or self.is_vllm or self.artifact or self.url)
+        if is_modelled and self.slot_tokens > MOST_SLOT_TOKENS:
+            raise ValueError(
+                f"slot_tokens {self.slot_tokens:,} is more than the {MOST_SLOT_TOKENS:,} that a modelled KV slot has; "
+                f"paged rules take up to {MOST_CONTEXT_TOKENS:,}: rules = 'vllm-paged'"
             )
         return self
 

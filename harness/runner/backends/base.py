@@ -21,7 +21,7 @@ from harness.model.engine.config import changed_keys
 from harness.model.engine.paged import scheduler_of
 from harness.model.experiment import PlannedRun
 from harness.model.spec import ServerSpec
-from harness.model.spec.server import ENGINE_KEYS, PAGED_KEYS, keys_applied_by, keys_of
+from harness.model.spec.server import ENGINE_KEYS, MOST_SLOT_TOKENS, PAGED_KEYS, keys_applied_by, keys_of
 from harness.plugins import BackendKind, service
 from harness.runner.run import Launch, LaunchOptions, RunContext, perform_run
 from harness.stacks.rbln.launch.artifacts import check_artifact, read_artifact
@@ -34,7 +34,6 @@ Line = tuple[str, str]
 """A line of the file, and the comment beside it."""
 
 SLOT_TOKENS = 8192
-MOST_SLOT_TOKENS = 32_768
 MORE_SLOTS: tuple[Line, ...] = (
     ("[[condition]]", "what it changes: harness explain server"),
     ('name = "twelve-slots"', ""),
