@@ -44,7 +44,7 @@ def catalogue(
 ) -> None:
     """List the experiments of the method, each with its question; or perform them all.
 
-    Each has a page in docs/reference/experiments. With --run every experiment's analysis is written beside its runs, as
+    Their pages: docs/reference/experiments. With --run every experiment's analysis is written beside its runs, as
     RUNS/BACKEND/NAME.md; then `harness decide NAME --runs RUNS/BACKEND` and `harness paper tables --runs RUNS/BACKEND`.
     Exit code 3 when a run is invalid.
 
