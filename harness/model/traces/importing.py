@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from harness.errors import PlanError, SpecError
@@ -224,10 +225,13 @@ def detect(path: Path) -> str | None:
     if of_name := [name for name, form in forms if not form.keys and _unpacked(path).endswith(form.suffixes)]:
         return of_name[0]
     found: set[str] = set()
+    alike = [kind for kind in _other_kinds() if kind.get("is_alike")]
     for place, (_, record) in enumerate(json_records(path, ReadNotes())):
         found |= {name for name, form in TRACE_FORMATS.items() if any(keys <= record.keys() for keys in form.keys)}
         if place >= LINES_LOOKED_AT:
             break
+        if any(_is_of(kind, record) for kind in alike):
+            return None
     in_order = sorted(TRACE_FORMATS, key=lambda name: not TRACE_FORMATS[name].is_special)
     return next((name for name in in_order if name in found), None)
 
@@ -252,8 +256,7 @@ def _unknown_format(path: Path) -> SpecError:
         records = [record for _, (_, record) in zip(range(LINES_LOOKED_AT), json_records(path, ReadNotes()))]  # noqa: B905  # as many as there are
     except SpecError as error:
         return error
-    kinds: list[Record] = tomllib.loads(Path(__file__).with_name("others.toml").read_text(encoding="utf-8"))["kind"]
-    for kind in kinds:
+    for kind in _other_kinds():
         if any(_is_of(kind, record) for record in records):
             return SpecError(f"is {kind['what']}, which no reader exists for", where=str(path), hint=kind["way"])
     keys = [key for key in (records[0] if records else ()) if TYPE_NAME.fullmatch(key)][:MOST_KEYS_SHOWN]
@@ -262,6 +265,11 @@ def _unknown_format(path: Path) -> SpecError:
         "Readers: harness trace formats; the calls of any agent can be recorded in the server: harness server observe"
     )
     return SpecError(f"is in no known format: {what}", where=str(path), hint=hint)
+
+
+@lru_cache(maxsize=1)
+def _other_kinds() -> tuple[Record, ...]:
+    return tuple(tomllib.loads(Path(__file__).with_name("others.toml").read_text(encoding="utf-8"))["kind"])
 
 
 def _is_of(kind: Record, record: Record) -> bool:
