@@ -18,7 +18,8 @@ from harness.runner.experiment import checked
 
 PACKAGE = Path(harness.__file__).parent
 # The table, each backend's own file, and what lies inside a server's interpreter and stamps artifacts as its own.
-OWN_FILES = {"kinds.py", *(f"runner/backends/{name}.py" for name in KINDS)}
+# A row of the table of server keys says which launches apply the key.
+OWN_FILES = {"kinds.py", "model/spec/server.py", *(f"runner/backends/{name}.py" for name in KINDS)}
 
 
 def test_every_kind_has_a_backend_of_its_name_a_label_and_a_line_in_the_doctor() -> None:
