@@ -8,23 +8,28 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
 
 from benchmarks.figure import Figure
+from harness.model.engine.config import EngineConfig
 from harness.model.engine.cost import load_cost_model
 from harness.model.sim.draws import Perturbation
+from harness.model.sim.simulate import run_batch
 from harness.model.spec import ServerSpec, SloSpec, WorkloadSpec
 from harness.tune.agents import PLANS, Counts, Simulated, Targets, most_held
-from harness.tune.capacity import Capacity
-from harness.tune.plans import Question
-from harness.tune.sessions import ROUNDS, next_points, plans_needed, point_of
+from harness.tune.capacity import ALPHA, Capacity
+from harness.tune.plans import Question, drawn_plans
+from harness.tune.sessions import ROUNDS, next_points, plans_needed, point_of, share_of
 from harness.tune.setups import Setup
 
 CASES, TUNES, SEED = 6, 240, 20261128
 BANK = 300
 """Plans of each number of agents. A tune draws its own from them, so that their share is the true one."""
+EDGE_PLANS, EDGE_DRAWS = 3_000, 4_000
+"""Plans of a workload that just fails, and measurements that are drawn from them."""
 SHARES = (0.8, 0.9, 0.95)
 MOST = 64
 SETUP = Setup(8, (8,), 8, None)
@@ -85,7 +90,7 @@ def tuned(bank: Bank, rng: np.random.Generator) -> list[Capacity]:
     share = bank.case.targets.share
     few: list[list[int]] = [rng.integers(0, BANK, PLANS).tolist() for _ in range(MOST + 1)]
     known = Capacity("today", SETUP, most_held(lambda agents: bank.holds(agents, few[agents]), 4, MOST))
-    plans, rounds = plans_needed(max(1, known.predicted), share), list[Capacity]()
+    plans, rounds = plans_needed(bank.case.targets.slo, share), list[Capacity]()
     for _ in range(ROUNDS):
         if not (points := next_points(known, MOST)):
             break
@@ -96,8 +101,57 @@ def tuned(bank: Bank, rng: np.random.Generator) -> list[Capacity]:
     return rounds
 
 
+class Edge(NamedTuple):
+    """A workload whose share lies just below the wanted one, so that "holds" is wrong. name: what it is.
+
+    counts: of many plans, what met the target. share: the wanted one.
+    """
+
+    name: str
+    counts: list[tuple[int, int]]
+    share: float
+
+
+def edges() -> Iterator[Edge]:
+    """Eight heavy-tailed workloads with the target at which they just fail, and plans of which some fail whole."""
+    for number, (agents, what, share) in enumerate(product((8, 16), ("requests", "sessions"), (0.9, 0.95))):
+        lengths = {"distribution": "lognormal", "sigma": 1.5, "low": 4, "high": 4000}
+        workload = WorkloadSpec.model_validate(
+            {
+                "num_sessions": agents,
+                "requests_per_session": 3,
+                "prompt_tokens": {**lengths, "median": 200},
+                "generate_tokens": {**lengths, "median": 40},
+            }
+        )
+        server = ServerSpec(max_num_seqs=8, kv_slots=16, slot_tokens=32768)
+        arrays = drawn_plans(workload, "as-drawn", SEED + number, EDGE_PLANS)
+        made = run_batch(arrays, EngineConfig.from_server(server), load_cost_model(server.cost_model)).requests
+        took_ns = made["first_token_ns"] - made["arrival_ns"]
+        if what == "sessions":
+            first = np.repeat(arrays.plans["first_session"], arrays.plans["num_requests"])
+            took_ns = np.bincount(first + arrays.requests["session"], weights=made["completed_ns"] - made["arrival_ns"])
+        # The least target that too few meet.
+        met = (took_ns < np.quantile(took_ns, share, method="lower")).reshape(EDGE_PLANS, -1)
+        yield Edge(f"{agents} agents, {what}, {share}", [(int(each.sum()), len(each)) for each in met], share)
+    for one_in, share in ((10, 0.95), (20, 0.99), (19, 0.95)):
+        whole = [(0 if place % one_in == 0 else 48, 48) for place in range(EDGE_PLANS // one_in * one_in)]
+        yield Edge(f"one plan in {one_in} fails whole, {share}", whole, share)
+
+
+def _wrongly_held(edge: Edge, rng: np.random.Generator) -> float:
+    """How often so many plans as are measured call this "holds"."""
+    num = plans_needed(SloSpec(ttft_ms=1.0), edge.share)
+    drawn = rng.integers(0, len(edge.counts), (EDGE_DRAWS, num))
+    held = [share_of([edge.counts[place] for place in places], ALPHA).low >= edge.share for places in drawn]
+    return float(np.mean(held))
+
+
 def bench_agents(num_cases: int = CASES, num_tunes: int = TUNES) -> Iterator[Figure]:
     """How often the interval holds the true number, and how far later rounds narrow it."""
+    rng = np.random.default_rng([SEED, 2])
+    for edge in edges():
+        yield Figure('wrongly "holds": ' + edge.name, f"{_wrongly_held(edge, rng):.4f}", f"<= .03 of {EDGE_DRAWS}")
     held: Counter[str] = Counter()
     first: list[int] = []
     last: list[int] = []

@@ -15,7 +15,7 @@ import tomli_w
 
 from harness.errors import ExitCode
 from harness.kinds import kind_named, kind_of_run
-from harness.model.spec import ExperimentSpec
+from harness.model.spec import ExperimentSpec, TuneSpec
 from harness.stacks.vllm.launch import key_arguments
 from harness.tune.capacity import Capacity
 from harness.tune.confirm import BEST, SMALLEST, Confirmed
@@ -104,28 +104,37 @@ def sessions_answer(
     option = next((each for each in explored.options if others and each.setup == others[0].setup), None)
     where = f" ({made})" if (made := modelled(spec, backend)) else ""
     plans = max((point.num_runs for each in capacities for point in each.points), default=0)
-    confirmed = f"confirmed on {plans} new plans at each number{where}"
+    measured = f"on {plans} new plans at each number{where}{_too_few(capacities, (spec.tune or TuneSpec()).percentile)}"
+    is_told = all(each.has_boundary for each in capacities)
     chosen, state, keep = None, "keep", f"Keep {today.setup.label}"
     if option is None or not others:
         if today.points:
             beyond = "no configuration within the bounds is predicted to hold more"
-            sentence = f"{keep}: {today.words}, {confirmed}; {beyond}."
+            state = "keep" if is_told and (today.low or today.high) else "not told apart"
+            told = "confirmed" if state == "keep" else "not told apart"
+            sentence = f"{keep}: {today.words}, {told} {measured}; {beyond}."
         else:
             state, sentence = "predicted", f"{keep}: {today.predicted} agents at a time, predicted, not measured."
     elif not others[0].points:
         chosen, state = option, "predicted"
         most = f"{others[0].predicted} agents at a time in place of {today.predicted}"
         sentence = f"{_capital(option.words)}: {most}, predicted, not measured."
-    elif today.high is not None and others[0].low >= today.high:
+    elif is_told and today.high is not None and others[0].low >= today.high:
         chosen, state = option, "confirmed"
-        sentence = f"{_capital(option.words)}: {others[0].words}, {confirmed}; today's: {today.words}."
+        sentence = f"{_capital(option.words)}: {others[0].words}, confirmed {measured}; today's: {today.words}."
     else:
         state = "not told apart"
-        sentence = (
-            f"{keep} for now: {today.words}; {option.words}: {others[0].words}; not told apart on {plans} new plans at "
-            f"each number{where}."
-        )
+        sentence = f"{keep} for now: {today.words}; {option.words}: {others[0].words}; not told apart {measured}."
     return Answer(state, sentence, chosen, why=why, capacities=tuple(capacities))
+
+
+def _too_few(capacities: Sequence[Capacity], percent: float) -> str:
+    """That the runs were too few to show the wanted share; "" where they were not, or where all was told."""
+    points = [point for each in capacities for point in each.points if point.verdict == "open"]
+    short = next((point for point in points if 100 * point.most_shown < percent), None)
+    if short is None:
+        return ""
+    return f"; {short.num_runs} runs cannot show more than {100 * short.most_shown:.1f} % within the targets"
 
 
 def modelled(spec: ExperimentSpec, backend: str = "") -> str:

@@ -12,7 +12,14 @@ from harness.table import interval_text
 from harness.tune.setups import Setup
 
 PROPOSED = "proposed"
+ALPHA = 0.025
+"""Chance that a number of agents is wrongly said to hold, or to fail; targets of requests and of sessions share it."""
 Verdict = Literal["holds", "fails", "open"]
+
+
+def most_shown(num_runs: int, alpha: float) -> float:
+    """The largest share that so many runs can show, each of which meets every target: a worse run may be among more."""
+    return alpha ** (1 / num_runs)
 
 
 class Share(NamedTuple):
@@ -32,6 +39,11 @@ class Point:
     requests: Share | None
     sessions: Share | None
     num_runs: int
+
+    @property
+    def most_shown(self) -> float:
+        """The largest share that its runs can show."""
+        return most_shown(self.num_runs, ALPHA / (2 - (None in (self.requests, self.sessions))))
 
     @property
     def words(self) -> str:
@@ -66,13 +78,18 @@ class Capacity:
         return min((point.agents for point in self.points if point.verdict == "fails"), default=None)
 
     @property
+    def has_boundary(self) -> bool:
+        """Whether no number fails below one that holds."""
+        return self.high is None or self.low < self.high
+
+    @property
     def words(self) -> str:
         """ "12 to 14 agents at a time"; where a number fails below one that holds, both."""
         if self.high is None:
             return f"at least {self.low} agents at a time" if self.low else "an unknown number of agents at a time"
         if not self.low:
             return f"fewer than {self.high} agents at a time" if self.high > 1 else "not even one agent at a time"
-        if self.high < self.low:
+        if not self.has_boundary:
             return f"no single boundary: {self.low} agents at a time hold and {self.high} do not"
         most = self.high - 1
         return f"{self.low} agents at a time" if self.low >= most else f"{self.low} to {most} agents at a time"

@@ -168,8 +168,12 @@ def freeze(folder: TuneFolder, spec: ExperimentSpec, wanted: Measurement) -> Exp
     return spec
 
 
+class BudgetTooShortError(SpecError):
+    """The budget has room for fewer plans than decide anything; the hint names one that has."""
+
+
 def blocks_within(seconds: float, block_s: float, seconds_before: float = 0.0, most: int = 0) -> int:
-    """Blocks of a measurement that fit into the time; SpecError where no rule can decide by so many.
+    """Blocks of a measurement that fit into the time; BudgetTooShortError where no rule can decide by so many.
 
     seconds_before: what the stages before take, for the advice. most: MOST_BLOCKS where it is 0.
     """
@@ -178,7 +182,7 @@ def blocks_within(seconds: float, block_s: float, seconds_before: float = 0.0, m
         return most
     blocks = min(most, int(seconds / block_s))
     if blocks < LEAST_BLOCKS:
-        raise SpecError(
+        raise BudgetTooShortError(
             f"it leaves room for {max(blocks, 0)} plans of {block_s:.0f} s each, and fewer than {LEAST_BLOCKS} decide "
             "nothing",
             where="tune.budget",

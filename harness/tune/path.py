@@ -5,6 +5,7 @@ The same command goes on after any interruption: sealed runs are not made again,
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -35,6 +36,7 @@ from harness.tune.compiling import FOLDER, Compiler, Say, about
 from harness.tune.confirm import (
     BASE,
     LEAST_BLOCKS,
+    BudgetTooShortError,
     Measurement,
     base_of,
     best_is_better,
@@ -104,7 +106,7 @@ class Tune:
 
     candidates: addresses of servers that somebody else started, or folders of compiled models, by candidate. channel:
     what the measurement counts. seen_as: the backend as its runs name it. shown: keys of [server] that are left to a
-    vLLM, with the values that its runs show.
+    vLLM, with the values that its runs show. repeated_s: wall seconds of INVALID runs that were made again.
     """
 
     spec: ExperimentSpec
@@ -118,6 +120,7 @@ class Tune:
     channel: Basis = "a"
     seen_as: str = ""
     shown: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    repeated_s: float = 0.0
 
     @property
     def settings(self) -> TuneSpec:
@@ -287,7 +290,13 @@ class Tune:
             return self._sessions(folder, diagnosis, only_explore=only_explore)
         question = self.question
         explored = self._explore(folder, lambda: explore(question, self.effort, on_progress=self.on_search))
-        given = answer(self.spec, explored, why="only explored") if only_explore else self._confirm(folder, explored)
+        if only_explore:
+            given = answer(self.spec, explored, why="only explored")
+        else:
+            try:
+                given = self._confirm(folder, explored)
+            except BudgetTooShortError as error:
+                given = answer(self.spec, explored, why=self._said_too_short(error))
         return self._ended(folder, TuneResult(self.spec, given, diagnosis, explored))
 
     def _asked(self) -> dict[str, Any]:
@@ -373,8 +382,11 @@ class Tune:
         run_s = self._today_s * max(1.0, max(numbers) / (agents_of(self.question.workload) or 1))
         before_s = self.settings.budget_s - self._left_s
         # Half of the time is for the rounds after the first.
-        room = blocks_within(self._left_s / 2, 2 * len(capacities) * run_s, before_s, MOST_PLANS)
-        plans = min(room, plans_needed(min(numbers), share))
+        try:
+            room = blocks_within(self._left_s / 2, 2 * len(capacities) * run_s, before_s, MOST_PLANS)
+        except BudgetTooShortError as error:
+            return capacities, self._said_too_short(error)
+        plans = min(room, plans_needed(self.spec.slo, share))
         for number in range(1, ROUNDS + 1):
             wanted = {
                 each.name: (placed_keys(self.spec, base, each.setup, places.get(each.name)), points)
@@ -426,6 +438,11 @@ class Tune:
             self.say(f"  {line}")
         return found
 
+    def _said_too_short(self, error: BudgetTooShortError) -> str:
+        """Why there is no more than a prediction, and the budget that would confirm it."""
+        self.say(f"  {error}")
+        return str(error)
+
     def _confirm(self, folder: TuneFolder, explored: Explored) -> Answer:
         candidates, base = candidates_of(explored), base_of(self.spec, explored)
         if not candidates:
@@ -444,11 +461,13 @@ class Tune:
         beside = f"{len(candidates)} candidate{'s' * (len(candidates) != 1)}"
         most_s = (1 + len(candidates)) * spec.replicates * self._today_s
         self.say(f"confirm: today's server and {beside} on at most {spec.replicates} new plans{about(most_s)}")
-        fixed_by = folder.check_frozen(self._store.sealed(spec.name))
+        fixed_by, left_s = folder.check_frozen(self._store.sealed(spec.name)), self._left_s
         self._performed(spec, folder, until_decided=True, fixed_by=fixed_by)
         runs = list(self._store.sealed(spec.name))
         if self.is_over:
-            why = f"the budget of {self.settings.budget} ended before the rule had decided"
+            minutes = math.ceil((self.settings.budget_s - left_s + most_s / LAST_START) / 60)
+            ended = f"the budget of {self.settings.budget} ended before the rule had decided"
+            why = f"{ended}; --budget {minutes}min has room for all {spec.replicates} plans"
             self.say(f"  {why}")
         if num_invalid := sum(not run.is_valid for run in runs):
             self.say(f"  {num_invalid} of {len(runs)} runs are INVALID and do not count: {_commonest(runs)}")
@@ -544,15 +563,21 @@ class Tune:
         for _ in range(0 if options.get("until_decided") else RETRIES):
             if outcome.was_interrupted or all(will_fail_again(run) for run in outcome.invalid_runs):
                 break
+            self.repeated_s += sum(map(sum, wall_seconds(outcome.invalid_runs)))
             outcome = self.perform(spec, folder.path, self.until_ns, retry_invalid=True, **options)
         if (outcome.was_interrupted or not outcome.is_complete) and not self.is_over:
             raise TuneStoppedError
         return outcome
 
     @cached_property
+    def _begun_ns(self) -> int:
+        """When this call began, of the monotonic clock."""
+        return self.clock.now_ns()
+
+    @property
     def until_ns(self) -> int:
-        """When the last run of this call may begin, of the monotonic clock."""
-        return self.clock.now_ns() + round(LAST_START * self.settings.budget_s * NS_PER_S)
+        """When the last run of this call may begin, of the monotonic clock; repeats of INVALID runs count apart."""
+        return self._begun_ns + round((LAST_START * self.settings.budget_s + self.repeated_s) * NS_PER_S)
 
     @property
     def is_over(self) -> bool:

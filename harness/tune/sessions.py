@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from statistics import NormalDist
 from typing import Any
 
+import numpy as np
 import tomli_w
 
 from harness.analysis.serving import is_good, latencies, requests_in_window
@@ -21,17 +21,17 @@ from harness.measure.records.run import SealedRun
 from harness.model.plan.build import derive_seed
 from harness.model.spec import ExperimentSpec, SloSpec
 from harness.tune.agents import Counts, parts_of
-from harness.tune.capacity import Capacity, Point, Share, Verdict
+from harness.tune.capacity import ALPHA, Capacity, Point, Share, Verdict, most_shown
 from harness.tune.confirm import base_condition, plain_table, server_of
 from harness.tune.plans import SEED_RANGE, agents_key, agents_of
 
-LEAST_PLANS, MOST_PLANS = 12, 96
+LEAST_PLANS, MOST_PLANS = 12, 1_000
 """Measured plans of each number of agents."""
 ROUNDS = 6
 """Measurements at most: the boundary and one step beyond, further out where these did not decide, then between."""
-ALPHA = 0.025
-"""Chance that a number of agents is wrongly said to hold, or to fail."""
 STEP_SHARE = 0.1
+SKEWER = 1.25
+"""Runs are more skewed than a sample of them shows."""
 
 
 def check_goal(spec: ExperimentSpec) -> None:
@@ -68,18 +68,18 @@ def counts_of_run(run: SealedRun, slo: SloSpec) -> Counts:
 
 
 def share_of(pairs: Sequence[tuple[int, int]], alpha: float) -> Share:
-    """A share of sums over runs. Interval: the wider of that over runs and that of independent requests (Wilson)."""
+    """A share of sums over runs, of each run one draw: by Student's t, wider on the side of the rare runs (Johnson's
+    correction for skewness), and never narrower than runs can show of which none is worse."""
     total, num = sum(of for _, of in pairs), len(pairs)
     share = sum(met for met, _ in pairs) / total
-    z = NormalDist().inv_cdf(1 - alpha)
-    shrunk = 1 + z * z / total
-    centre = (share + z * z / (2 * total)) / shrunk
-    width = z / shrunk * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
-    low, high = centre - width, centre + width
-    if num > 1:
-        left = [(met - share * of) * num / total for met, of in pairs]
-        half = t_quantile(1 - 2 * alpha, num - 1) * math.sqrt(sum(each * each for each in left) / (num - 1) / num)
-        low, high = min(low, share - half), max(high, share + half)
+    if num < 2:
+        return Share(share, 0.0, 1.0)
+    left = np.array([(met - share * of) * num / total for met, of in pairs])
+    sd, t = float(left.std(ddof=1)), t_quantile(1 - 2 * alpha, num - 1)
+    half = t * sd / math.sqrt(num)
+    shift = SKEWER * float((left**3).mean()) / sd**2 * (1 + 2 * t * t) / (6 * num) if sd else 0.0
+    most = most_shown(num, alpha)
+    low, high = min(most, share - half + min(shift, 0.0)), max(1 - most, share + half + max(shift, 0.0))
     return Share(share, max(0.0, low), min(1.0, high))
 
 
@@ -99,10 +99,10 @@ def point_of(agents: int, counts: Sequence[Counts], share: float) -> Point:
     return Point(agents, verdict, requests, sessions, len(counts))
 
 
-def plans_needed(agents: int, share: float) -> int:
+def plans_needed(slo: SloSpec, share: float) -> int:
     """Plans by which a number of agents that misses no target is shown to hold, and half as many again."""
-    z = NormalDist().inv_cdf(1 - ALPHA / 2)
-    return max(LEAST_PLANS, min(math.ceil(1.5 * share * z * z / (1 - share) / agents), MOST_PLANS))
+    alpha = ALPHA / (1 + bool(slo.is_set and slo.session_s))
+    return max(LEAST_PLANS, math.ceil(1.5 * math.log(alpha) / math.log(share)))
 
 
 def next_points(capacity: Capacity, most: int) -> list[int]:

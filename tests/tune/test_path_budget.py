@@ -103,3 +103,26 @@ def test_the_most_agents_are_narrowed_within_the_budget(tmp_path: Path) -> None:
     assert sum(line.startswith("confirm: today with ") for line in said) > 1
     # A round that has no room is not begun.
     assert 0.5 * BUDGET_S < timed.clock.now_ns() / NS_PER_S < 1.1 * BUDGET_S
+
+
+def test_a_budget_that_ends_after_the_search_leaves_the_prediction_and_names_one_that_confirms_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.tune.page._frontier", lambda *_: "")
+    timed, said = Timed(30), list[str]()
+    spec = experiment("emulator", tune={"may_change": ["kv_slots"], "budget": "5min"})
+    answer = Tune(spec, tmp_path / "runs", timed, said.append, effort=QUICK.divided(6), clock=timed.clock).run().answer
+    assert answer.state == "predicted"
+    assert "less device time, predicted, not measured" in answer.sentence
+    assert re.search(r"it leaves room for \d plans.*Allow \d+ min", answer.why)
+    minutes = re.findall(r"Allow (\d+) min", answer.why)[0]
+    spec = experiment("emulator", tune={"may_change": ["kv_slots"], "budget": f"{minutes}min"})
+    more = Tune(spec, tmp_path / "runs", timed, said.append, effort=QUICK.divided(6), clock=timed.clock).run().answer
+    assert more.measured
+
+
+def test_repeats_of_invalid_runs_are_not_taken_from_the_budget(tmp_path: Path) -> None:
+    tune = Tune(experiment("emulator"), tmp_path, Timed(5), lambda _line: None, clock=VirtualClock())
+    before_ns = tune.until_ns
+    tune.repeated_s = 60.0
+    assert tune.until_ns == before_ns + 60 * NS_PER_S

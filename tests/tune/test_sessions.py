@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from harness.analysis.compare.drawn import DrawnRatio
 from harness.errors import SpecError
 from harness.measure.records.store import RunStore
 from harness.model.engine.config import EngineConfig
@@ -22,9 +23,11 @@ from harness.model.sim.simulate import run_batch
 from harness.model.spec import ServerSpec, SloSpec, TuneSpec, parse_experiment
 from harness.runner import run_experiment
 from harness.tune.agents import Counts, Targets, counts_of, explore_agents, most_held
+from harness.tune.answer import sessions_answer
 from harness.tune.capacity import Capacity, Point
-from harness.tune.explore import QUICK
+from harness.tune.explore import QUICK, Explored
 from harness.tune.path import Tune
+from harness.tune.predict import Option
 from harness.tune.sessions import counts_of_run, next_points, point_of, share_of
 from harness.tune.setups import Setup
 
@@ -90,13 +93,38 @@ def point(agents: int, verdict: Any) -> Point:
     return Point(agents, verdict, None, None, 12)
 
 
-def test_a_number_holds_only_where_the_interval_lies_above_the_wanted_share() -> None:
-    alike = [Counts((10, 10), None)] * 24
+def test_a_number_holds_only_where_so_many_runs_can_show_the_wanted_share() -> None:
+    alike = [Counts((10, 10), None)] * 73
     assert point_of(10, alike, 0.95).verdict == "holds"
-    assert point_of(10, alike[:3], 0.95).verdict == "open"
+    assert point_of(10, alike[:72], 0.951).verdict == "open"
+    assert point_of(10, alike[:72], 0.95).most_shown == pytest.approx(0.95, abs=0.0002)
+    assert point_of(10, alike[:1], 0.5).verdict == "open"
     assert point_of(10, [Counts((7, 10), None)] * 24, 0.95).verdict == "fails"
     both = [Counts((10, 10), (6, 10))] * 24
     assert point_of(10, both, 0.95).verdict == "fails"
+
+
+def test_requests_of_one_run_that_fails_whole_are_one_draw() -> None:
+    assert share_of([(0, 48), *[(48, 48)] * 107], 0.025).low < 0.961
+    assert share_of([(0, 48), (0, 48), *[(48, 48)] * 106], 0.025).low < 0.95, "of 5,184 requests 98 % meet the target"
+
+
+def test_what_has_no_boundary_or_holds_no_more_than_today_is_not_told_apart() -> None:
+    spec = experiment()
+    option = Option(SETUP, "12 KV slots", DrawnRatio(0.9, 0.01, 100), 0.8, 1.0, 0.1, 1.0, None, None)
+    explored = Explored(SETUP, None, (option,), None, None, (), 2, 2)
+    today = Capacity("today", SETUP, 10, (point(10, "holds"), point(12, "fails")))
+    more = Capacity("proposed", SETUP, 14, (point(14, "holds"),))
+    assert sessions_answer(spec, explored, [today, more]).state == "confirmed"
+    crossed = replace(more, points=(point(14, "holds"), point(9, "fails")))
+    assert sessions_answer(spec, explored, [today, crossed]).state == "not told apart"
+    odd = replace(today, points=(point(9, "fails"), point(14, "holds")))
+    assert sessions_answer(spec, explored, [odd, more]).state == "not told apart"
+    assert sessions_answer(spec, explored, [odd]).state == "not told apart"
+    few = replace(today, points=(point(10, "open"),))
+    told = sessions_answer(spec, explored, [few])
+    assert (told.state, told.exit_code) == ("not told apart", 5)
+    assert "12 runs cannot show more than 73.5 % within the targets" in told.sentence
 
 
 def test_intervals_of_a_share_hold_the_true_share_though_runs_differ() -> None:
