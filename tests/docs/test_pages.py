@@ -23,7 +23,6 @@ LONGER_FOR_A_REASON = {
     "reference/method.md": "every figure with its formula: a reviewer searches a single page",
     "evidence/client-timing.md": "measurements with the command of each, most of it tables",
     "evidence/error-rates.md": "measurements with the command of each, most of it tables",
-    "evidence/short-memory.md": "measurements with the command of each, most of it tables",
     "evidence/paper-rules.md": "the paper's printed figures beside the same under other rules",
     "evidence/twin.md": "what the twin was tried with, release by release",
 }
