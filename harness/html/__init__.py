@@ -24,12 +24,12 @@ def content_security_policy(script: str = "") -> str:
     return f"default-src 'none'; {allowed}style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 
-def plain_page(title: str, main: str) -> str:
-    """A page without a script: a title, and below it ``main`` as HTML."""
+def plain_page(title: str, main: str, answer: str = "") -> str:
+    """A page without a script: a title, and below it ``main`` as HTML. answer: HTML above the title."""
     head = (
         f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{content_security_policy()}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{style()}</style>"
     )
-    body = f"<header><h1>{escape(title)}</h1></header><main>{main}</main>"
+    body = f"<header>{answer}<h1>{escape(title)}</h1></header><main>{main}</main>"
     return escape_controls(f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>\n')

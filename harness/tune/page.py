@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 NARROW_IN = 3.75
+COLOURS = (0, 2)
+"""Of the candidates: the others are those of losses."""
 CLASSES = {"lost reuse": "reuse", "padding": "pad", "steps without a graph": "eager"}
 
 
@@ -47,26 +49,36 @@ def tune_page(found: TuneResult) -> str:
     """The page as HTML."""
     spec, explored = found.spec, found.explored
     base = base_of(spec, explored)
-    parts = [_head(found)]
+    first, *parts = _head(found)
     if bars := _bars(found, base):
         parts += ["<h2>Where device time goes</h2>", bars]
     if found.answer.capacities:
-        parts += ["<h2>Agents at a time</h2>", _agents(found.answer.capacities, spec)]
+        parts += ["<h2>Agents at a time</h2>", _agents(found.answer.capacities, spec, _seen(found))]
     elif explored is not None and explored.screened:
-        parts += ["<h2>What was searched</h2>", _frontier(explored, base, found.answer)]
+        parts += ["<h2>What was searched</h2>", _frontier(explored, base, found.answer, _seen(found))]
     copied = "\n".join([*to_copy(spec, found.answer, base), "", _server_table(base, found.answer)]).strip()
     parts += ["<h2>What to copy</h2>", f"<pre>{escape(copied)}</pre>"]
     parts += ["<h2>What would overturn it</h2>", _list(_overturns(found))]
     parts += ["<h2>How it was found</h2>", _list(_how(found), tag="ol")]
     if explored is not None:
-        parts += ["<h2>Numbers</h2>", _numbers(explored, found.answer, base)]
-    return plain_page(f"{spec.title or spec.name}: tuned", "".join(parts))
+        parts += ["<h2>Numbers</h2>", _numbers(explored, found.answer, base, _seen(found))]
+    return plain_page(f"{spec.title or spec.name}: tuned", "".join(parts), first)
 
 
-def _head(found: TuneResult) -> str:
+def _made(found: TuneResult) -> str:
+    """What the plans of the confirmation ran on, where no device did: "simulated", "emulated"."""
+    return modelled(found.spec, "" if found.diagnosis is None else found.diagnosis.backend)
+
+
+def _seen(found: TuneResult) -> str:
+    """What came of the plans that confirmed: "measured"; where no server ran, "simulated on new plans"."""
+    return "simulated on new plans" if _made(found) == "simulated" else "measured"
+
+
+def _head(found: TuneResult) -> tuple[str, str]:
+    """(the answer, which stands above the title; its state and what it rests on)."""
     state = found.answer.state
-    seen_as = "" if found.diagnosis is None else found.diagnosis.backend
-    where = f", {made}" if (made := modelled(found.spec, seen_as)) else ""
+    where = f" ({made})" if (made := _made(found)) else ""
     mark = "" if state == "confirmed" else ' class="open"'
     origin = "" if found.diagnosis is None else found.diagnosis.origin
     banner = f'<p class="banner">{escape(origin)}</p>' if origin else ""
@@ -78,8 +90,8 @@ def _head(found: TuneResult) -> str:
     )
     why = f'<p class="dim">{escape(found.answer.why)}</p>' if found.answer.why else ""
     return (
-        f'{banner}{alert}<p class="tune-state"><b{mark}>{escape(state)}</b>{escape(where)}</p>'
-        f'<p class="tune-answer">{escape(unbroken(found.answer.sentence))}</p>{why}'
+        f'<p class="tune-answer">{escape(unbroken(found.answer.sentence))}</p>',
+        f'<p class="tune-state"><b{mark}>{escape(state)}{where}</b></p>{banner}{alert}{why}',
     )
 
 
@@ -97,8 +109,8 @@ def _bars(found: TuneResult, base: Baseline) -> str:
     rows = [_bar(f"today, {base.setup.label}", before, 1.0)]
     note = "Shares of today's device time."
     if after is not None and after.device_ns is not None and option is not None:
-        share = after.device_ns / after.num_runs / (before.device_ns / before.num_runs)
-        rows.append(_bar(option.setup.label, after, share))
+        mean = after.device_ns / after.num_runs / (before.device_ns / before.num_runs)
+        rows.append(_bar(option.setup.label, after, _share_in_answer(found, option) or mean))
         note += " Both on the same new plans."
     kinds = [loss.kind for loss in before.losses]
     keys = "".join(
@@ -106,6 +118,13 @@ def _bars(found: TuneResult, base: Baseline) -> str:
         for name, words in [("work", "work"), *((CLASSES[kind], kind) for kind in kinds)]
     )
     return f'<div class="bars">{"".join(rows)}</div><p class="legend">{keys}</p><p class="caption">{escape(note)}</p>'
+
+
+def _share_in_answer(found: TuneResult, option: Option) -> float | None:
+    """The chosen configuration's device time of today's, as the answer has it: the bar has the same."""
+    candidates = {} if found.explored is None else candidates_of(found.explored)
+    shown = (each for each in found.answer.measured if candidates.get(each.name) == option)
+    return next((1 - each.saving for each in shown), None)
 
 
 def _bar(name: str, found: Diagnosis, share: float) -> str:
@@ -123,8 +142,8 @@ def _bar(name: str, found: Diagnosis, share: float) -> str:
     )
 
 
-def _agents(capacities: Sequence[Capacity], spec: ExperimentSpec) -> str:
-    """What was predicted and measured of each number of agents at a time."""
+def _agents(capacities: Sequence[Capacity], spec: ExperimentSpec, seen: str) -> str:
+    """What was predicted and seen of each number of agents at a time."""
     wanted = (spec.tune or TuneSpec()).percentile
     rows = [
         (
@@ -135,7 +154,7 @@ def _agents(capacities: Sequence[Capacity], spec: ExperimentSpec) -> str:
         for point in sorted(each.points, key=lambda point: point.agents)
     ]
     heads = ("configuration", f"{wanted:g} % within the targets", "agents", "requests, %", "sessions, %", "plans")
-    most = "; ".join(f"{each.name}: {each.predicted} predicted, {each.words} measured" for each in capacities)
+    most = "; ".join(f"{each.name}: {each.predicted} predicted, {each.words} {seen}" for each in capacities)
     caption = f"Most agents at a time: {escape(most)}. Intervals: 95 % at each number."
     return f'{_table("Agents at a time", heads, rows)}<p class="caption">{caption}</p>'
 
@@ -145,7 +164,7 @@ def _share(share: Share | None) -> str:
     return "" if share is None else f"{100 * share.share:.1f} ({interval_text(100 * share.low, 100 * share.high, 1)})"
 
 
-def _frontier(explored: Explored, base: Baseline, answer: Answer) -> str:
+def _frontier(explored: Explored, base: Baseline, answer: Answer, seen: str) -> str:
     """Every configuration as a dot: cost against memory and number of sizes, or against requests at once."""
     shown = [base.setup, *(setup for setup, _ in explored.screened)]
     varied = [by if len({_place(setup, by) for setup in shown}) > 1 else "limit" for by in ("memory", "sizes")]
@@ -164,7 +183,7 @@ def _frontier(explored: Explored, base: Baseline, answer: Answer) -> str:
             svgs.append(sheet.render(figure, name="wide" if rows == 1 else "narrow", label=label))
     caption = (
         "Grey: predicted by the first pass. Filled: predicted on plans that chose nothing. "
-        "Open, with its 95 % interval: measured. The square and the line are what runs today."
+        f"Open, with its 95 % interval: {seen}. The square and the line are what runs today."
     )
     keys = "".join(
         f'<span><i class="key k{place}"></i>{name}: {escape(option.setup.label)}</span>'
@@ -202,7 +221,7 @@ def _draw(axes: Axes, explored: Explored, base: Baseline, answer: Answer, *, by:
     axes.plot(place(base.setup), 1.0, "s", color=INK, ms=5)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))
     for number, (name, option) in enumerate(_named(explored)):
-        color = condition_color(number)
+        color = condition_color(COLOURS[number])
         axes.plot(place(option.setup), option.ratio.ratio, "o", color=color, ms=7)
         # Beside each other where both have the same memory.
         shift = (1 + number) * (0.02 * max(place(option.setup), 1.0) if by == "memory" else 0.1)
@@ -269,13 +288,13 @@ def _how(found: TuneResult) -> Iterator[str]:
     if answer.measured:
         yield "Fixed the predictions, the rule and new plans before the first run of a candidate (frozen.json)."
         yield (
-            "Measured: "
+            f"{_seen(found).capitalize()}: "
             + "; ".join(f"{each.name} {each.words} on {each.num_blocks} plans" for each in answer.measured)
             + "."
         )
 
 
-def _numbers(explored: Explored, answer: Answer, base: Baseline) -> str:
+def _numbers(explored: Explored, answer: Answer, base: Baseline, seen: str) -> str:
     """A row for each configuration that was predicted on the last plans; the names are those of the goal."""
     by_name = {each.name: each for each in answer.measured}
     of_cost = [
@@ -287,8 +306,16 @@ def _numbers(explored: Explored, answer: Answer, base: Baseline) -> str:
     rows = [_row(option, by_setup.get(option.setup, []), by_name) for option in explored.options]
     device = _of_device(base.memory_gib(base.setup), base.compile_s(base.setup))
     today = (base.setup.label, BASE, "1", "", "", *device)
-    heads = ("configuration", "named", "predicted ratio", "measured ratio (95 %)", "reuse")
-    return _table("Numbers", (*heads, *("GiB a device", "s to compile")[: len(device)]), [today, *rows])
+    heads = ("configuration", "named", "predicted ratio", f"{seen}, ratio (95 %)", "reuse")
+    table = _table("Numbers", (*heads, *("GiB a device", "s to compile")[: len(device)]), [today, *rows])
+    best = explored.best
+    if best is None or all(best.ratio.ratio <= option.ratio.ratio for option in explored.options):
+        return table
+    why = (
+        f"{BEST} was chosen on other plans, those of the search. On these, which chose nothing, another row is lower: "
+        "rows within the errors of each other are not told apart."
+    )
+    return f'{table}<p class="caption">{why}</p>'
 
 
 def _table(label: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

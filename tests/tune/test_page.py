@@ -15,6 +15,7 @@ from harness.model.spec.base import tomllib
 from harness.tune.answer import answer, to_copy, tuned_text
 from harness.tune.capacity import Capacity
 from harness.tune.confirm import BEST, SMALLEST, Confirmed, base_of
+from harness.tune.diagnose import Diagnosis
 from harness.tune.explore import Explored
 from harness.tune.folder import TuneFolder
 from harness.tune.page import TuneResult, tune_page, unbroken
@@ -125,6 +126,30 @@ def test_the_page_has_the_answer_and_every_number_in_a_table_and_names_the_simul
         assert number in words
     assert "<script" not in page
     assert page.count("<svg") == 2
+
+
+def test_a_page_says_first_what_came_and_of_simulated_plans_that_nothing_was_measured() -> None:
+    found = answer(experiment(), explored(), [shown(SMALLEST, 0.07), shown(BEST, 0.075)])
+    page = tune_page(TuneResult(experiment(), found, None, explored()))
+    assert page.index('tune-answer">') < page.index("<h1>") < page.index("confirmed (simulated)")
+    assert "simulated on new plans, ratio (95 %)" in page
+    assert "measured" not in page.partition("<body>")[2]
+    spec = experiment("attached", url="http://127.0.0.1:8000")
+    real = tune_page(TuneResult(spec, answer(spec, explored(), found.measured, backend="attached"), None, explored()))
+    assert "measured, ratio (95 %)" in real
+    lower = replace(explored(), options=(BOTH, replace(SLOTS, ratio=DrawnRatio(0.9, 0.002, 100))))
+    assert "best was chosen on other plans" in tune_page(TuneResult(spec, found, None, lower))
+    assert "best was chosen on other plans" not in page
+
+
+def test_the_bar_of_the_chosen_is_as_long_as_the_answer_says() -> None:
+    found = answer(experiment(), explored(), [shown(SMALLEST, 0.07), shown(BEST, 0.075)])
+    before = Diagnosis(
+        *("base", "sim", {}, 12, 0, 0, 100, (), 0, None, "", ""),
+        **{"has_rules": True, "has_costs": True, "eager": None, "start_ms": 0.0, "lag_ms": 0.0},
+    )
+    result = TuneResult(experiment(), found, None, explored(), before, replace(before, device_ns=91))
+    assert "93.0 %</span>" in tune_page(result)
 
 
 def test_a_picture_is_against_what_the_search_changed() -> None:

@@ -168,7 +168,7 @@ def serving_table(summary: ExperimentSummary) -> Table:
     """What users of each condition felt, a row each: times in ms of the run's clock, rates per second of it."""
     fewest = min((figures.num_requests for figures in summary.serving), default=0)
     few = f"; p99 of {fewest} requests is uncertain: fewer than {MIN_BEYOND} lie beyond it"
-    few = few if fewest < 100 * MIN_BEYOND else ""
+    few = few if 0 < fewest < 100 * MIN_BEYOND else ""
     has_slo = any(figures.goodput_per_s is not None for figures in summary.serving)
     metrics = (f"{metric.upper() if metric != 'queue' else metric}\np{q * 100:.0f}" for metric, q in SHOWN)
     columns = ("condition", *metrics, "tokens\n/s", "req.\n/s", *(("good\n/s",) if has_slo else ()))
