@@ -6,6 +6,7 @@ A server that somebody else started is only observed. Nothing here knows a kind 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -140,7 +141,8 @@ class AttachedServer:
         del host, port, path
         started_ns, sick = self._clock.now_ns(), ""
         while (waited_ns := self._clock.now_ns() - started_ns) < int(deadline_s * NS_PER_S):
-            if get_at(self._endpoint, MODELS).status == HTTP_OK and not (sick := unhealthy(self._endpoint)):
+            left_s = deadline_s - waited_ns / NS_PER_S
+            if get_at(self._endpoint, MODELS, left_s).status == HTTP_OK and not (sick := unhealthy(self._endpoint)):
                 self._identity = self._asked_identity()
                 return waited_ns
             if is_stopped():
@@ -294,6 +296,6 @@ def get_metrics(endpoint: Endpoint, metrics_url: str = "") -> Reply:
     return ask_metrics(url, deadline_s=ANSWER_TIMEOUT_S, headers=headers)[0]
 
 
-def get_at(endpoint: Endpoint, path: str) -> Reply:
-    """The server's answer to GET ``path``."""
-    return ask(endpoint, path, deadline_s=ANSWER_TIMEOUT_S)
+def get_at(endpoint: Endpoint, path: str, most_s: float = math.inf) -> Reply:
+    """The server's answer to GET ``path``, within ``most_s`` where that is shorter than the usual limit."""
+    return ask(endpoint, path, deadline_s=min(ANSWER_TIMEOUT_S, most_s))

@@ -289,11 +289,11 @@ class ServerProcess:
         deadline_ns = started_ns + int(deadline_s * NS_PER_S)
         answer = "no connection"
         self._address = (host, port)
-        while _wall_clock.now_ns() < deadline_ns:
+        while (left_ns := deadline_ns - _wall_clock.now_ns()) > 0:
             self.check()
             if is_stopped():
                 return _wall_clock.now_ns() - started_ns
-            reply = ask(Endpoint(host, port), path, deadline_s=HEALTH_TIMEOUT_S)
+            reply = ask(Endpoint(host, port), path, deadline_s=min(HEALTH_TIMEOUT_S, left_ns / NS_PER_S))
             if reply.status == HTTP_OK:
                 self.check()
                 return _wall_clock.now_ns() - started_ns

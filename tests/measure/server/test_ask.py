@@ -10,6 +10,7 @@ import pytest
 
 from harness.measure.client.target import Endpoint
 from harness.measure.server.ask import HTTP_OK, NO_ANSWER, ask, ask_metrics, ask_url, asking_process, next_call_ns
+from harness.measure.server.ask import Reply as Answer
 from tests.support.forked_children import started_anew
 from tests.support.processes import NO_PORT, WITHIN_S, commands_of_children
 from tests.support.raw_server import CLOSE, HANG, KEEP, RESET, Asked, RawServer, Reply, whole
@@ -77,7 +78,7 @@ def test_every_framing_of_an_answer_is_understood(pieces: list[bytes], after: st
     ends_at_close = pieces[0] == HEAD + b"\r\n"
     with RawServer(lambda _asked: Reply(pieces, CLOSE if ends_at_close else after)) as server:
         answer = ask(Endpoint(server.host, server.port), "/health", deadline_s=WITHIN_S)
-    assert answer == (HTTP_OK, b"hello", "")
+    assert answer == Answer(HTTP_OK, b"hello")
 
 
 def test_json_of_any_depth_and_size_of_number_is_no_exception() -> None:
@@ -132,7 +133,7 @@ def test_no_redirect_is_followed_and_no_proxy_or_password_of_the_environment_is_
     moved = Reply([b"HTTP/1.1 302 Found\r\nLocation: /other\r\nContent-Length: 0\r\n\r\n"])
     with RawServer(lambda _asked: moved) as server:
         answer = ask(Endpoint(server.host, server.port), "/metrics", deadline_s=WITHIN_S)
-    assert answer == (302, b"", "")
+    assert answer == Answer(302, b"")
     assert [asked.path for asked in server.asked] == ["/metrics"]
 
 
@@ -168,10 +169,10 @@ def test_another_process_asks_as_this_one_does_and_its_death_is_a_word_too() -> 
         RawServer(lambda _asked: Reply([next(bodies)])) as server,
         asking_process(f"{server.url}/metrics", {"X-Key": "1"}) as get,
     ):
-        assert [get(WITHIN_S), get(WITHIN_S)] == [(HTTP_OK, b"one", ""), (HTTP_OK, b"two", "")]
+        assert [get(WITHIN_S), get(WITHIN_S)] == [Answer(HTTP_OK, b"one"), Answer(HTTP_OK, b"two")]
         (process,) = (child for child, command in commands_of_children() if "answer_requests" in command)
         process.kill()
-        assert get(WITHIN_S) == (NO_ANSWER, b"", "ChildProcessError: the process that asks has ended")
+        assert get(WITHIN_S) == Answer(NO_ANSWER, b"", "ChildProcessError: the process that asks has ended")
     assert [asked.path for asked in server.asked] == ["/metrics"] * 2
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +13,9 @@ from pyarrow import csv
 from typer.testing import CliRunner
 
 from harness.cli.tree import app
+from harness.clock import NS_PER_S, monotonic_ns
 from harness.errors import ServerError, SpecError
+from harness.measure.client.target import endpoint_at
 from harness.measure.records.run import SealedRun
 from harness.measure.records.store import RunStore
 from harness.measure.server.life import AttachedServer, LaunchPlan
@@ -186,3 +189,15 @@ def test_the_check_before_the_first_run_waits_as_long_as_a_request_may_take(tmp_
     with plain_server(server) as there, pytest.raises(ServerError, match="a request of 32 tokens failed"):
         run_experiment(attached(there.url, **keys), runs_root=tmp_path)
     is_refused.set()
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_server_that_takes_connections_and_says_nothing_is_refused_at_the_limit(scheme: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = endpoint_at(f"{scheme}://127.0.0.1:{silent.getsockname()[1]}", "", "url")
+        server = AttachedServer(LaunchPlan("attached", (), endpoint.host, endpoint.port, "", reached_at=endpoint))
+        began_ns = monotonic_ns()
+        with pytest.raises(ServerError, match=r"does not answer GET /v1/models with 200 within 0\.5 s"):
+            server.wait_healthy(endpoint.host, endpoint.port, deadline_s=0.5)
+    # One question alone may take a minute in these tests.
+    assert monotonic_ns() - began_ns < 30 * NS_PER_S
