@@ -14,6 +14,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from harness.analysis.compare.rare import unseen_in_words
 from harness.analysis.sessions import DEFAULT_COSTS
 from harness.clock import NS_PER_S, Clock, MonotonicClock, utc_now
 from harness.errors import HarnessError, SpecError, unknown_name
@@ -474,6 +475,7 @@ class Tune:
         shown = confirmed(spec, runs) if runs else ()
         for each in shown:
             self.say(f"  {each.name}: {each.words} on {each.num_blocks} plans{f'; {each.beside}' * bool(each.beside)}")
+            self.say(f"    {unseen_in_words(each.num_blocks)}")
         better = bool(runs) and best_is_better(spec, runs)
         return answer(self.spec, explored, shown, best_is_better=better, why=why, backend=self.seen_as)
 

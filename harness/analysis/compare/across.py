@@ -25,6 +25,7 @@ from harness.analysis.compare.measures import (
     per_token,
 )
 from harness.analysis.compare.pairs import Prices, num_plans, prices_of, without_a
+from harness.analysis.compare.rare import shape_in_words
 from harness.analysis.compare.ratio import Family, Ratio, Verdict, paired_ratio, ran_until_decided, unpaired_ratio
 from harness.analysis.compare.stopping import ComparisonLooks, status_until_decided
 from harness.analysis.cost.cost_errors import NO_ERROR, UNKNOWN, CostSide, cost_error
@@ -216,6 +217,7 @@ class _Row:
     looks: ComparisonLooks | None
     why_not: str
     costs: tuple[Sequence[RunFigures], Sequence[RunFigures]] | None = None
+    replicates: Sequence[int] = ()
 
     def cells(self, family: int) -> dict[str, Cell]:
         result = self._result(Family(family, is_checked=self.is_checked))
@@ -229,8 +231,13 @@ class _Row:
             **cells(result.interval, same("low", "high")),
             **cells(result, same("p", "p_adjusted", "family")),
             "verdict": self.why_not or (Verdict.WITHHELD if apart else result.verdict).label(self.measure.words),
-            "note": "; ".join(filter(None, (apart, result.note, given))),
+            "note": "; ".join(filter(None, (apart, result.note, given, self._shape if result.interval else ""))),
         }
+
+    @property
+    def _shape(self) -> str:
+        """What the pairs of a cost leave open; empty of unpaired runs and other measures."""
+        return "" if not self.replicates or self.ratio is None else shape_in_words(self.ratio.values, self.replicates)
 
     def _apart(self, family: Family) -> str:
         """Why the channels of the paired runs answer nothing of a cost; empty where they may, or another is asked."""
@@ -288,6 +295,7 @@ def _rows(side: Side | PeerSide, base: Side | PeerSide, measure: Measure, prices
         num_plans=plans,
         is_checked=any(ran_until_decided(run) for group in sealed for run in group),
         looks=looks,
+        replicates=[run.replicate for run in figures[0]] if pairs and measure.words == COST_WORDS else (),
         why_not=why_not,
         costs=(figures[0], figures[1]) if pairs and measure.words == COST_WORDS and not is_predicted else None,
     )

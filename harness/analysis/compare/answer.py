@@ -19,6 +19,7 @@ import numpy as np
 from harness.analysis.compare.channels import BASES, BASIS_NAMES, ChannelRatio, Comparison, block_of, compare, why_apart
 from harness.analysis.compare.drawn import Prediction, Predictions
 from harness.analysis.compare.pairs import common_replicates, num_plans, prices_by_condition
+from harness.analysis.compare.rare import shape_in_words
 from harness.analysis.compare.ratio import ALONE, Family, Ratio, Verdict
 from harness.analysis.compare.stopping import ComparisonLooks, SequentialStatus, status_until_decided
 from harness.analysis.cost.agreement import Agreement, RatioWithInterval
@@ -174,11 +175,13 @@ class Answer:
 
     @property
     def doubt(self) -> str:
-        """What so few replicates leave open of the interval; empty where there are enough, or there is none."""
-        few = len(self.comparison.replicates)
-        if self.interval is None or few >= ENOUGH_REPLICATES:
+        """What so few replicates and their shape leave open; empty where there is no interval."""
+        figures, replicates = self.comparison.on(self.channel), self.comparison.replicates
+        if self.interval is None or figures is None:
             return ""
-        return f"an interval of {few} replicates may hold too seldom"
+        few = f"an interval of {len(replicates)} replicates may hold too seldom"
+        shape = shape_in_words(figures.values, replicates)
+        return f"{few}; {shape}" if len(replicates) < ENOUGH_REPLICATES else shape
 
     @property
     def basis(self) -> str:

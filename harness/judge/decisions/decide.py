@@ -17,6 +17,7 @@ from typing import NamedTuple, get_args
 from harness.analysis import stats
 from harness.analysis.compare.answer import ChannelWords, cost_sentence, level_in_words, why_no_interval
 from harness.analysis.compare.channels import BASIS_NAMES
+from harness.analysis.compare.rare import shape_in_words, unseen_in_words
 from harness.analysis.compare.stopping import ComparedBlocks, SequentialStatus
 from harness.analysis.cost.reconstruct import (
     ROUNDING,
@@ -262,8 +263,10 @@ def _on_ratio(rule: MarginRule, ratios: ComparedBlocks, interval: stats.Interval
         "num_blocks": len(ratios.values),
         "channel": ratios.channel,
     }
+    shape = shape_in_words(ratios.values, ratios.replicates)
     return replace(
         decision,
+        reason=f"{decision.reason}; {shape}",
         subject=f"{ratios.condition} vs {ratios.baseline}",
         numbers={**numbers, **decision.numbers},
         intervals={"ratio": interval},
@@ -324,7 +327,9 @@ def decide_stopped(status: SequentialStatus, asked: Mapping[str, ChannelWords]) 
             "stop",
             f"{looks.condition} vs {looks.baseline}",
             Outcome.PASS if looks.verdict.is_answer else Outcome.WITHHELD,
-            f"{looks.description}; declared: {status.stop}{note}",
+            "; ".join(
+                filter(None, (looks.description, unseen_in_words(looks.num_seen), f"declared: {status.stop}{note}"))
+            ),
             label=looks.verdict.label().upper(),
             numbers={"num_blocks": looks.num_blocks, "blocks_left": looks.blocks_left, "channel": looks.channel},
             num_blocks=looks.num_blocks,

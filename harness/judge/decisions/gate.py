@@ -19,10 +19,11 @@ import numpy as np
 from harness.analysis.compare.boundaries import boundaries_at
 from harness.analysis.compare.measures import MEASURES, OF_SERVERS, Bounds, Counted, Measure, Value, mean_of
 from harness.analysis.compare.pairs import in_order
+from harness.analysis.compare.rare import skew_in_words
 from harness.analysis.compare.ratio import Ratio, paired_ratio
 from harness.analysis.cost.devices import estimate_of
 from harness.analysis.figures import place_of
-from harness.analysis.stats import MIN_REPLICATES, Estimate, FloatArray, grouped, t_quantile
+from harness.analysis.stats import MIN_REPLICATES, Estimate, grouped, t_quantile
 from harness.errors import SpecError
 from harness.judge.planning.power import MOST_BLOCKS, blocks_for_superiority
 from harness.measure.records.layout import COST_MODEL
@@ -30,8 +31,6 @@ from harness.measure.records.manifest import Manifest, table_at
 from harness.measure.records.run import SealedRun, origin_of
 
 NO_SPREAD = 1e-9
-# Pairs from which on a skew is looked at.
-MIN_SKEWED = 8
 # Of alpha that is left, the share that a look leaves to later ones.
 LEFT = 0.2
 # More blocks than an experiment can have.
@@ -380,20 +379,6 @@ def _deciding(pairs: Sequence[_Pair], without: Callable[[int], GateVerdict | Non
     place, verdict = changed[0], others[changed[0]]
     assert verdict is not None
     return f"replicate {pairs[place][0].manifest.replicate} decides: without it, {verdict.value}"
-
-
-def skew_in_words(logs: FloatArray) -> str:
-    """That log ratios are skewed by more than chance makes normal ones; empty where they are not, or too few to say."""
-    number = len(logs)
-    spread = float(logs.std()) if number else 0.0
-    if number < MIN_SKEWED or spread < NO_SPREAD:
-        return ""
-    skew = float(((logs - logs.mean()) ** 3).mean()) / spread**3
-    # Source: the standard error of the sample skewness of normal values.
-    error = math.sqrt(6.0 * (number - 2) / ((number + 1) * (number + 3)))
-    if abs(skew) < 2 * error:
-        return ""
-    return f"skew {skew:+.1f}: alpha is promised for log ratios that are nearly symmetric"
 
 
 def ratio_of(figure: Measure, pairs: Sequence[_Pair]) -> Ratio | None:

@@ -12,6 +12,7 @@ import pytest
 
 from harness import compare, decide
 from harness.analysis.compare.answer import change, ends_in_words, main_answers
+from harness.analysis.compare.rare import unseen_in_words
 from harness.analysis.summary import summarise
 from harness.measure.records.run import SealedRun
 from harness.present.report import write_report
@@ -79,6 +80,10 @@ def test_every_view_of_the_same_runs_has_one_ratio_and_one_interval(
         ):
             assert words in page
         assert ends_in_words(found) in said
+        rare = unseen_in_words(len(answer.comparison.replicates))
+        notes = [row["note"] for row in compared if row["condition"].endswith(f"/{name}")]
+        for view in (page, decided[name].reason, *notes):
+            assert rare in view
 
 
 def test_of_a_sequence_between_two_looks_every_view_has_the_blocks_of_the_last_look(tmp_path: Path) -> None:
