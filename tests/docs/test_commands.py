@@ -20,6 +20,7 @@ from tests.docs.pages import GUIDES, START, Block, blocks_of, page_text
 from tests.support.command_line import WIDTH, harness, lines_beyond, start_harness
 from tests.support.experiments import UNHURRIED_TOML
 from tests.support.processes import comes_true
+from tests.support.sshd import make_key
 
 ANSWERS = {
     "guides/planning": {
@@ -89,7 +90,7 @@ def shell(tmp_path: Path) -> dict[str, str]:
     """An environment with a home of its own, in which there is a key to sign with."""
     key = tmp_path / "home" / ".ssh" / "id_ed25519"
     key.parent.mkdir(parents=True)
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    make_key(key)
     return {**os.environ, "HOME": str(tmp_path / "home"), "COLUMNS": str(WIDTH)}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from shutil import which
 
@@ -16,6 +15,7 @@ from harness.judge.prereg.page import predictions_in_words
 from harness.judge.prereg.repository import Repository
 from harness.model.plan.files import read_plan
 from harness.stacks.rbln.rules.kv_rules import NEWEST_STABLE
+from tests.support.sshd import make_key
 from tests.support.workplace import Workplace
 
 
@@ -66,7 +66,7 @@ def test_a_tag_is_recorded_with_the_authorization(place: Workplace) -> None:
 @pytest.mark.skipif(which("ssh-keygen") is None, reason="signing needs ssh-keygen")
 def test_a_signed_tag_is_recorded_as_signed(place: Workplace) -> None:
     key = place.root.parent / "key"
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    make_key(key)
     place.git("config", "gpg.format", "ssh")
     place.git("config", "user.signingkey", str(key))
     frozen = place.freeze(tag="prereg-small", is_signed=True)
@@ -81,7 +81,7 @@ def test_a_signed_tag_is_recorded_as_signed(place: Workplace) -> None:
 @pytest.mark.skipif(which("ssh-keygen") is None, reason="signing needs ssh-keygen")
 def test_a_signature_beside_the_frozen_file_is_verified_before_a_run(place: Workplace) -> None:
     key = place.root.parent / "key"
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    make_key(key)
     frozen = place.freeze(signing_key=key)
     authorize(frozen.path)
     signature = frozen.path.with_name("small.json.sig")

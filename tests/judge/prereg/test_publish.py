@@ -7,7 +7,6 @@ import json
 import random
 import re
 import shutil
-import subprocess
 import zipfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -29,6 +28,7 @@ from harness.measure.records.manifest import EarlierTry, load_manifest
 from harness.measure.records.store import RunStore
 from tests.judge.prereg.test_authorize import harness
 from tests.support import command_line
+from tests.support.sshd import make_key
 from tests.support.workplace import STALLED, Workplace
 
 needs_ssh_keygen = pytest.mark.skipif(which("ssh-keygen") is None, reason="signing needs ssh-keygen")
@@ -298,7 +298,7 @@ def test_words_of_another_version_are_not_held_to_its_own_and_that_is_said(archi
 @needs_ssh_keygen
 def test_a_named_signer_answers_for_the_words_of_another_version(archive: Path, tmp_path: Path) -> None:
     key, signers = tmp_path / "key", tmp_path / "signers"
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    make_key(key)
     signers.write_text(f"somebody {key.with_suffix('.pub').read_text()}")
 
     def change(files: dict[str, bytes]) -> None:
@@ -361,7 +361,7 @@ def test_exploratory_runs_are_not_published(place: Workplace) -> None:
 def test_signatures_of_freeze_and_archive_are_verified_by_name_and_by_key(place: Workplace) -> None:
     key, stranger = (place.root.parent / name for name in ("key", "stranger"))
     for path in (key, stranger):
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], check=True)
+        make_key(path)
     runs = place.run_confirmatory(place.freeze(signing_key=key).path)
     publish(runs, place.root / "small.zip", signing_key=key)
     signers = place.root.parent / "signers"
