@@ -195,16 +195,18 @@ class Rate:
     """A rate in model time: mean over runs, and its t interval on the log scale, None below three runs.
 
     none_of: of how many requests or sessions it counts none, so that nothing scatters; None where it counts some.
+    num_runs: that count none.
     """
 
     mean: float
     interval: Interval | None
     none_of: int | None = None
+    num_runs: int = 0
 
     @property
     def most_share(self) -> float | None:
-        """The share that it may be of, with 95 % confidence where these are independent: 3 / n; None where some are."""
-        return min(1.0, 3 / self.none_of) if self.none_of else None
+        """The share that it may be of, with 95 % confidence, each run one draw of it; None where some are."""
+        return 1 - 0.05 ** (1 / self.num_runs) if self.num_runs else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,7 +408,7 @@ def _rate(amounts: Sequence[int], spans_s: Sequence[float], runs: Sequence[Laten
     rates = [amount / span if span else 0.0 for amount, span in zip(amounts, spans_s, strict=True)]
     interval = positive_mean_interval(rates, runs, unit="runs")
     if not any(amounts):
-        return Rate(0.0, None, sum(len(run.turn) for run in runs))
+        return Rate(0.0, None, sum(len(run.turn) for run in runs), len(runs))
     return Rate(sum(rates) / len(rates) if interval is None else interval.estimate, interval)
 
 

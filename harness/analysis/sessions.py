@@ -236,7 +236,7 @@ def _per_h(within: Sequence[int], runs: Sequence[SessionTimes]) -> Rate:
     """Sessions within the target per hour: a ratio of sums, as a measure has it."""
     spans_h = [times.span_h for times in runs]
     if not any(within):
-        return Rate(0.0, None, sum(len(times.session) for times in runs))
+        return Rate(0.0, None, sum(len(times.session) for times in runs), len(runs))
     estimate = estimate_of(log_mean_values(within, spans_h).tolist(), runs)
     return Rate(sum(within) / sum(spans_h), None if estimate is None else estimate.interval())
 

@@ -293,7 +293,10 @@ def _all_of(figures: ServingFigures, summary: ExperimentSummary) -> Table:
         good = f"{100 * (figures.good_share or 0):.1f} % of the requests"
         rate = f"{_rate(figures.goodput_per_s)}/s"
         if figures.goodput_per_s.none_of:
-            rate, good = _rate(figures.goodput_per_s), f"{none_words(figures.goodput_per_s)} of independent requests"
+            rate, good = (
+                _rate(figures.goodput_per_s),
+                f"{none_words(figures.goodput_per_s)} of the requests, each run one draw",
+            )
         rates.append(f"goodput {rate} ({good})")
     by_metric = sorted(figures.distributions, key=lambda each: list(METRICS).index(each.metric))
     rows = (
