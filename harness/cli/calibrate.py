@@ -15,7 +15,6 @@ from harness.cli.run import ensure_machine_code
 from harness.cli.terminal import escape_markup, say, show, terminal
 from harness.errors import ExitCode, SpecError
 from harness.kinds import DEFAULT_BACKEND, KINDS, kind_named
-from harness.model.spec.changes import override_table
 from harness.table import Table, interval_text
 
 if TYPE_CHECKING:
@@ -113,9 +112,11 @@ def calibrate(
 
 def _tables(experiment: Path | None, changes: Sequence[str]) -> tuple[ServerSpec, dict[str, Any], float]:
     """The server to calibrate, further tables of the sweeps' experiment, and the time scale of the given one."""
+
     from pydantic import ValidationError
 
     from harness.model.spec import ServerSpec, describe_validation_error, load_toml
+    from harness.model.spec.changes import override_table
     from harness.runner.calibrate import SECTIONS
 
     table = {} if experiment is None else load_toml(experiment)

@@ -14,7 +14,6 @@ import typer
 from harness.cli.addresses import RunsOption, SealedArgument, SetOption, sealed_runs
 from harness.cli.terminal import print_folded, print_text, time_left
 from harness.errors import ExitCode, SpecError
-from harness.model.spec.changes import override_table
 from harness.table import cell_text
 
 if TYPE_CHECKING:
@@ -56,9 +55,11 @@ def freeze(
 
     Example: `harness prereg freeze mine.toml --seed 20270101 --commit`
     """
+
     from harness.judge.prereg import FreezeOptions
     from harness.judge.prereg import freeze as freeze_experiment
     from harness.model.spec import experiment_file, experiment_table, parse_experiment
+    from harness.model.spec.changes import override_table
     from harness.stacks.rbln.rules.kv_rules import check_rules
 
     if predict_with is not None:

@@ -28,7 +28,6 @@ from harness.cli.addresses import (
 from harness.cli.terminal import escape_markup, format_duration, print_text, say, show, terminal
 from harness.errors import ExitCode, SpecError
 from harness.kinds import kind_named
-from harness.model.spec.changes import override_table, swept_table
 from harness.shipped import shipped_names
 from harness.table import Table, TableForm
 
@@ -291,8 +290,10 @@ def sweep(
 
     Example: `harness sweep demo --over workload.num_sessions=2,4,8 --backend sim --runs runs/sweep`
     """
+
     from harness.measure.records.store import experiment_at
     from harness.model.spec import parse_experiment
+    from harness.model.spec.changes import override_table, swept_table
 
     path, recorded, _ = experiment_at(experiment, runs)
     table = swept_table(override_table(recorded, changes_of(changes, backend, replicates)), over)

@@ -17,7 +17,6 @@ from harness.children import own_command
 from harness.cli.addresses import BackendOption, SetOption, changes_of
 from harness.cli.terminal import print_folded, print_text, say, terminal
 from harness.errors import ExitCode, ServerError, SpecError
-from harness.model.spec.changes import override_table
 
 EnvironmentOption = Annotated[
     Path | None,
@@ -150,7 +149,9 @@ def compile_model(
 
     Example: `harness server compile qwen3-4b -o /data/artifacts`
     """
+
     from harness.model.spec import ServerSpec
+    from harness.model.spec.changes import override_table
     from harness.runner.backends import backend_named
     from harness.stacks.rbln.launch.compile import (
         compile_artifact,

@@ -15,7 +15,6 @@ from harness.cli.terminal import print_folded, print_or_write, print_text, print
 from harness.clock import NS_PER_S, MonotonicClock
 from harness.errors import ExitCode, RunInvalidError, SpecError
 from harness.kinds import DEFAULT_BACKEND, kind_named
-from harness.model.spec.changes import override_table
 from harness.outputs import check_output
 from harness.shipped import find_shipped, shipped_names
 from harness.table import TableForm, written
@@ -50,7 +49,9 @@ def catalogue(
 
     Example: `harness paper catalogue`
     """
+
     from harness.model.spec import experiment_table, parse_experiment
+    from harness.model.spec.changes import override_table
 
     extra = [*(changes or []), *([f"replicates={replicates}"] if replicates is not None else [])]
     extra += [f'backend="{backend}"'] if perform else []

@@ -14,7 +14,6 @@ import typer
 
 from harness.cli.terminal import format_duration, say, show, terminal, time_left
 from harness.errors import SpecError
-from harness.model.spec.changes import override_table
 from harness.shipped import find_shipped, shipped_names
 from harness.table import Table, interval_text, with_error
 
@@ -113,8 +112,10 @@ def ratios(
 
 def read_space(name_or_path: str, changes: list[str] | None) -> SpaceSpec:
     """A search space by its name or file, with ``--set`` changes applied; SpecError for an experiment."""
+
     from harness.extras.search.space import parse_space
     from harness.model.spec import load_toml
+    from harness.model.spec.changes import override_table
 
     if name_or_path in shipped_names("experiments") and name_or_path not in shipped_names("spaces"):
         raise _not_a_space(name_or_path)
