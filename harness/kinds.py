@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from enum import Enum
 
 from harness.errors import SpecError
 from harness.plugins import BackendKind, plugins
@@ -46,6 +47,13 @@ _TABLE = (
         lifecycle_s=1.5,
     ),
 )
+
+
+class ServingStack(str, Enum):
+    """Whose scheduler serves: vLLM's own, or vllm-rbln's."""
+
+    vllm = "vllm"
+    rbln = "rbln"
 
 
 class Kinds(Mapping[str, BackendKind]):

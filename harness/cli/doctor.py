@@ -6,7 +6,7 @@ Nothing is started or changed here.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,7 @@ from harness.cli.addresses import RunsOption
 from harness.cli.terminal import escape_markup, format_duration, printable_lines, say, terminal
 from harness.clock import MonotonicClock
 from harness.errors import ExitCode, SpecError, in_one_line
+from harness.kinds import ServingStack
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,7 +29,7 @@ WaitOption = Annotated[
     typer.Option("--wait", metavar="TIME", help="Wait so long for a server that is starting; `0s`: not at all."),
 ]
 StackOption = Annotated[
-    Literal["vllm", "rbln"] | None,
+    ServingStack | None,
     typer.Option("--stack", help="With --for: what serves, vLLM itself or vllm-rbln, where the server shows neither."),
 ]
 
@@ -107,7 +108,7 @@ def _ask_server(url: str, api_key_env: str, metrics_url: str, wait_s: float) -> 
     if report.model:
         stack, by = AttachedBackend().stack_shown(server)
         silent = "vLLM itself or vllm-rbln: nothing shows which; say --stack to init and tune"
-        shown |= {"stack": f"{stack} ({by})" if stack else silent} if by else {}
+        shown |= {"stack": f"{stack.value} ({by})" if stack else silent} if by else {}
         shown |= AttachedBackend().all_shown(server)
     for name, value in shown.items() if report.model else ():
         say(console, f"[green]shown[/]    {name}: {escape_markup(str(value))}", hang=9)

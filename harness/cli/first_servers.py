@@ -14,12 +14,13 @@ from urllib.parse import urlsplit
 
 from harness.cli.doctor import await_server
 from harness.errors import ServerError, SpecError, printable
+from harness.kinds import ServingStack
 
 if TYPE_CHECKING:
     from harness.measure.server.probe import ProbeReport
     from harness.model.spec import ServerSpec
     from harness.runner.backends.base import FirstExperiment, Line
-    from harness.stacks.vllm.step_log import RecordedServer, Stack
+    from harness.stacks.vllm.step_log import RecordedServer
 
 MOST_SERVERS = 2
 KEY_ELSEWHERE = "holds the key; the key itself is in no record"
@@ -58,18 +59,18 @@ class Shown:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class StackEvidence:
     """What is known of a server beside what it shows. stack: as the user says. recorded: the server of a recording."""
 
-    stack: Stack | None = None
+    stack: ServingStack | None = None
     recorded: RecordedServer | None = None
 
 
-NO_EVIDENCE = Evidence()
+NO_EVIDENCE = StackEvidence()
 
 
 def experiment_on(
-    urls: Sequence[str], api_key_env: str, wait_s: float, evidence: Evidence = NO_EVIDENCE
+    urls: Sequence[str], api_key_env: str, wait_s: float, evidence: StackEvidence = NO_EVIDENCE
 ) -> FirstExperiment:
     """A first experiment on one server, or on two that are compared. A server that is starting is waited for.
 
@@ -148,7 +149,7 @@ def _names(first: str, second: str) -> tuple[str, str]:
     return "first", "second"
 
 
-def _shown(server: ServerSpec, report: ProbeReport, evidence: Evidence) -> Shown:
+def _shown(server: ServerSpec, report: ProbeReport, evidence: StackEvidence) -> Shown:
     """What one server shows of its settings; what it does not show, as its recording does."""
     from harness.model.spec.server import MOST_CONTEXT_TOKENS
     from harness.runner.backends.attached import AttachedBackend
@@ -156,7 +157,7 @@ def _shown(server: ServerSpec, report: ProbeReport, evidence: Evidence) -> Shown
 
     stack = _stack_of(server, evidence)
     values = AttachedBackend().all_shown(server, stack)
-    recorded = evidence.recorded.settings if evidence.recorded is not None and stack == "vllm" else {}
+    recorded = evidence.recorded.settings if evidence.recorded is not None and stack is ServingStack.vllm else {}
     comments = dict.fromkeys(recorded.keys() - values.keys(), "shown by the recording of this server")
     differing = {key: value for key, value in recorded.items() if key in values and values[key] != value}
     comments |= {key: f"shown by the server; when it was recorded: {value}" for key, value in differing.items()}
@@ -176,7 +177,7 @@ def _shown(server: ServerSpec, report: ProbeReport, evidence: Evidence) -> Shown
     return Shown(server.url, report, tuple(lines), room, values)
 
 
-def _stack_of(server: ServerSpec, evidence: Evidence) -> Stack | None:
+def _stack_of(server: ServerSpec, evidence: StackEvidence) -> ServingStack | None:
     """Which stack serves; None where it is no vLLM. SpecError where a vLLM shows neither, or another than is said."""
     from harness.runner.backends.attached import AttachedBackend
 
@@ -185,7 +186,7 @@ def _stack_of(server: ServerSpec, evidence: Evidence) -> Stack | None:
     said = {"--stack": evidence.stack, "the recording": recorded}
     for where, stack in said.items():
         if stack and found and stack != found:
-            names = {"vllm": "vLLM itself", "rbln": "vllm-rbln"}
+            names = {ServingStack.vllm: "vLLM itself", ServingStack.rbln: "vllm-rbln"}
             what = f"is {names[found]} by {by}, and {names[stack]} by {where}"
             raise SpecError(what, where=server.url, hint="Name the server that was meant, or leave the other out")
     stack = found or evidence.stack or recorded

@@ -20,10 +20,10 @@ from harness.outputs import write_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from harness.kinds import ServingStack
     from harness.model.experiment import PlannedRuns
     from harness.model.traces.account import ReadOptions
     from harness.runner.backends.base import FirstExperiment, Line
-    from harness.stacks.vllm.step_log import Stack
 
 # The kind of server that --for measures: somebody else started it.
 ATTACHED = next(kind.name for kind in KINDS.values() if not kind.is_restarted)
@@ -156,7 +156,7 @@ class DraftInputs(NamedTuple):
     wait_s: float = 0.0
     options: ReadOptions | None = None
     agents: int = 0
-    stack: Stack | None = None
+    stack: ServingStack | None = None
 
 
 def write_experiment(name: str, asked: DraftInputs, changed: Callable[[Draft], Draft]) -> Draft:
@@ -188,7 +188,7 @@ def to_be_tuned(draft: Draft) -> Draft:
 
 def _draft(name: str, asked: DraftInputs) -> Draft:
     """The first experiment of a server or a backend, on drawn or recorded sessions."""
-    from harness.cli.first_servers import Evidence, experiment_on
+    from harness.cli.first_servers import StackEvidence, experiment_on
     from harness.model.traces.account import ReadOptions
     from harness.runner.backends import backend_named
     from harness.stacks.vllm.step_log import recorded_server
@@ -198,7 +198,7 @@ def _draft(name: str, asked: DraftInputs) -> Draft:
     # The recording is read before the server is asked anything, which it may record.
     server = recorded_server(Path(asked.source)) if asked.source else None
     if asked.urls:
-        start = experiment_on(asked.urls, asked.api_key_env, asked.wait_s, Evidence(asked.stack, server))
+        start = experiment_on(asked.urls, asked.api_key_env, asked.wait_s, StackEvidence(asked.stack, server))
     if not asked.source:
         return Draft(name, kind, start, drawn(start))
     takes_rules = start.sets_slot_tokens and not kind_named(kind).has_stack

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from harness.cli.addresses import PrintedOutput, ReplicatesOption, RunsOption, SealedArgument, sealed_runs
-from harness.cli.terminal import print_folded, print_or_write, print_text, printable_lines, terminal, time_left
+from harness.cli.terminal import print_folded, print_or_write, print_text, printable_lines, say, terminal, time_left
 from harness.clock import NS_PER_S, MonotonicClock
 from harness.errors import ExitCode, RunInvalidError, SpecError
 from harness.kinds import DEFAULT_BACKEND, kind_named
@@ -132,8 +132,8 @@ def _perform_all(specs: Sequence[ExperimentSpec], paths: Sequence[Path], runs: P
                 num_printed += 1
     if num_invalid := sum(invalid for _, invalid in results.values()):
         raise RunInvalidError(f"{num_invalid} runs are invalid", where=str(runs), hint="See `harness runs`")
-    print(f"analyses: {runs}/NAME.md")
-    print(f"next: harness paper tables --runs {runs}")
+    print_text(f"analyses: {runs}/NAME.md")
+    print_text(f"next: harness paper tables --runs {runs}")
 
 
 def _perform(
@@ -216,7 +216,7 @@ def tables(
     print_or_write(content, output, "tables:")
     if empty := [table.name.removeprefix("Table ") for table in made if not table.rows]:
         what = f"{len(empty)} of {len(made)} tables have no figures: {', '.join(empty)}; why stands under each"
-        typer.echo(what, err=True)
+        say(terminal(is_error=True), what, markup=False)
         raise typer.Exit(ExitCode.CANNOT_TELL)
 
 

@@ -48,7 +48,7 @@ class FrozenPlan(Spec):
     path: str
 
 
-class Spread(Spec):
+class Quantiles(Spec):
     """Of how many values, their least and most, and quantiles of them."""
 
     count: int
@@ -67,9 +67,9 @@ class Replayed(Spec):
     conditions: tuple[str, ...]
     plans: int
     sessions: int
-    prompt_tokens: Spread
-    generate_tokens: Spread
-    waits_s: Spread | None = None
+    prompt_tokens: Quantiles
+    generate_tokens: Quantiles
+    waits_s: Quantiles | None = None
 
     @property
     def sentence(self) -> str:
@@ -100,9 +100,9 @@ def replayed_by(plans: Mapping[str, Sequence[Plan]]) -> tuple[Replayed, ...]:
     return tuple(found.values())
 
 
-def _spread(values: Sequence[float]) -> Spread:
+def _spread(values: Sequence[float]) -> Quantiles:
     p50, p90 = (round(quantile(values, q), 6) for q in (0.5, 0.9))
-    return Spread(count=len(values), least=round(min(values), 6), p50=p50, p90=p90, most=round(max(values), 6))
+    return Quantiles(count=len(values), least=round(min(values), 6), p50=p50, p90=p90, most=round(max(values), 6))
 
 
 class FrozenRule(Spec):

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from harness.clock import NS_PER_S, ScaledClock
 from harness.errors import RecordsError, ServerError
-from harness.kinds import KINDS
+from harness.kinds import KINDS, ServingStack
 from harness.measure.client.target import Endpoint, Target, endpoint_at, endpoint_of
 from harness.measure.records import layout
 from harness.measure.records.findings import finding
@@ -33,7 +33,7 @@ from harness.runner.run import LaunchOptions
 from harness.secrets import without_secrets
 from harness.stacks.rbln.launch.launch_log import LaunchFacts, read_metrics
 from harness.stacks.rbln.rules.kv_rules import PAGED, is_paged
-from harness.stacks.vllm.step_log import Stack, StepLog, read_step_log, stack_of
+from harness.stacks.vllm.step_log import StepLog, read_step_log, stack_of
 
 ABOUT = "a server that somebody else started; it is never restarted"
 ATTACHED = finding("server-attached", "the server was started by somebody else and not restarted for this run")
@@ -96,26 +96,28 @@ class AttachedBackend(ServerBackend):
     def in_force(self, server: ServerSpec) -> dict[str, Any]:
         return _in_force(server, _facts_of(server), has_paged=bool(changed_keys(server) & PAGED_KEYS))
 
-    def stack_shown(self, server: ServerSpec) -> tuple[Stack | None, str]:
+    def stack_shown(self, server: ServerSpec) -> tuple[ServingStack | None, str]:
         """Which stack serves, and what shows it; None where a vLLM shows neither, "" where nothing shows a vLLM.
 
         Blocks of vllm-rbln hold whole prefill chunks: other blocks are vLLM's, and such blocks say nothing.
         """
         facts = _facts_of(server)
         if facts.emulator:
-            return ("vllm" if is_paged(str(facts.emulator.get("rules", ""))) else "rbln"), "the emulator's metrics"
+            return (
+                ServingStack.vllm if is_paged(str(facts.emulator.get("rules", ""))) else ServingStack.rbln
+            ), "the emulator's metrics"
         if (found := stack_of(_scheduler_of(server))) is not None:
             return found, "the scheduler's class in its step log"
         if facts.paged().get("block_size", 0) % PREFILL_CHUNK_TOKENS:
-            return "vllm", "its metrics: blocks that no prefill chunk of vllm-rbln fits"
+            return ServingStack.vllm, "its metrics: blocks that no prefill chunk of vllm-rbln fits"
         return None, "vLLM's metrics" if facts.cache else ""
 
-    def all_shown(self, server: ServerSpec, stack: Stack | None = None) -> dict[str, Any]:
+    def all_shown(self, server: ServerSpec, stack: ServingStack | None = None) -> dict[str, Any]:
         """``in_force``, and of vLLM itself its rules and its KV memory. stack: which serves; default: as shown."""
         facts = _facts_of(server)
         found, by = self.stack_shown(server)
         stack = stack or found
-        if facts.emulator or stack != "vllm":
+        if facts.emulator or stack is not ServingStack.vllm:
             in_force = _in_force(server, facts, has_paged=False)
             # vLLM itself has no slots: none are named where nothing shows which of the two serves.
             return {key: value for key, value in in_force.items() if stack or not by or key != "usable_kv_slots"}

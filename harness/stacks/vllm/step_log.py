@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from harness.errors import RecordsError
+from harness.kinds import ServingStack
 from harness.model.spec.server import SERVER_KEYS
 from harness.stacks.vllm.core_steps import (
     MARK,
@@ -224,13 +225,12 @@ def has_graphs(effective: Mapping[str, Any]) -> bool:
     return not effective.get("enforce_eager") and effective.get("cudagraph_mode") not in (None, "NONE")
 
 
-Stack = Literal["vllm", "rbln"]
-
-
-def stack_of(scheduler: object) -> Stack | None:
+def stack_of(scheduler: object) -> ServingStack | None:
     """Whose scheduler a class is, by its module; None where it is another one, or not shown."""
     name = str(scheduler or "")
-    return "rbln" if name.startswith(OTHER_STACK) else "vllm" if name.startswith("vllm.") else None
+    return (
+        ServingStack.rbln if name.startswith(OTHER_STACK) else ServingStack.vllm if name.startswith("vllm.") else None
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +238,7 @@ class RecordedServer:
     """What the first line of recorded sessions says of the server that was recorded."""
 
     vllm: str
-    stack: Stack | None
+    stack: ServingStack | None
     settings: Mapping[str, Any]
 
 
