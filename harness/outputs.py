@@ -159,7 +159,8 @@ def one_at_a_time(folder: Path, name: str, what: str) -> Generator[None]:
 
     A folder that cannot be written has no lock: nothing is made there.
     """
-    path, is_new = folder / f".{name}.lock", not folder.exists()
+    path = folder / f".{name}.lock"
+    are_new = [each for each in (folder, *folder.parents) if not each.exists()]
     hint = "Wait for it, end it with Ctrl-C, or write elsewhere"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -181,9 +182,9 @@ def one_at_a_time(folder: Path, name: str, what: str) -> Generator[None]:
             path.unlink(missing_ok=True)
             _held.remove(descriptor)
             os.close(descriptor)
-        if is_new:
-            with suppress(OSError):  # something was made in it
-                folder.rmdir()
+        with suppress(OSError):  # something was made in it
+            for each in are_new:
+                each.rmdir()
 
 
 def sync(path: Path) -> None:
