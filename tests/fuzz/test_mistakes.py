@@ -77,7 +77,7 @@ GROUPS = {
         "explain workload",
         "simulate small.toml --draws 1",
         "power small.toml --runs runs --margin 0.02 --precision 0.01 --alpha 0.05 --power 0.9 --blocks 5 --start-s 3",
-        "search slots --budget-s 1 --workers 1 --top 3 --set rules=vendor-0.12.0 -o found",
+        "search slots --top 3 --set rules=vendor-0.12.0 -o found",
     ),
     "run": (
         "run small.toml --backend sim --runs new --replicates 1 --set workload.num_sessions=2 --report p.html "
