@@ -285,7 +285,7 @@ def _tested(
     subject = f"{ratios.condition} vs {ratios.baseline}"
     num_blocks = len(ratios.values)
     if why_not := why_no_interval(ratios.values, ratios.num_plans):
-        return withheld(rule.name, subject, why_not)
+        return withheld(rule.name, subject, "; ".join(filter(None, (why_not, ratios.prices))))
     if status is None:
         estimate = ratios.estimate
         if estimate is None:
