@@ -76,7 +76,7 @@ pytest: compiled
 ANYWHERE := tests/test_clock.py tests/test_outputs.py tests/measure/emulator/test_api_arrivals.py \
   tests/measure/emulator/test_emulator_virtual.py tests/measure/emulator/test_step_log.py tests/measure/client/test_loop.py \
   tests/measure/client/test_receive_stamps.py tests/measure/client/test_run_on_emulator.py \
-  tests/measure/server/test_ready.py tests/runner/test_run_own_core.py
+  tests/measure/server/test_ready.py
 any-machine: compiled  ## those tests with clocks that begin at 5 s and at ten years, another user, home, zone, limit of files ...
 	@$(BIN)/python -m tools.any_machine -n $(WORKERS) --dist worksteal $(or $(PYTEST_ARGS),$(ANYWHERE))
 

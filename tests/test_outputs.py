@@ -134,7 +134,7 @@ def test_a_user_without_a_home_folder_is_told_which_setting_gives_one(
         raise KeyError("the user has a number only, as in many containers")
 
     monkeypatch.setattr(pwd, "getpwuid", nameless)
-    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("HOME", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert user_cache() == tmp_path / "rbln-harness"
     monkeypatch.delenv("XDG_CACHE_HOME")
