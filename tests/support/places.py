@@ -17,6 +17,7 @@ from harness.measure.records.store import RunStore
 from harness.model.engine import load_cost_model
 from tests.support.command_line import harness
 from tests.support.experiments import UNHURRIED_TOML
+from tests.support.stacks import write_driver
 
 
 def _inline(table: Mapping[str, Any]) -> str:
@@ -36,10 +37,13 @@ class Place:
         self.site = environment / twin.site_packages.relative_to(twin.folder)
         self.temporary = folder / "tmp"
         self.temporary.mkdir()
+        self.driver = write_driver(folder / "driver")
 
     def harness(self, *words: str) -> subprocess.CompletedProcess[str]:
         # HOME: the overlays of these tests are not the user's. TMPDIR: what is left in it can be seen.
         variables = {"HOME": str(self.folder), "TMPDIR": str(self.temporary), "COLUMNS": "1000"}
+        # A host without the driver's tool is refused.
+        variables["PATH"] = f"{self.driver}:{os.environ['PATH']}"
         return harness(*words, cwd=self.folder, environment=variables)
 
     def trace(self, name: str, condition: str) -> Path:
