@@ -107,6 +107,8 @@ def tune(
             raise typer.Exit(int(ExitCode.INTERRUPTED)) from None
     console.print()
     say(console, escape_markup(found.sentence), "bold")
+    if found.rests:
+        say(console, escape_markup(found.rests))
     if found.why and found.state != "keep":
         say(console, escape_markup(f"not confirmed: {found.why}" if found.state == "predicted" else found.why))
     folder = runs / folder_name(spec.name)

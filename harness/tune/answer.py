@@ -1,6 +1,6 @@
 """The answer of a tune: one sentence, the file with the configuration, and the commands to copy.
 
-Four words are kept apart: predicted, confirmed, not told apart, keep. Nothing is computed from runs here.
+Five words are kept apart: predicted, confirmed, not told apart, keep, cannot tell. Nothing is computed from runs here.
 """
 
 from __future__ import annotations
@@ -25,21 +25,26 @@ from harness.tune.plans import MARGIN
 from harness.tune.predict import Option
 from harness.tune.setups import Baseline, Setup
 
-State = Literal["keep", "confirmed", "not told apart", "predicted"]
+State = Literal["keep", "confirmed", "not told apart", "predicted", "cannot tell"]
 EXIT_CODES = {
     "keep": ExitCode.PASS,
     "confirmed": ExitCode.PASS,
     "predicted": ExitCode.PASS,
     "not told apart": ExitCode.CANNOT_TELL,
+    "cannot tell": ExitCode.CANNOT_TELL,
 }
+MOST_WORDS = 25
+"""Of the sentence; what it rests on is the second line."""
+CALIBRATE = "measure them (harness server calibrate) and name them (server.cost_model)"
 
 
 @dataclass(frozen=True)
 class Answer:
     """What a tune ends with. option: the configuration that is chosen; None: today's.
 
-    measured: what each candidate showed. capacities: of goal = "sessions", today's first. why: why there is no more
-    than a prediction, "" where there is. artifact: folder of the chosen configuration's model, where it was measured.
+    sentence: result, interval and verdict. rests: what it rests on, the second line. measured: what each candidate
+    showed. capacities: of goal = "sessions", today's first. why: why there is no more than a prediction, "" where there
+    is. artifact: folder of the chosen configuration's model, where it was measured.
     """
 
     state: State
@@ -49,6 +54,7 @@ class Answer:
     why: str = ""
     capacities: tuple[Capacity, ...] = ()
     artifact: str = ""
+    rests: str = ""
 
     @property
     def exit_code(self) -> ExitCode:
@@ -57,7 +63,7 @@ class Answer:
 
 def without_search(diagnosis: Diagnosis) -> Answer:
     """The answer for a server of which nothing can be predicted."""
-    return Answer("keep", f"Nothing is proposed: {diagnosis.unknown}.", None, why=diagnosis.unknown)
+    return Answer("cannot tell", f"Nothing is proposed: {diagnosis.unknown}.", None, why=diagnosis.unknown)
 
 
 def answer(  # noqa: PLR0913  # keywords with defaults, of one call
@@ -68,36 +74,68 @@ def answer(  # noqa: PLR0913  # keywords with defaults, of one call
     best_is_better: bool = False,
     why: str = "",
     backend: str = "",
+    borrowed: str = "",
 ) -> Answer:
     """The answer by what was found and measured. best_is_better: the runs show the best below the smallest change.
 
-    why: why the measurement is not whole. backend: as runs name it; default: the experiment's.
+    why: why the measurement is not whole. backend: as runs name it; default: the experiment's. borrowed: that the
+    search took costs that are not this server's, in words: what they leave out is not shown to be worthless.
     """
     base = explored.baseline.label
     if explored.smallest is None or explored.best is None:
-        return Answer("keep", f"Keep {base}: {_nothing_saves(explored)}.", None)
+        return _kept(
+            f"Keep {base}: no configuration within the bounds is predicted to save 1 %.", _most(explored), borrowed
+        )
     options = {BEST: explored.best, SMALLEST: explored.smallest}
     by_name = {each.name: each for each in measured}
     proposal = explored.smallest
     if not by_name:
-        return Answer("predicted", _predicted(explored), proposal, why=why)
+        sentence = _sentence(
+            "{change}: {result}", base, proposal, f"{proposal.percent} less device time, predicted, not measured."
+        )
+        return Answer("predicted", sentence, proposal, why=why, rests=_second(_beside_prediction(explored), borrowed))
     less = [name for name in (SMALLEST, BEST) if name in by_name and by_name[name].verdict == "less"]
     if not less:
-        return _not_less(base, options, measured, why)
+        return _not_less(base, options, measured, why, borrowed)
     # The smallest change that is shown to pay, unless the larger one is shown to pay more.
     chosen = BEST if best_is_better and BEST in less else less[0]
     shown = by_name[chosen]
     beside = [name for name in by_name if name != chosen]
     rest = _beside(options[beside[0]], by_name[beside[0]]) if beside else explored.alike_in_words
-    words = _capital(options[chosen].words)
     where = f" ({made})" if (made := modelled(spec, backend)) else ""
-    sentence = f"{words}: {shown.words}, confirmed on {shown.num_blocks} new plans{where}"
-    sentence = "; ".join(filter(None, (sentence, rest, shown.excess))) + "."
-    return Answer("confirmed", sentence, options[chosen], tuple(measured), why)
+    sentence = _sentence("{change}: {result}", base, options[chosen], f"{shown.words}, confirmed{where}.")
+    rests = _second(f"on {shown.num_blocks} new plans{where}", rest, shown.excess, shown.beside)
+    return Answer("confirmed", sentence, options[chosen], tuple(measured), why, rests=rests)
 
 
-def sessions_answer(
-    spec: ExperimentSpec, explored: Explored, capacities: Sequence[Capacity], why: str = "", backend: str = ""
+def _sentence(form: str, base: str, option: Option, result: str) -> str:
+    """``form`` with what runs today, the change and the result, in shorter words where it had too many."""
+    names = ((base, option.words), (base, option.setup.label), ("today's server", "the proposal"))
+    sentences = [form.format(base=name, change=change, result=result) for name, change in names]
+    shortest = next((each for each in sentences if len(each.split()) <= MOST_WORDS), sentences[-1])
+    return _capital(shortest)
+
+
+def _second(*parts: str) -> str:
+    """The second line: "On 12 new plans; ..."."""
+    known = [part for part in parts if part]
+    return f"{_capital('; '.join(known))}." if known else ""
+
+
+def _kept(sentence: str, rests: str, borrowed: str, measured: Sequence[Confirmed] = (), why: str = "") -> Answer:
+    """That what runs today is kept; by costs that are not this server's nothing is."""
+    if borrowed:
+        rests, sentence = f"{borrowed}; {rests}; {CALIBRATE}", "Cannot tell without a calibration of this server."
+    return Answer("cannot tell" if borrowed else "keep", sentence, None, tuple(measured), why, rests=_second(rests))
+
+
+def sessions_answer(  # noqa: PLR0913, PLR0917  # what a tune knows at its end
+    spec: ExperimentSpec,
+    explored: Explored,
+    capacities: Sequence[Capacity],
+    why: str = "",
+    backend: str = "",
+    borrowed: str = "",
 ) -> Answer:
     """The answer to goal = "sessions": today's configuration, or the smallest that holds more agents."""
     today, *others = capacities
@@ -106,26 +144,28 @@ def sessions_answer(
     plans = max((point.num_runs for each in capacities for point in each.points), default=0)
     measured = f"on {plans} new plans at each number{where}{_too_few(capacities, (spec.tune or TuneSpec()).percentile)}"
     is_told = all(each.has_boundary for each in capacities)
-    chosen, state, keep = None, "keep", f"Keep {today.setup.label}"
+    base, chosen, state, rests = today.setup.label, None, "keep", [measured, borrowed]
     if option is None or not others:
+        sentence = f"Keep {base}: {today.predicted} agents at a time, predicted, not measured."
+        state, rests = "predicted", [borrowed]
         if today.points:
-            beyond = "no configuration within the bounds is predicted to hold more"
-            state = "keep" if is_told and (today.low or today.high) else "not told apart"
-            told = "confirmed" if state == "keep" else "not told apart"
-            sentence = f"{keep}: {today.words}, {told} {measured}; {beyond}."
-        else:
-            state, sentence = "predicted", f"{keep}: {today.predicted} agents at a time, predicted, not measured."
+            # What other configurations hold was predicted, by costs that have to be this server's.
+            state = "keep" if is_told and (today.low or today.high) and not borrowed else "not told apart"
+            sentence = f"Keep {base}: {today.words}, {'confirmed' if state == 'keep' else 'not told apart'}{where}."
+            rests = [measured, "no configuration within the bounds is predicted to hold more", borrowed]
     elif not others[0].points:
-        chosen, state = option, "predicted"
-        most = f"{others[0].predicted} agents at a time in place of {today.predicted}"
-        sentence = f"{_capital(option.words)}: {most}, predicted, not measured."
+        chosen, state, rests = option, "predicted", [borrowed]
+        most = f"{others[0].predicted} agents at a time in place of {today.predicted}, predicted, not measured."
+        sentence = _sentence("{change}: {result}", base, option, most)
     elif is_told and today.high is not None and others[0].low >= today.high:
         chosen, state = option, "confirmed"
-        sentence = f"{_capital(option.words)}: {others[0].words}, confirmed {measured}; today's: {today.words}."
+        sentence = _sentence("{change}: {result}", base, option, f"{others[0].words}, confirmed{where}.")
+        rests = [measured, f"today's: {today.words}", borrowed]
     else:
         state = "not told apart"
-        sentence = f"{keep} for now: {today.words}; {option.words}: {others[0].words}; not told apart {measured}."
-    return Answer(state, sentence, chosen, why=why, capacities=tuple(capacities))
+        sentence = _sentence("Keep {base} for now: {change} is {result}", base, option, f"not told apart{where}.")
+        rests = [f"today's: {today.words}", f"{option.words}: {others[0].words}", measured, borrowed]
+    return Answer(state, sentence, chosen, why=why, capacities=tuple(capacities), rests=_second(*rests))
 
 
 def _too_few(capacities: Sequence[Capacity], percent: float) -> str:
@@ -148,36 +188,35 @@ def _beside(option: Option, shown: Confirmed) -> str:
     return f"{option.words}: {shown.words}{told}"
 
 
-def _not_less(base: str, options: dict[str, Option], measured: Sequence[Confirmed], why: str) -> Answer:
+def _not_less(base: str, options: dict[str, Option], measured: Sequence[Confirmed], why: str, borrowed: str) -> Answer:
     first = measured[0]
     option = options[first.name]
-    predicted = f"predicted {100 * option.saving:.1f} % less"
+    rests = [f"on {first.num_blocks} new plans", f"predicted {100 * option.saving:.1f} % less"]
     if all(each.verdict in ("equal", "more") for each in measured):
         what = "costs more" if first.verdict == "more" else f"costs the same within {100 * MARGIN:g} %"
-        sentence = f"Keep {base}: {option.words} {what} on {first.num_blocks} new plans ({first.words}; {predicted})."
-        return Answer("keep", sentence, None, tuple(measured), why)
-    told = f"{option.words} is not told apart from it on {first.num_blocks} new plans ({first.words}; {predicted})"
-    sentence = f"Keep {base} for now: {told}{f'; withheld: {first.apart}' if first.apart else ''}."
-    return Answer("not told apart", sentence, None, tuple(measured), why)
+        sentence = _sentence("Keep {base}: {change} {result}", base, option, f"{what} ({first.words}).")
+        return _kept(sentence, "; ".join(rests), borrowed, measured, why)
+    result = f"not told apart ({first.words})."
+    sentence = _sentence("Keep {base} for now: {change} is {result}", base, option, result)
+    withheld = f"withheld: {first.apart}" if first.apart else ""
+    rest = _second(*rests, withheld, first.beside, borrowed)
+    return Answer("not told apart", sentence, None, tuple(measured), why, rests=rest)
 
 
-def _nothing_saves(explored: Explored) -> str:
-    within = "no configuration within the bounds is"
+def _most(explored: Explored) -> str:
+    """The most that any configuration is predicted to save."""
     most = max(explored.options, key=lambda option: option.saving, default=None)
     if most is None or most.saving <= 0:
-        return f"{within} predicted to save anything"
-    return f"{within} predicted to save {100 * MARGIN:g} % (at most {most.percent}, {most.words})"
+        return "none is predicted to save anything"
+    return f"at most {most.percent} ({most.words})"
 
 
-def _predicted(explored: Explored) -> str:
+def _beside_prediction(explored: Explored) -> str:
+    """What stands beside a prediction: what does the same here, or the best."""
     best, smallest = explored.best, explored.smallest
     assert best is not None
     assert smallest is not None
-    rest = explored.alike_in_words
-    if best.setup != smallest.setup:
-        rest = f"{best.words}: {best.percent}"
-    predicted = f"{smallest.percent} less device time, predicted, not measured"
-    return f"{_capital(smallest.words)}: {predicted}{f'; {rest}' * bool(rest)}."
+    return f"{best.words}: {best.percent}" if best.setup != smallest.setup else explored.alike_in_words
 
 
 def _capital(words: str) -> str:
@@ -193,8 +232,8 @@ def tuned_text(spec: ExperimentSpec, found: Answer, base: Baseline) -> str:
         **{key: value for key in ("kv_slots", "num_gpu_blocks") if (value := getattr(server, key)) is not None},
     }
     keys |= changes(found, base)
-    lines = [f"# {found.state}: {found.sentence}", *(f"# {line}" for line in to_copy(spec, found, base))]
-    return "\n".join(lines) + "\n" + tomli_w.dumps({"server": keys})
+    lines = [f"{found.state}: {found.sentence}", found.rests, *to_copy(spec, found, base)]
+    return "".join(f"# {line}\n" for line in lines if line) + tomli_w.dumps({"server": keys})
 
 
 def changes(found: Answer, base: Baseline) -> dict[str, Any]:

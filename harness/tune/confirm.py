@@ -182,11 +182,14 @@ def blocks_within(seconds: float, block_s: float, seconds_before: float = 0.0, m
         return most
     blocks = min(most, int(seconds / block_s))
     if blocks < LEAST_BLOCKS:
+        # Never as many as were given: runs may take longer than they did.
+        minutes = math.ceil((LEAST_BLOCKS * block_s + seconds_before) / 60)
+        minutes = max(minutes, int((seconds + seconds_before) // 60) + 1)
         raise BudgetTooShortError(
             f"it leaves room for {max(blocks, 0)} plans of {block_s:.0f} s each, and fewer than {LEAST_BLOCKS} decide "
             "nothing",
             where="tune.budget",
-            hint=f"Allow {math.ceil((LEAST_BLOCKS * block_s + seconds_before) / 60)} min, or shorten the sessions",
+            hint=f"Allow {minutes} min, or shorten the sessions",
         )
     return blocks
 

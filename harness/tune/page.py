@@ -88,7 +88,8 @@ def _head(found: TuneResult) -> tuple[str, str]:
         if over is None
         else f'<p class="banner alert">Overloaded: the sessions ask for {over:.1f} times what this server can do.</p>'
     )
-    why = f'<p class="dim">{escape(found.answer.why)}</p>' if found.answer.why else ""
+    beside = [found.answer.rests, found.answer.why]
+    why = "".join(f'<p class="dim">{escape(unbroken(line))}</p>' for line in beside if line)
     return (
         f'<p class="tune-answer">{escape(unbroken(found.answer.sentence))}</p>',
         f'<p class="tune-state"><b{mark}>{escape(state)}{where}</b></p>{banner}{alert}{why}',

@@ -60,6 +60,7 @@ from harness.tune.price import (
     Price,
     assumed_costs,
     calibration_of,
+    fit_errors,
     fit_in_words,
     fitted,
     names_costs,
@@ -106,8 +107,9 @@ class Tune:
     """One tune of an experiment with one condition.
 
     candidates: addresses of servers that somebody else started, or folders of compiled models, by candidate. channel:
-    what the measurement counts. seen_as: the backend as its runs name it. shown: keys of [server] that are left to a
-    vLLM, with the values that its runs show. repeated_s: wall seconds of INVALID runs that were made again.
+    what the measurement counts. borrowed: the costs that the search takes where they are not this server's, in words.
+    seen_as: the backend as its runs name it. shown: keys of [server] that are left to a vLLM, with the values that its
+    runs show. repeated_s: wall seconds of INVALID runs that were made again.
     """
 
     spec: ExperimentSpec
@@ -119,6 +121,7 @@ class Tune:
     candidates: Mapping[str, str] = field(default_factory=dict[str, str])
     clock: Clock = field(default_factory=MonotonicClock)
     channel: Basis = "a"
+    borrowed: str = ""
     seen_as: str = ""
     shown: Mapping[str, Any] = field(default_factory=dict[str, Any])
     repeated_s: float = 0.0
@@ -178,7 +181,8 @@ class Tune:
             )
             return None
         before_s = price_s + DIAGNOSE_RUNS * run_s + SEARCH_S + compile_s
-        blocks = blocks_within(LAST_START * settings.budget_s - before_s, 3 * run_s, before_s)
+        left_s = LAST_START * settings.budget_s - before_s
+        blocks = blocks_within(left_s, 3 * run_s, settings.budget_s - left_s)
         self.say(
             f"  confirm: {blocks} plans, each with today's server and at most two candidates"
             f"{about(3 * blocks * run_s)}; it ends when the answer is known"
@@ -292,13 +296,19 @@ class Tune:
         question = self.question
         explored = self._explore(folder, lambda: explore(question, self.effort, on_progress=self.on_search))
         if only_explore:
-            given = answer(self.spec, explored, why="only explored")
+            given = answer(self.spec, explored, why="only explored", borrowed=self._borrowed_unasked)
         else:
             try:
                 given = self._confirm(folder, explored)
             except BudgetTooShortError as error:
-                given = answer(self.spec, explored, why=self._said_too_short(error))
+                given = answer(self.spec, explored, why=self._said_too_short(error), borrowed=self.borrowed)
         return self._ended(folder, TuneResult(self.spec, given, diagnosis, explored))
+
+    @property
+    def _borrowed_unasked(self) -> str:
+        """The costs of a search before any run, where nobody named those of the device."""
+        is_known = names_costs(self.spec) or kind_named(self.spec.backend).has_device is False
+        return "" if is_known else f"no costs are named; the search takes those of {self.first.server.cost_model!r}"
 
     def _asked(self) -> dict[str, Any]:
         """What makes it another tune; its budget does not."""
@@ -318,7 +328,7 @@ class Tune:
         sweeps = self.sweeps
         self._performed(sweeps, folder)
         path = fitted(folder.path, list(self._store.sealed(sweeps.name)))
-        if errors := fit_in_words(path):
+        if errors := fit_in_words(fit_errors(path)):
             self.say(f"  {errors}")
         self._priced(Price(str(path), False, "a", ""))
         self.say(f"  diagnose{about(DIAGNOSE_RUNS * self._today_s)}: a run takes its replay and {self._life_in_words}")
@@ -326,6 +336,7 @@ class Tune:
     def _priced(self, price: Price) -> None:
         """From here on with these costs; what a measurement counts follows from them."""
         self.channel = price.channel
+        self.borrowed = price.words if price.is_assumed else ""
         if price.cost_model != self.first.server.cost_model:
             self.spec = with_costs(self.spec, price.cost_model)
 
@@ -367,7 +378,7 @@ class Tune:
         why = "only explored"
         if not only_explore:
             capacities, why = self._measured_agents(folder, capacities)
-        given = sessions_answer(self.spec, explored, capacities, why, self.seen_as)
+        given = sessions_answer(self.spec, explored, capacities, why, self.seen_as, self.borrowed)
         return self._ended(folder, TuneResult(self.spec, given, diagnosis, explored))
 
     def _measured_agents(self, folder: TuneFolder, capacities: list[Capacity]) -> tuple[list[Capacity], str]:
@@ -381,10 +392,10 @@ class Tune:
             return capacities, why
         numbers = [max(1, each.predicted) for each in capacities]
         run_s = self._today_s * max(1.0, max(numbers) / (agents_of(self.question.workload) or 1))
-        before_s = self.settings.budget_s - self._left_s
         # Half of the time is for the rounds after the first.
+        left_s = self._left_s / 2
         try:
-            room = blocks_within(self._left_s / 2, 2 * len(capacities) * run_s, before_s, MOST_PLANS)
+            room = blocks_within(left_s, 2 * len(capacities) * run_s, self.settings.budget_s - left_s, MOST_PLANS)
         except BudgetTooShortError as error:
             return capacities, self._said_too_short(error)
         plans = min(room, plans_needed(self.spec.slo, share))
@@ -447,12 +458,12 @@ class Tune:
     def _confirm(self, folder: TuneFolder, explored: Explored) -> Answer:
         candidates, base = candidates_of(explored), base_of(self.spec, explored)
         if not candidates:
-            return answer(self.spec, explored)
+            return answer(self.spec, explored, borrowed=self.borrowed)
         places, why = self._placed(folder, {name: option.setup for name, option in candidates.items()}, base)
         without = [name for name in candidates if place_key(self.spec) and name not in places]
         candidates = {name: option for name, option in candidates.items() if name not in without}
         if not candidates:
-            return answer(self.spec, explored, why=why)
+            return answer(self.spec, explored, why=why, borrowed=self.borrowed)
         why = f"not measured, as it has no {place_key(self.spec)}: {', '.join(without)}" if without else ""
         blocks = LEAST_BLOCKS if folder.frozen() else self._blocks(1 + len(candidates))
         wanted = Measurement(candidates, blocks, base, places, self.channel)
@@ -466,7 +477,8 @@ class Tune:
         self._performed(spec, folder, until_decided=True, fixed_by=fixed_by)
         runs = list(self._store.sealed(spec.name))
         if self.is_over:
-            minutes = math.ceil((self.settings.budget_s - left_s + most_s / LAST_START) / 60)
+            given_s = self.settings.budget_s
+            minutes = max(math.ceil((given_s - left_s + most_s / LAST_START) / 60), int(given_s // 60) + 1)
             ended = f"the budget of {self.settings.budget} ended before the rule had decided"
             why = f"{ended}; --budget {minutes}min has room for all {spec.replicates} plans"
             self.say(f"  {why}")
@@ -477,7 +489,8 @@ class Tune:
             self.say(f"  {each.name}: {each.words} on {each.num_blocks} plans{f'; {each.beside}' * bool(each.beside)}")
             self.say(f"    {unseen_in_words(each.num_blocks)}")
         better = bool(runs) and best_is_better(spec, runs)
-        return answer(self.spec, explored, shown, best_is_better=better, why=why, backend=self.seen_as)
+        told = {"best_is_better": better, "why": why, "backend": self.seen_as, "borrowed": self.borrowed}
+        return answer(self.spec, explored, shown, **told)
 
     def _commands(self, setups: Mapping[str, Setup], base: Baseline) -> list[str]:
         """What starts the server of each candidate."""

@@ -5,14 +5,14 @@ Nothing is run here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness.kinds import kind_named
+from harness.kinds import kind_named, kind_of_run
 from harness.measure.records.run import SealedRun
-from harness.model.spec import ExperimentSpec, ServerSpec
-from harness.model.spec.base import tomllib
+from harness.model.engine.cost import find_cost_file
+from harness.model.spec import ExperimentSpec, ServerSpec, load_toml
 from harness.model.spec.sections import Basis
 from harness.runner.calibrate import (
     LOOSE_LIMITS,
@@ -31,11 +31,13 @@ ASSUMED, ASSUMED_PAGED = "paper", "emulated-gpu"
 SEED = 20261117
 PROMPT_KEYS = ("prompt_form", "token_id_range")
 SWEPT_LENGTHS = ("context_tokens", "prefill_tokens")
+LARGEST_FIT_ERROR = 0.5
+"""A calibration that errs by a larger share, measured and not fitted, decides nothing."""
 
 
 class Price(NamedTuple):
-    """The costs that a search takes. is_assumed: nobody measured them for this server. channel: what a measurement
-    counts, "a" modelled device time, "b" time in flight."""
+    """The costs that a search takes. is_assumed: nobody measured them for this server, or their fit errs too much, so
+    that they alone decide nothing. channel: what a measurement counts, "a" modelled device time, "b" time in flight."""
 
     cost_model: str
     is_assumed: bool
@@ -98,26 +100,35 @@ def fitted(folder: Path, runs: Sequence[SealedRun]) -> Path:
     return write_cost_file(fit_runs(runs, seed=SEED), place, "calibrated")
 
 
-def fit_in_words(path: Path) -> str:
-    """How far a fitted cost file errs at most, by the part of a step; "" of a file that does not say so."""
-    fits: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8")).get("calibration", {})
+def fit_errors(cost_model: str | Path) -> dict[str, float]:
+    """The largest share by which the fit of a cost file errs, measured and not fitted, by the part of a step."""
+    fits: dict[str, Any] = load_toml(find_cost_file(cost_model)).get("calibration", {})
     parts = {"decode steps": "decode", "parts of prompts": "prefill"}
     shares = {words: fits.get(part, {}).get("held_out_max_share") for words, part in parts.items()}
-    known = [f"{100 * share:.1f} % of {words}" for words, share in shares.items() if share is not None]
+    return {words: share for words, share in shares.items() if share is not None}
+
+
+def fit_in_words(errors: Mapping[str, float]) -> str:
+    """How far a fit errs at most; "" where that is not known."""
+    known = [f"{100 * share:.1f} % of {words}" for words, share in errors.items()]
     return f"the fit errs by at most {' and '.join(known)}, measured and not fitted" if known else ""
 
 
 def price_of(server: ServerSpec, diagnosis: Diagnosis) -> Price:
     """The costs of today's server, by what its runs showed."""
-    if diagnosis.has_costs:
-        channel = "b" if diagnosis.unknown else "a"
-        words = f"the costs of {server.cost_model!r}"
-        if diagnosis.unknown:
-            words += f"; time in flight alone is measured: {diagnosis.unknown}"
-        return Price(server.cost_model, False, channel, words)
-    costs = assumed_costs(server)
-    words = (
-        f"no costs of this server are known; the search assumes those of {costs!r}, which nobody measured on it, and "
-        "the measurement counts time in flight alone"
-    )
-    return Price(costs, True, "b", words)
+    # The modelled GPU's costs are arithmetic, whoever names them for a device.
+    is_borrowed = server.cost_model == ASSUMED_PAGED and kind_of_run(diagnosis.backend).has_device is not False
+    if not diagnosis.has_costs or is_borrowed:
+        costs = assumed_costs(server)
+        words = (
+            f"no costs of this server are known; the search assumes those of {costs!r}, which nobody measured on it, "
+            "and the measurement counts time in flight alone"
+        )
+        return Price(costs, True, "b", words)
+    words = f"the costs of {server.cost_model!r}"
+    if max((errors := fit_errors(server.cost_model)).values(), default=0) > LARGEST_FIT_ERROR:
+        words += f" decide nothing, and time in flight alone is measured: {fit_in_words(errors)}"
+        return Price(server.cost_model, True, "b", words)
+    if diagnosis.unknown:
+        words += f"; time in flight alone is measured: {diagnosis.unknown}"
+    return Price(server.cost_model, False, "b" if diagnosis.unknown else "a", words)

@@ -56,8 +56,9 @@ def test_the_smallest_change_is_the_answer_where_the_best_is_not_shown_to_be_bet
     found = answer(experiment(), explored(), [shown(SMALLEST, 0.07), shown(BEST, 0.075)])
     assert found.state == "confirmed"
     assert found.option == SLOTS
-    assert found.sentence == (
-        "16 KV slots in place of 8: 7.0 % less device time (5.0 to 9.0), confirmed on 12 new plans (simulated); "
+    assert found.sentence == "16 KV slots in place of 8: 7.0 % less device time (5.0 to 9.0), confirmed (simulated)."
+    assert found.rests == (
+        "On 12 new plans (simulated); "
         "compile {1,4,6,8,10,16} for 16 requests at once: 7.5 % less device time (5.5 to 9.5)."
     )
     better = answer(experiment(), explored(), [shown(SMALLEST, 0.04), shown(BEST, 0.09)], best_is_better=True)
@@ -68,21 +69,45 @@ def test_what_is_not_told_apart_keeps_what_runs_today_and_leaves_with_its_own_co
     found = answer(experiment(), explored(), [shown(SMALLEST, 0.01, ""), shown(BEST, 0.012, "")])
     assert found.state == "not told apart"
     assert found.exit_code is ExitCode.CANNOT_TELL
-    assert found.sentence.startswith("Keep {1,2,4,8}/8 for now: 16 KV slots in place of 8 is not told apart from it")
+    assert found.sentence.startswith(
+        "Keep {1,2,4,8}/8 for now: 16 KV slots in place of 8 is not told apart (1.0 % less"
+    )
     assert found.option is None
     torn = Confirmed(SMALLEST, 0.05, 0.02, 0.08, "", 12, "a", "A gives .95 and B 1.02")
-    assert "withheld: A gives .95 and B 1.02." in answer(experiment(), explored(), [torn]).sentence
+    assert "withheld: A gives .95 and B 1.02." in answer(experiment(), explored(), [torn]).rests
     dearer = answer(experiment(), explored(), [shown(SMALLEST, -0.03, "more"), shown(BEST, -0.04, "more")])
     assert dearer.state == "keep"
-    assert "costs more on 12 new plans (3.0 % more device time (1.0 to 5.0)" in dearer.sentence
+    assert "16 KV slots in place of 8 costs more (3.0 % more device time (1.0 to 5.0))" in dearer.sentence
+
+
+def test_by_costs_that_are_not_of_this_server_nothing_is_kept() -> None:
+    borrowed = "no costs of this server are known; the search assumes those of 'emulated-gpu'"
+    dearer = [shown(SMALLEST, -0.03, "more"), shown(BEST, -0.04, "more")]
+    for found in (
+        answer(experiment("vllm", model="any"), explored(None, None), borrowed=borrowed),
+        answer(experiment("vllm", model="any"), explored(), dearer, borrowed=borrowed),
+    ):
+        assert found.sentence == "Cannot tell without a calibration of this server."
+        assert found.exit_code is ExitCode.CANNOT_TELL
+        assert "'emulated-gpu'" in found.rests
+        assert "harness server calibrate" in found.rests
+
+
+@pytest.mark.parametrize("verdict", ["less", "more", "equal", "", "predicted"])
+def test_the_sentence_has_25_words_at_most_whatever_changes(verdict: str) -> None:
+    wide = option(Setup(32, tuple(range(1, 33)), 64, None, prefix_caching=False), 0.93)
+    wide = replace(wide, words=f"{wide.words}, and some other change that takes ten words more")
+    measured = [] if verdict == "predicted" else [shown(BEST, 0.01, verdict)]
+    found = answer(experiment(), explored(wide, wide), measured)
+    assert len(found.sentence.split()) <= 25, found.sentence
 
 
 def test_an_emulator_that_somebody_else_started_is_called_emulated() -> None:
     spec = experiment("attached", url="http://127.0.0.1:8000")
     measured = [shown(SMALLEST, 0.07), shown(BEST, 0.075)]
     emulated = answer(spec, explored(), measured, backend="attached-emulator")
-    assert "confirmed on 12 new plans (emulated);" in emulated.sentence
-    assert "confirmed on 12 new plans;" in answer(spec, explored(), measured, backend="attached").sentence
+    assert emulated.sentence.endswith(", confirmed (emulated).")
+    assert answer(spec, explored(), measured, backend="attached").sentence.endswith(", confirmed.")
 
 
 def test_only_a_prediction_is_called_predicted() -> None:
@@ -131,7 +156,7 @@ def test_the_page_has_the_answer_and_every_number_in_a_table_and_names_the_simul
 def test_a_page_says_first_what_came_and_of_simulated_plans_that_nothing_was_measured() -> None:
     found = answer(experiment(), explored(), [shown(SMALLEST, 0.07), shown(BEST, 0.075)])
     page = tune_page(TuneResult(experiment(), found, None, explored()))
-    assert page.index('tune-answer">') < page.index("<h1>") < page.index("confirmed (simulated)")
+    assert page.index('tune-answer">') < page.index("<h1>") < page.index("confirmed (simulated)</b>")
     assert "simulated on new plans, ratio (95 %)" in page
     assert "measured" not in page.partition("<body>")[2]
     spec = experiment("attached", url="http://127.0.0.1:8000")

@@ -94,7 +94,8 @@ def test_it_ends_in_a_sentence_a_file_and_the_server_to_start(once: Whole) -> No
     answer = once.again.answer
     assert answer.state == "confirmed"
     assert answer.sentence.startswith("16 KV slots in place of 8: ")
-    assert "confirmed on 6 new plans (simulated)" in answer.sentence
+    assert answer.sentence.endswith(", confirmed (simulated).")
+    assert answer.rests == "On 6 new plans (simulated)."
     folder = once.folder / "runs" / "small-tune"
     text = (folder / "tuned.toml").read_text(encoding="utf-8")
     assert answer.sentence in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ import pytest
 from harness.measure.records.store import RunStore
 from harness.model.engine.cost import load_cost_model
 from harness.model.experiment import resolve
-from harness.model.spec import ExperimentSpec, parse_experiment
+from harness.model.spec import ExperimentSpec, ServerSpec, parse_experiment
 from harness.runner import ExperimentOutcome, run_experiment
 from harness.tune import confirm
+from harness.tune.diagnose import Diagnosis
 from harness.tune.explore import QUICK
 from harness.tune.path import Tune
+from harness.tune.price import price_of
 
 
 def without_costs() -> ExperimentSpec:
@@ -100,3 +103,27 @@ def test_a_calibration_asks_for_what_the_model_has_and_for_as_many_requests_as_t
         request.prompt_tokens + request.generate_tokens for each in run.plan.sessions for request in each.requests
     )
     assert longest <= 2048
+
+
+@pytest.mark.parametrize(("error", "channel"), [(0.977, "b"), (0.2, "a")])
+def test_costs_whose_fit_errs_too_much_decide_nothing_and_are_named(tmp_path: Path, error: float, channel: str) -> None:
+    costs = tmp_path / "loose.toml"
+    text = Path("plans/costs/paper.toml").read_text(encoding="utf-8")
+    costs.write_text(f"{text}\n[calibration.decode]\nheld_out_max_share = {error}\n", encoding="utf-8")
+    seen = Diagnosis(
+        *("base", "rbln", {}, 3, 0, 0, 100, (), 0, None, "", ""),
+        **{"has_rules": True, "has_costs": True, "eager": None, "start_ms": 0.0, "lag_ms": 0.0},
+    )
+    price = price_of(ServerSpec(cost_model=str(costs)), seen)
+    assert (price.channel, price.is_assumed) == (channel, error > 0.5)
+    assert ("97.7 % of decode steps" in price.words) == price.is_assumed
+
+
+def test_arithmetic_of_a_modelled_gpu_is_assumed_for_a_device_whoever_names_it() -> None:
+    seen = Diagnosis(
+        *("base", "vllm", {}, 3, 0, 0, 100, (), 0, None, "", ""),
+        **{"has_rules": True, "has_costs": True, "eager": None, "start_ms": 0.0, "lag_ms": 0.0},
+    )
+    server = ServerSpec(model="any", rules="vllm-paged", cost_model="emulated-gpu")
+    assert price_of(server, seen).is_assumed
+    assert not price_of(server, replace(seen, backend="emulator")).is_assumed

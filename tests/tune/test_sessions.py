@@ -124,7 +124,7 @@ def test_what_has_no_boundary_or_holds_no_more_than_today_is_not_told_apart() ->
     few = replace(today, points=(point(10, "open"),))
     told = sessions_answer(spec, explored, [few])
     assert (told.state, told.exit_code) == ("not told apart", 5)
-    assert "12 runs cannot show more than 73.5 % within the targets" in told.sentence
+    assert "12 runs cannot show more than 73.5 % within the targets" in told.rests
 
 
 def test_intervals_of_a_share_hold_the_true_share_though_runs_differ() -> None:
