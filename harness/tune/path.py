@@ -489,8 +489,8 @@ class Tune:
             self.say(f"  {each.name}: {each.words} on {each.num_blocks} plans{f'; {each.beside}' * bool(each.beside)}")
             self.say(f"    {unseen_in_words(each.num_blocks)}")
         better = bool(runs) and best_is_better(spec, runs)
-        told = {"best_is_better": better, "why": why, "backend": self.seen_as, "borrowed": self.borrowed}
-        return answer(self.spec, explored, shown, **told)
+        answered = partial(answer, self.spec, explored, shown, best_is_better=better, why=why)
+        return answered(backend=self.seen_as, borrowed=self.borrowed)
 
     def _commands(self, setups: Mapping[str, Setup], base: Baseline) -> list[str]:
         """What starts the server of each candidate."""

@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false, reportOptionalMemberAccess=false, reportOptionalOperand=false, reportOperatorIssue=false
 """A search finds what costs least, says how far it looked, and proposes the smallest change that is as good."""
 
 from __future__ import annotations
@@ -179,9 +180,9 @@ def test_memory_that_a_vllm_shows_does_not_follow_the_limit() -> None:
 
 
 def test_prefix_caching_is_tried_with_every_limit_that_is_about_as_good() -> None:
-    server = ServerSpec(
-        **{"rules": "vllm-paged", "model": "any", "cost_model": "emulated-gpu", "decode_buckets": []},
-        **{"max_num_seqs": 2, "prefix_caching": False, "num_gpu_blocks": 4000},
+    server = ServerSpec.model_validate(
+        {"rules": "vllm-paged", "model": "any", "cost_model": "emulated-gpu", "decode_buckets": []}
+        | {"max_num_seqs": 2, "prefix_caching": False, "num_gpu_blocks": 4000}
     )
     explored = found(server, WorkloadSpec(num_sessions=8, wait_cap_s=1.0), ("max_num_seqs", "prefix_caching"))
     limits = {setup.max_num_seqs for setup, _ in explored.screened if setup.prefix_caching}
@@ -191,9 +192,9 @@ def test_prefix_caching_is_tried_with_every_limit_that_is_about_as_good() -> Non
 
 
 def test_of_two_that_do_the_same_for_these_agents_the_smaller_change_is_proposed_and_the_other_is_named() -> None:
-    server = ServerSpec(
-        **{"rules": "vllm-paged", "model": "any", "cost_model": "emulated-gpu", "decode_buckets": []},
-        **{"max_num_seqs": 3, "prefix_caching": False, "num_gpu_blocks": 4000},
+    server = ServerSpec.model_validate(
+        {"rules": "vllm-paged", "model": "any", "cost_model": "emulated-gpu", "decode_buckets": []}
+        | {"max_num_seqs": 3, "prefix_caching": False, "num_gpu_blocks": 4000}
     )
     workload, levers = WorkloadSpec(num_sessions=8, wait_cap_s=0.5), ("max_num_seqs", "prefix_caching")
     question = asked(server, workload, levers)
@@ -258,6 +259,7 @@ def test_no_configuration_is_predicted_to_save_more_than_the_most_that_any_could
     workload = WorkloadSpec(num_sessions=6, requests_per_session=2, wait_cap_s=2.0)
     explored = found(ServerSpec(max_num_seqs=2), workload)
     assert explored.best is not None
+    assert explored.ceiling is not None
     assert explored.best.setup.max_num_seqs > 2
     assert explored.ceiling.ratio < explored.best.ratio.ratio + 0.002
     assert explored.most_saved <= 1 - explored.ceiling.ratio

@@ -15,12 +15,12 @@ from harness.model.spec.base import tomllib
 from harness.tune.answer import answer, to_copy, tuned_text
 from harness.tune.capacity import Capacity
 from harness.tune.confirm import BEST, SMALLEST, Confirmed, base_of
-from harness.tune.diagnose import Diagnosis
 from harness.tune.explore import Explored
 from harness.tune.folder import TuneFolder
 from harness.tune.page import TuneResult, tune_page, unbroken
 from harness.tune.predict import Option
 from harness.tune.setups import Baseline, Setup
+from tests.support.diagnoses import SEEN
 
 pytestmark = pytest.mark.same_everywhere
 
@@ -169,10 +169,7 @@ def test_a_page_says_first_what_came_and_of_simulated_plans_that_nothing_was_mea
 
 def test_the_bar_of_the_chosen_is_as_long_as_the_answer_says() -> None:
     found = answer(experiment(), explored(), [shown(SMALLEST, 0.07), shown(BEST, 0.075)])
-    before = Diagnosis(
-        *("base", "sim", {}, 12, 0, 0, 100, (), 0, None, "", ""),
-        **{"has_rules": True, "has_costs": True, "eager": None, "start_ms": 0.0, "lag_ms": 0.0},
-    )
+    before = replace(SEEN, num_runs=12)
     result = TuneResult(experiment(), found, None, explored(), before, replace(before, device_ns=91))
     assert "93.0 %</span>" in tune_page(result)
 

@@ -53,7 +53,7 @@ def small() -> Iterator[None]:
     """A measurement of six plans at most, and a page without its picture."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(confirm, "MOST_BLOCKS", 6)
-        patch.setattr("harness.tune.page._frontier", lambda *_: "")
+        patch.setattr("harness.tune.page._frontier", lambda *_: "")  # pyright: ignore[reportUnknownLambdaType]
         yield
 
 

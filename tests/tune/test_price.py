@@ -15,10 +15,10 @@ from harness.model.experiment import resolve
 from harness.model.spec import ExperimentSpec, ServerSpec, parse_experiment
 from harness.runner import ExperimentOutcome, run_experiment
 from harness.tune import confirm
-from harness.tune.diagnose import Diagnosis
 from harness.tune.explore import QUICK
 from harness.tune.path import Tune
 from harness.tune.price import price_of
+from tests.support.diagnoses import SEEN
 
 
 def without_costs() -> ExperimentSpec:
@@ -45,7 +45,7 @@ def test_todays_costs_are_measured_once_and_the_search_takes_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(confirm, "MOST_BLOCKS", 6)
-    monkeypatch.setattr("harness.tune.page._frontier", lambda *_: "")
+    monkeypatch.setattr("harness.tune.page._frontier", lambda *_: "")  # pyright: ignore[reportUnknownLambdaType]
 
     def tuned() -> tuple[Tune, list[str], Any]:
         said: list[str] = []
@@ -110,20 +110,14 @@ def test_costs_whose_fit_errs_too_much_decide_nothing_and_are_named(tmp_path: Pa
     costs = tmp_path / "loose.toml"
     text = Path("plans/costs/paper.toml").read_text(encoding="utf-8")
     costs.write_text(f"{text}\n[calibration.decode]\nheld_out_max_share = {error}\n", encoding="utf-8")
-    seen = Diagnosis(
-        *("base", "rbln", {}, 3, 0, 0, 100, (), 0, None, "", ""),
-        **{"has_rules": True, "has_costs": True, "eager": None, "start_ms": 0.0, "lag_ms": 0.0},
-    )
+    seen = SEEN
     price = price_of(ServerSpec(cost_model=str(costs)), seen)
     assert (price.channel, price.is_assumed) == (channel, error > 0.5)
     assert ("97.7 % of decode steps" in price.words) == price.is_assumed
 
 
 def test_arithmetic_of_a_modelled_gpu_is_assumed_for_a_device_whoever_names_it() -> None:
-    seen = Diagnosis(
-        *("base", "vllm", {}, 3, 0, 0, 100, (), 0, None, "", ""),
-        **{"has_rules": True, "has_costs": True, "eager": None, "start_ms": 0.0, "lag_ms": 0.0},
-    )
+    seen = replace(SEEN, backend="vllm")
     server = ServerSpec(model="any", rules="vllm-paged", cost_model="emulated-gpu")
     assert price_of(server, seen).is_assumed
     assert not price_of(server, replace(seen, backend="emulator")).is_assumed
