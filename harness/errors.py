@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 
@@ -79,7 +79,7 @@ class HarnessError(Exception):
     """An error for the user, one line: what is wrong, where, and what to do next.
 
     what: one clause, no trailing period. where: a path, key or address. hint: an imperative sentence. below: lines that
-    follow the first one, such as the last ones of a log.
+    follow the first one, such as the last ones of a log. faults: where it stands for several, see ``check_all``.
     """
 
     exit_code: ExitCode = ExitCode.HARNESS_FAULT
@@ -92,6 +92,7 @@ class HarnessError(Exception):
         self.where = where
         self.hint = hint
         self.below = tuple(below)
+        self.faults: tuple[HarnessError, ...] = ()
 
     @classmethod
     @contextmanager
@@ -106,6 +107,32 @@ class HarnessError(Exception):
         line = self.what if self.where is None else f"{self.where}: {self.what}"
         first = line if self.hint is None else f"{line}. {self.hint}"
         return "\n  ".join(map(in_escapes, (first, *self.below)))
+
+
+def faults_of(*checks: Callable[[], object]) -> list[HarnessError]:
+    """What these checks refuse, each fault once, in their order."""
+    found: dict[str, HarnessError] = {}
+    for check in checks:
+        try:
+            check()
+        except HarnessError as error:
+            found.update((str(fault), fault) for fault in error.faults or (error,))
+    return list(found.values())
+
+
+def check_all(*checks: Callable[[], object], where: str) -> None:
+    """Make every check, then raise one error for all that they refuse: the fault itself, or a line for each."""
+    raise_all(faults_of(*checks), where=where)
+
+
+def raise_all(faults: Sequence[HarnessError], *, where: str) -> None:
+    """Raise one error for all of these, of the first one's kind; nothing where there are none."""
+    if len(faults) == 1:
+        raise faults[0]
+    if faults:
+        error = type(faults[0])(f"{len(faults)} faults", where=where, hint="Mend each", below=map(str, faults))
+        error.faults = tuple(faults)
+        raise error
 
 
 class SpecError(HarnessError):

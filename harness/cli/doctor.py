@@ -51,6 +51,9 @@ def doctor(
     if url:
         _ask_server(url, api_key_env, metrics_url, seconds_to_wait(wait))
         return
+    if environment and not Path(environment).is_dir():
+        hint = "Make it, and install the stack there: docs/guides/npu.md, section 2"
+        raise SpecError("there is no such folder", where=f"--environment {environment}", hint=hint)
     from harness.measure.server.doctor import run_checks
     from harness.runner.backends import readiness, what_you_can_do
 

@@ -8,11 +8,21 @@ sealed runs are done.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from harness.errors import RecordsError, RunInvalidError, ServerError, SpecError
+from harness.errors import (
+    HarnessError,
+    RecordsError,
+    RunInvalidError,
+    ServerError,
+    SpecError,
+    check_all,
+    faults_of,
+    raise_all,
+)
 from harness.judge.catalogue import analysis_named
 from harness.judge.prereg import RunAuthorization
 from harness.judge.prereg.repository import file_sha256
@@ -32,6 +42,7 @@ from harness.plugins import service
 from harness.redact import redacted_text
 from harness.run_key import RunKey
 from harness.runner.backends import backend_named
+from harness.runner.backends.base import Replicas
 from harness.runner.fleet.driver import perform_on_devices
 from harness.runner.progress import (
     Began,
@@ -57,21 +68,35 @@ DECLARE = "Where you know that they hold, set server.declared = true: reports th
 
 def checked(planned: PlannedRuns) -> PlannedRuns:
     """The same runs; SpecError for an unknown analysis, scaled time on a real server, or an unfit compiled model."""
-    analysis_named(planned.spec.analysis, planned.spec.name)
-    time_scale, backend = planned.spec.time_scale, planned.spec.backend
-    if time_scale != 1.0 and not kind_named(backend).scales_time:
+    spec = planned.spec
+    check_all(
+        partial(analysis_named, spec.analysis, spec.name),
+        partial(_refuse_scaled_time, spec),
+        partial(_refuse_idle_routers, planned),
+        partial(_check_conditions, planned),
+        where=f"experiment {spec.name!r}",
+    )
+    return planned
+
+
+def _refuse_scaled_time(spec: ExperimentSpec) -> None:
+    if spec.time_scale != 1.0 and not kind_named(spec.backend).scales_time:
         raise SpecError(
-            f"{backend} runs in real time and cannot be scaled by {time_scale:g}",
+            f"{spec.backend} runs in real time and cannot be scaled by {spec.time_scale:g}",
             where="time_scale",
             hint="Remove time_scale",
         )
-    _refuse_idle_routers(planned)
+
+
+def _check_conditions(planned: PlannedRuns) -> None:
+    """Refuse what no host could run: every fault of the conditions, named with the first that has it."""
+    backend = backend_named(planned.spec.backend)
+    faults: dict[str, HarnessError] = {}
     for name, runs in planned.by_condition.items():
-        try:
-            backend_named(planned.spec.backend).check_run(runs[0])
-        except SpecError as error:
-            raise SpecError(error.what, where=f"condition {name!r}: {error.where}", hint=error.hint) from error
-    return planned
+        for fault in faults_of(partial(backend.check_run, runs[0])):
+            named = SpecError(fault.what, where=f"condition {name!r}: {fault.where}", hint=fault.hint)
+            faults.setdefault(str(fault), named)
+    raise_all([*faults.values()], where=f"experiment {planned.spec.name!r}")
 
 
 def _refuse_idle_routers(planned: PlannedRuns) -> None:
@@ -91,11 +116,16 @@ def _refuse_idle_routers(planned: PlannedRuns) -> None:
 def check_hosts(runs: Iterable[PlannedRun]) -> None:
     """Refuse, before anything starts, runs that need something this host does not have now."""
     runs = list(runs)
-    for run in {run.condition.name: run for run in runs}.values():
-        backend_named(run.spec.backend).check_host(run.server)
-        if run.server.is_routed and not run.server.url:
-            service("replicas", where="server.replicas").check(run.server, kind_named(run.spec.backend))
+    check_all(*_host_checks(runs), where="this host")
     refuse_what_is_missing(runs)
+
+
+def _host_checks(runs: Iterable[PlannedRun]) -> Iterator[Callable[[], object]]:
+    for run in {run.condition.name: run for run in runs}.values():
+        yield partial(backend_named(run.spec.backend).check_host, run.server)
+        if run.server.is_routed and not run.server.url:
+            router: Replicas = service("replicas", where="server.replicas")
+            yield partial(router.check, run.server, kind_named(run.spec.backend))
 
 
 def refuse_what_is_missing(runs: Sequence[PlannedRun]) -> None:
@@ -376,9 +406,11 @@ def what_to_do(
     """
     store = RunStore(check_runs_folder(runs_root))
     # The runs of an authorization are resolved already.
-    planned = checked(
-        authorization.planned if authorization is not None and authorization.planned.spec == spec else resolve(spec)
-    )
+    planned = authorization.planned if authorization is not None and authorization.planned.spec == spec else None
+    planned = planned or resolve(spec)
+    if faults_of(refused := partial(checked, planned)):
+        # What this host lacks is named in the same breath.
+        check_all(refused, *_host_checks(planned), where=f"experiment {spec.name!r}")
     again = _to_repeat(store, planned, authorization) if retry_invalid else {}
     return planned, _missing(store, planned, resume=resume, authorization=authorization, again=again), again
 

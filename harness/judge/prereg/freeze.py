@@ -11,13 +11,14 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from harness.analysis.compare.stopping import check_can_decide
 from harness.clock import utc_now
-from harness.errors import SpecError
+from harness.errors import SpecError, check_all
 from harness.judge.catalogue import analysis_named
 from harness.judge.prereg.frozen import (
     FrozenPerturbation,
@@ -30,6 +31,7 @@ from harness.judge.prereg.frozen import (
 )
 from harness.judge.prereg.predict import FROZEN_DRAWS, predict_experiment
 from harness.judge.prereg.repository import Commit, Repository, file_sha256, sign_file
+from harness.kinds import kind_named
 from harness.measure.records import layout
 from harness.measure.records.manifest import table_at
 from harness.measure.server.provenance import SOURCE_ROOT, source_facts, source_sha256
@@ -42,7 +44,7 @@ from harness.model.spec.recorded import recorded_changes
 from harness.model.spec.rules import DecisionRule, find_rule, load_rule
 from harness.outputs import one_at_a_time, write_atomic
 from harness.shipped import find_shipped, shipped_names
-from harness.stacks.rbln.launch.artifacts import artifact_identity
+from harness.stacks.rbln.launch.artifacts import artifact_identity, check_served
 from harness.stacks.rbln.launch.patches import PATCH_ROOTS
 from harness.stacks.rbln.rules.kv_rules import AUTO, rule_set
 
@@ -212,6 +214,7 @@ def freeze(
                 )
         _require_decision(spec, [each.rule for each in rules], experiment_file)
         planned = resolve(spec)
+        _require_models(planned)
         prediction_rules = _prediction_rules(planned, options)
         plans, plan_paths = _save_plans(repository, planned, folder / spec.name)
         preregistration = Preregistration(
@@ -278,7 +281,8 @@ def _refuse(repository: Repository, spec: ExperimentSpec, experiment_file: Path,
         raise SpecError(
             "is frozen already, and a frozen file never changes",
             where=str(path),
-            hint="Give the experiment a new name, or freeze into another folder",
+            hint="To freeze a change of it, copy the experiment's file, give the copy another name = and base_seed, "
+            "commit it and freeze the copy",
         )
     if spec.model_copy(update={"tune": None}) != ExperimentSpec.model_validate(spec.model_dump(mode="json")):
         raise SpecError(
@@ -321,6 +325,15 @@ def _require_decision(spec: ExperimentSpec, rules: Sequence[DecisionRule], exper
     if fitting:
         hint = f'Name one: rules = ["NAME"] in the file, or --rule NAME. Shipped rules that fit: {", ".join(fitting)}'
     raise SpecError(what, where=str(experiment_file), hint=hint)
+
+
+def _require_models(planned: PlannedRuns) -> None:
+    """SpecError for compiled models that are not here as the conditions name them: such a freeze could never be run."""
+    kind = kind_named(planned.spec.backend)
+    servers = [runs[0].server for runs in planned.by_condition.values()]
+    named = [server for server in servers if not server.ssh and (server.artifact or kind.has_device)]
+    if kind.has_stack:
+        check_all(*(partial(check_served, server) for server in named), where=f"experiment {planned.spec.name!r}")
 
 
 def _check_options(options: FreezeOptions, repository: Repository, dirty: Sequence[str]) -> None:

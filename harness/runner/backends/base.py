@@ -24,7 +24,7 @@ from harness.model.spec import ServerSpec
 from harness.model.spec.server import ENGINE_KEYS, MOST_SLOT_TOKENS, PAGED_KEYS, keys_applied_by, keys_of
 from harness.plugins import BackendKind, service
 from harness.runner.run import Launch, LaunchOptions, RunContext, perform_run
-from harness.stacks.rbln.launch.artifacts import check_artifact, read_artifact
+from harness.stacks.rbln.launch.artifacts import check_served
 from harness.stacks.rbln.launch.releases import rules_installed
 
 if TYPE_CHECKING:
@@ -250,4 +250,4 @@ def check_compiled_server(server: ServerSpec) -> None:
     """
     refuse_keys(server, VLLM_KEYS, "vllm-rbln compiles a model with KV slots and does not have it")
     if server.artifact and not server.ssh:
-        check_artifact(read_artifact(Path(server.artifact)), server, server.artifact)
+        check_served(server)

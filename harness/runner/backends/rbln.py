@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from harness.errors import ServerError, SpecError
+from harness.errors import ServerError, SpecError, check_all
 from harness.kinds import KINDS
 from harness.measure.server.doctor import Check, first_line_of
 from harness.measure.server.life import LOOPBACK, LaunchPlan
@@ -31,8 +31,8 @@ from harness.runner.backends.base import (
     rules_in_force,
 )
 from harness.runner.run import LaunchOptions
-from harness.stacks.rbln.launch.artifacts import CONFIG_FILE, check_artifact, read_artifact
-from harness.stacks.rbln.launch.compile import EXPORT, Exporter, require_fresh
+from harness.stacks.rbln.launch.artifacts import CONFIG_FILE, check_artifact, named_artifact, read_artifact
+from harness.stacks.rbln.launch.compile import COMPILING_PACKAGES, EXPORT, Exporter, require_fresh
 from harness.stacks.rbln.launch.devices import find_command, require_idle
 from harness.stacks.rbln.launch.releases import usable_with
 from harness.stacks.rbln.launch.requirements import GLIBC, OLDER_GLIBC
@@ -70,24 +70,30 @@ class RblnBackend(ServerBackend):
         return {} if server.ssh else rules_in_force(find_rbln_stack(server.environment).site_packages)
 
     def check_host(self, server: ServerSpec) -> None:
-        _require_artifact(server)
         if server.ssh:
+            named_artifact(server)
             _other_host().check(server)
             return
-        require_port(LOOPBACK, server.port)
-        stack = find_rbln_stack(server.environment)
-        check_installed(server, stack.site_packages)
-        require_fresh(Path(server.artifact), stack.versions)
-        filled_env(server.env, os.environ)
-        if lacks := list(_lacks(stack)):
-            raise ServerError("; ".join(lacks), where="this host", hint=f"harness doctor{_asked(server.environment)}")
-        require_idle(npus_of(server, read_artifact(Path(server.artifact)).num_devices, None))
+        check_all(
+            lambda: named_artifact(server),
+            lambda: _check_stack(server),
+            lambda: _check_devices(server),
+            lambda: require_port(LOOPBACK, server.port),
+            lambda: filled_env(server.env, os.environ),
+            where="this host",
+        )
 
     def exporter(self, server: ServerSpec) -> Exporter:
         if server.ssh:
             what = "is on another host, where nothing is compiled from here"
             raise SpecError(what, where="server.ssh", hint="Compile there: harness server compile")
         stack = find_rbln_stack(server.environment)
+        if lacking := [name for name in COMPILING_PACKAGES if name not in stack.versions]:
+            raise ServerError(
+                f"the environment lacks {', '.join(lacking)}, which compile a model",
+                where=str(stack.vllm.parent.parent),
+                hint="Install them there, with the install command of docs/guides/npu.md, section 2",
+            )
         return Exporter(stack.vllm.with_name("python"), EXPORT, stack.versions, {})
 
     @property
@@ -142,11 +148,10 @@ class RblnBackend(ServerBackend):
         )
 
     def launch(self, server: ServerSpec, options: LaunchOptions) -> LaunchPlan:
-        _require_artifact(server)
+        artifact = named_artifact(server).absolute()
         if server.ssh:
             port = require_port(LOOPBACK, options.port)
             return _other_host().plan(server, backend=self.kind.name, port=port, run_folder=options.run_folder)
-        artifact = Path(server.artifact).absolute()
         config = read_artifact(artifact)
         check_artifact(config, server, str(artifact))
         stack = find_rbln_stack(server.environment)
@@ -195,12 +200,36 @@ def libc_in_words(name: str, version: str) -> str:
     return f"glibc {version}, below the {least} of vLLM's CPU wheel: add {OLDER_GLIBC} to the install command"
 
 
-def _lacks(stack: Stack) -> Iterator[str]:
-    """What this host lacks to serve, each with where it comes from."""
+def _check_stack(server: ServerSpec) -> None:
+    """Refuse a stack that is not whole, not as declared, or not the one that compiled the model."""
+    stack = find_rbln_stack(server.environment)
+    check_all(
+        lambda: check_installed(server, stack.site_packages),
+        lambda: require_fresh(Path(server.artifact), stack.versions),
+        lambda: _require_compiler(stack, server.environment),
+        where=str(stack.vllm.parent.parent),
+    )
+
+
+def _require_compiler(stack: Stack, environment: str) -> None:
+    """The runtime comes with the compiler."""
     if COMPILER not in stack.versions:
-        yield f"no {COMPILER} beside vllm-rbln in {stack.vllm.parent.parent}: install it from the vendor's index"
+        raise ServerError(
+            f"no {COMPILER} beside vllm-rbln: install it from the vendor's index",
+            where=str(stack.vllm.parent.parent),
+            hint=f"harness doctor{_asked(environment)}",
+        )
+
+
+def _check_devices(server: ServerSpec) -> None:
+    """Refuse NPUs that are absent, ill or in use, and a host without the driver's tool."""
     if not find_command():
-        yield "no rbln-smi on PATH: install the vendor's driver, which brings it"
+        what = "no rbln-smi on PATH: install the vendor's driver, which brings it"
+        raise ServerError(what, where="this host", hint=f"harness doctor{_asked(server.environment)}")
+    folder = Path(server.artifact)
+    # A model that is not there is refused by itself.
+    if server.devices or (folder / CONFIG_FILE).is_file():
+        require_idle(server.devices or npus_of(server, read_artifact(folder).num_devices, None))
 
 
 def _asked(environment: str) -> str:
@@ -210,11 +239,6 @@ def _asked(environment: str) -> str:
 
 def _other_host() -> OtherHost:
     return service("server over ssh", where="server.ssh")
-
-
-def _require_artifact(server: ServerSpec) -> None:
-    if not server.artifact:
-        raise SpecError("is missing", where="server.artifact", hint="Name the folder of the compiled model")
 
 
 BACKEND = RblnBackend()

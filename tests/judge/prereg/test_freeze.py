@@ -105,6 +105,28 @@ def test_a_compiled_artifact_that_changes_after_the_freeze_is_refused(place: Wor
         authorize(frozen.path)
 
 
+def test_a_freeze_of_compiled_models_that_are_not_here_is_refused_and_names_all_of_them(place: Workplace) -> None:
+    path, own = place.experiment_file, 'name = "more"\n'
+    text = path.read_text().replace('backend = "sim"', 'backend = "rbln"')
+    text = text.replace("max_num_seqs = 8", f'max_num_seqs = 8\nartifact = "{place.root.parent}/eight"')
+    path.write_text(text.replace(own, f'{own}server.artifact = "{place.root.parent}/more"\n'))
+    place.commit_all()
+    with pytest.raises(
+        SpecError, match=r"eight: no such artifact\.(.|\n)*more: no such artifact\. Compile it"
+    ) as refused:
+        place.freeze()
+    assert f"harness server compile qwen3-4b -o {place.root.parent}" in str(refused.value)
+    assert not place.frozen.parent.exists()
+    # The simulator takes no model.
+    freeze(place.spec.model_copy(update={"backend": "sim"}), path)
+
+
+def test_a_second_freeze_says_how_a_changed_experiment_is_frozen(place: Workplace) -> None:
+    place.freeze()
+    with pytest.raises(SpecError, match="copy the experiment's file, give the copy another name = and base_seed"):
+        place.freeze()
+
+
 def test_a_secret_of_the_server_is_not_frozen(place: Workplace) -> None:
     server = place.spec.server.model_copy(update={"env": {"HF_TOKEN": "hf_secret"}})
     with pytest.raises(SpecError, match="holds what may be a secret, which a frozen file cannot keep"):

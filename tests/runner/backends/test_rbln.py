@@ -37,8 +37,15 @@ def test_a_stack_in_an_environment_is_asked_for_by_its_folder(tmp_path: Path) ->
     environment = write_environment(tmp_path / "stack")
     done = harness_here("doctor", "--environment", str(environment))
     assert "rebel-compiler 0.11.1" in " ".join(done.stdout.split())
-    nowhere = harness_here("doctor", "--environment", "/nowhere").stdout
-    assert "no vllm command in /nowhere" in " ".join(nowhere.split())
+
+
+def test_an_environment_that_is_not_there_is_refused_in_one_line() -> None:
+    done = harness_here("doctor", "--environment", "/nowhere")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "harness: --environment /nowhere: there is no such folder. Make it, and install the stack there: "
+        "docs/guides/npu.md, section 2\n"
+    )
 
 
 def test_an_older_c_library_is_told_with_what_serves_on_it() -> None:
@@ -57,3 +64,20 @@ def test_the_doctor_names_a_vllm_that_is_not_the_pinned_one_and_the_libraries_ag
     found = RblnBackend().readiness().found
     assert "vLLM 0.33.0 beside it, where vLLM 0.30.0 is pinned" in found
     assert "glibc 2." in found
+
+
+def test_a_dry_run_names_everything_that_is_missing_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    experiment = tmp_path / "npu.toml"
+    experiment.write_text(
+        f'name = "npu"\nbackend = "rbln"\nreplicates = 1\nbase_seed = 1\ntime_scale = 2.0\n[server]\n'
+        f'environment = "{tmp_path}/stack"\nartifact = "{tmp_path}/eight"\n[[condition]]\nname = "base"\n'
+        f'[[condition]]\nname = "other"\nserver.artifact = "{tmp_path}/other"\n'
+    )
+    done = harness_here("run", str(experiment), "--dry-run", "--runs", str(tmp_path / "runs"))
+    first, *faults = done.stderr.splitlines()
+    assert (done.returncode, first) == (2, "harness: experiment 'npu': 5 faults. Mend each")
+    for fault, named in zip(
+        faults, ("time_scale", "eight: no such", "other: no such", "no vllm command in", "no rbln-smi"), strict=True
+    ):
+        assert named in fault

@@ -188,12 +188,20 @@ def test_a_host_without_driver_and_compiler_is_refused_before_anything_starts(
     tmp_path: Path, environment: Path
 ) -> None:
     shutil.rmtree(next((environment / "site").glob("rebel_compiler-*")))
-    with pytest.raises(ServerError) as refused:
+    with pytest.raises(ServerError, match="2 faults") as refused:
         _checked(tmp_path, environment)
-    compiler, driver = refused.value.what.split("; ")
-    assert compiler.startswith(f"no rebel-compiler beside vllm-rbln in {environment}")
-    assert driver.startswith("no rbln-smi on PATH")
-    assert refused.value.hint == f"harness doctor --environment {environment}"
+    compiler, driver = refused.value.faults
+    assert str(compiler).startswith(f"{environment}: no rebel-compiler beside vllm-rbln")
+    assert driver.what.startswith("no rbln-smi on PATH")
+    assert {compiler.hint, driver.hint} == {f"harness doctor --environment {environment}"}
+
+
+def test_a_compile_names_every_package_that_its_environment_lacks(environment: Path) -> None:
+    with pytest.raises(ServerError, match="lacks torch, transformers, which compile a model"):
+        RblnBackend().exporter(ServerSpec(environment=str(environment)))
+    shutil.rmtree(next((environment / "site").glob("rebel_compiler-*")))
+    with pytest.raises(ServerError, match="lacks rebel-compiler, torch, transformers, which"):
+        RblnBackend().exporter(ServerSpec(environment=str(environment)))
 
 
 def test_a_host_with_fewer_devices_than_the_model_takes_is_refused_before_anything_starts(

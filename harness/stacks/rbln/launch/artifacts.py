@@ -2,21 +2,22 @@
 
 Values that the stack would accept and then fail on, or silently change, are refused here by name. Nothing is compiled
 or changed.
-Source: optimum-rbln 0.11.1 (configuration_decoderonly.py), vllm-rbln 0.11.1 (from_optimum.py).
+Source: optimum-rbln 0.11.1 to 0.12.0 (configuration_decoderonly.py), vllm-rbln 0.11.1 to 0.12.0 (from_optimum.py).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from harness.errors import SpecError
 from harness.model.engine.config import requested_settings
-from harness.model.spec import ServerSpec
+from harness.model.spec import ServerSpec, load_toml
 from harness.model.spec.server import keys_applied_by
+from harness.shipped import find_shipped, shipped_names
 from harness.stacks.rbln.launch.devices import DeviceReport
 from harness.stacks.rbln.launch.inside.remote_host import describe_artifact
 from harness.stacks.rbln.rules.kv_rules import RuleSet
@@ -53,17 +54,47 @@ class ArtifactConfig:
 LARGEST_BATCH = 1 << 20
 
 
-def read_artifact(folder: Path) -> ArtifactConfig:
-    """The configuration of the artifact in ``folder``; a SpecError says what is missing and what to do."""
+def read_artifact(folder: Path, sizes: Sequence[int] = ()) -> ArtifactConfig:
+    """The configuration of the artifact in ``folder``; a SpecError says what is missing and what to do.
+
+    sizes: the decode buckets that are wanted, to name what to compile.
+    """
     if not folder.is_dir():
-        raise SpecError(
-            "no such artifact", where=str(folder), hint="Compile the model: harness server compile SPEC.toml"
-        )
-    hint = "An artifact is a folder saved by optimum-rbln; compile the model: harness server compile SPEC.toml"
+        raise SpecError("no such artifact", where=str(folder), hint=_how_to_get(folder, sizes))
+    hint = f"An artifact is a folder saved by optimum-rbln. {_how_to_get(folder, sizes)}"
     with SpecError.on_os_error(f"holds no readable {CONFIG_FILE}", where=folder, hint=hint):
         text = (folder / CONFIG_FILE).read_bytes()
     files = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
     return artifact_config(text, files, str(folder))
+
+
+def _how_to_get(folder: Path, sizes: Sequence[int]) -> str:
+    """The models beside ``folder``, and the command that compiles these sizes."""
+    beside = sorted(path.parent.name for path in folder.parent.glob(f"[!.]*/{CONFIG_FILE}") if path.parent != folder)
+    fitting = [
+        name
+        for name in shipped_names("artifacts")
+        if sorted(load_toml(find_shipped("artifacts", name, what="artifact"))["decoder_batch_sizes"]) == sorted(sizes)
+    ]
+    named = fitting[0] if fitting else "NAME"
+    of_sizes = "" if fitting else f" (NAME: {', '.join(shipped_names('artifacts'))}, or a file of your sizes)"
+    there = f"Name one that is there: {', '.join(beside)}; or compile" if beside else "Compile"
+    return (
+        f"{there} it, and name the folder that this prints: harness server compile {named} -o {folder.parent}{of_sizes}"
+    )
+
+
+def named_artifact(server: ServerSpec) -> Path:
+    """The folder of a server's compiled model; SpecError where it names none."""
+    if not server.artifact:
+        what = "is missing"
+        raise SpecError(what, where="server.artifact", hint="Name the folder that harness server compile prints")
+    return Path(server.artifact)
+
+
+def check_served(server: ServerSpec) -> None:
+    """SpecError unless the compiled model of a server is on this machine, with the settings of the server."""
+    check_artifact(read_artifact(named_artifact(server), server.decode_buckets), server, server.artifact)
 
 
 def artifact_config(text: str | bytes, files: Collection[str], where: str) -> ArtifactConfig:

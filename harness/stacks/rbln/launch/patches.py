@@ -353,11 +353,11 @@ def _has_function(text: str, owner: str, names: Sequence[str]) -> bool:
 def verify_installed(site_packages: Path) -> str:
     """Prove the patch that fits an installed package, and check the observer's hooks; returns one line.
 
-    SpecError when no patch fits.
+    SpecError when no patch fits, or the observer does not.
     """
     status = patch_status(site_packages)
     proof = _proof(require_pristine(status), read(status.target), status.target)
-    hooks = _hooks(open_sources(site_packages).read, (*HOOKS, RUNTIME_HOOK))
+    hooks = _hooks(open_sources(site_packages).read, (*HOOKS, RUNTIME_HOOK), proof, status.target)
     return f"{status.target}: {status.state}; {proof}; {hooks}"
 
 
@@ -367,8 +367,8 @@ def verify_wheel(wheel: Path) -> str:
     patch, why = fitting_patch(source)
     if patch is None:
         raise SpecError(why, where=str(wheel))
-    before = (source(patch.target) or "").encode()
-    return f"{_proof(patch, before, wheel / patch.target)}; {_hooks(source, HOOKS)}"
+    proof = _proof(patch, (source(patch.target) or "").encode(), wheel / patch.target)
+    return f"{proof}; {_hooks(source, HOOKS, proof, wheel)}"
 
 
 def fitting_patch(source: Read) -> tuple[Patch | None, str]:
@@ -398,8 +398,14 @@ def _proof(patch: Patch, before: bytes, where: Path) -> str:
     return f"{patch.path.parent.name}/{patch.name} agrees in all three hashes and adds only logging: {lines}"
 
 
-def _hooks(source: Read, hooks: Sequence[Hook]) -> str:
-    missing = missing_hooks(source, hooks)
-    if missing:
-        return f"the observer does NOT fit: {'; '.join(missing)}"
+def _hooks(source: Read, hooks: Sequence[Hook], proof: str, where: Path) -> str:
+    """That the observer fits; SpecError with what is missing, below it what was proven of the patch."""
+    if missing := missing_hooks(source, hooks):
+        hint = "Install optimum-rbln beside vllm-rbln" if missing == [f"{RUNTIME_HOOK[0]} is not there"] else ""
+        raise SpecError(
+            f"the observer does not fit: {'; '.join(missing)}",
+            where=str(where),
+            hint=hint or "Install a release that it fits (docs/guides/npu.md), or run with observer = false",
+            below=(f"the patch: {proof}",),
+        )
     return f"the observer's {len(hooks)} hooks fit"

@@ -21,10 +21,15 @@ def test_what_it_was_compiled_for_is_read_from_its_own_file(tmp_path: Path) -> N
 
 
 def test_a_folder_that_is_not_there_is_refused_with_how_to_get_one(tmp_path: Path) -> None:
-    with pytest.raises(
-        SpecError, match=r"nowhere: no such artifact\. Compile the model: harness server compile SPEC\.toml"
-    ):
-        read_artifact(tmp_path / "nowhere")
+    with pytest.raises(SpecError) as refused:
+        read_artifact(tmp_path / "nowhere", (1, 2, 4, 6, 8))
+    assert str(refused.value).endswith(
+        "nowhere: no such artifact. Compile it, and name the folder that this prints: "
+        f"harness server compile qwen3-4b-bucket6 -o {tmp_path}"
+    )
+    write_artifact(tmp_path / "qwen3-4b-0123")
+    with pytest.raises(SpecError, match=r"Name one that is there: qwen3-4b-0123; or compile it, .* compile NAME -o"):
+        read_artifact(tmp_path / "nowhere", (3,))
 
 
 def test_a_folder_without_its_configuration_is_refused(tmp_path: Path) -> None:
