@@ -143,7 +143,7 @@ def fitted(truth: CostModel, sizes: Sequence[int], rng: np.random.Generator) -> 
     return replace(
         truth,
         f_fs={size: to_fs(f_ms, FS_PER_MS) for size, f_ms in fit.f_ms.items()},
-        beta_fs=to_fs(fit.beta_ms_per_request, FS_PER_MS),
+        beta_fs=to_fs(fit["beta_ms_per_request"], FS_PER_MS),
         errors=(fit.errors,),
         _filled_fs={},
     )

@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from harness.analysis.calibration.cost_file import Calibration
     from harness.measure.records.run import SealedRun
     from harness.model.spec import ServerSpec
-    from harness.runner.calibrate import Calibration, CalibrationSpec
+    from harness.runner.calibrate import CalibrationSpec
 
 DEFAULT_SEED = 20261117
 # Predicts how long the sweeps of a vLLM last, where no other cost model is named.
@@ -75,11 +76,13 @@ def calibrate(
 
     Example: `harness server calibrate my-npu --backend rbln --set artifact=/models/qwen3-4b-8 --runs runs/calibration`
     """
+    from harness.analysis.calibration.cost_file import fit_runs, write_cost_file
     from harness.model.spec import check_name
-    from harness.runner.calibrate import QUICK_SWEEPS, CalibrationSpec, check_folder, fit_runs, write_cost_file
+    from harness.runner.calibrate import QUICK_SWEEPS, CalibrationSpec
 
     console = terminal()
-    check_folder(output)
+    if output.exists() and not output.is_dir():
+        raise SpecError("is not a folder", where=str(output), hint="Give a folder for cost-model files")
     try:
         check_name(f"calibrate-{name}")
     except ValueError as error:
@@ -163,8 +166,9 @@ def _measure(
 
 
 def _show(console: Console, calibration: Calibration, path: Path, runs: Path) -> None:
+    from harness.analysis.calibration.cost_file import DECODE, extrapolated
     from harness.model.engine import load_cost_model
-    from harness.present.report.pages import coefficients, extrapolated, write_calibration_report
+    from harness.present.report.calibration import coefficients, write_calibration_report
 
     rows = [
         (name, f"{interval.estimate:.5f}", f"[{interval_text(interval.low, interval.high, 5, ', ')}]")
@@ -174,7 +178,7 @@ def _show(console: Console, calibration: Calibration, path: Path, runs: Path) ->
     for what, error in calibration.errors.items():
         held_out = "nothing held out; residual" if error.held_out_max_ms is None else "held out"
         say(console, f"{what}: residual rms {error.rms_ms:.4f} ms; {held_out}: at most {error.worst_in_words}")
-    say(console, f"measured sizes: {', '.join(map(str, calibration.decode.f_ms))}")
+    say(console, f"measured sizes: {', '.join(map(str, calibration.fits[DECODE].f_ms))}")
     for note in calibration.notes:
         say(console, note)
     for line in extrapolated(calibration, load_cost_model(path)):

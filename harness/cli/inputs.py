@@ -241,7 +241,7 @@ def trace_show(
         _show_what_fits(trace, max_context, scale)
     if picture is not None:
         from harness.model.traces.recording import load_trace
-        from harness.present.report.pages import draw_trace
+        from harness.present.report.trace_picture import draw_trace
 
         draw_trace(load_trace(trace), picture)
         print_folded(f"wrote {picture}")

@@ -75,7 +75,7 @@ def power(
     )
     from harness.measure.records.run import origin_of
     from harness.measure.records.store import RunStore
-    from harness.present.report.pages import write_power_page
+    from harness.present.report.power import write_power_page
 
     spec, path, runs = experiment_with(experiment, changes, runs)
     declared = 0.02 if spec.stop is None else spec.stop.margin

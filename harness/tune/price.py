@@ -9,19 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from harness.analysis.calibration.cost_file import fit_runs, write_cost_file
 from harness.kinds import kind_named, kind_of_run
 from harness.measure.records.run import SealedRun
 from harness.model.engine.cost import find_cost_file
 from harness.model.spec import ExperimentSpec, ServerSpec, load_toml
 from harness.model.spec.sections import Basis
-from harness.runner.calibrate import (
-    LOOSE_LIMITS,
-    QUICK_SWEEPS,
-    CalibrationSpec,
-    calibration_experiment,
-    fit_runs,
-    write_cost_file,
-)
+from harness.runner.calibrate import LOOSE_LIMITS, QUICK_SWEEPS, CalibrationSpec, calibration_experiment
 from harness.tune.confirm import base_condition, plain_table
 from harness.tune.diagnose import Diagnosis
 

@@ -7,6 +7,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from harness.analysis.calibration.cost_file import (
+    DECODE,
+    PREFILL,
+    decode_residuals,
+    extrapolated,
+    fit_runs,
+    write_cost_file,
+)
 from harness.analysis.calibration.fit_points import PointSource
 from harness.analysis.figures import figures_at, run_figures
 from harness.analysis.run_tables import MOVED_COUNTER, counter_increment
@@ -19,7 +27,7 @@ from harness.model.engine.cost import attended_tokens
 from harness.model.sim import simulate
 from harness.model.sim.draws import perturbation_of
 from harness.model.spec import PerturbationSpec, ServerSpec
-from harness.present.report.pages import decode_residuals, extrapolated, write_calibration_report
+from harness.present.report.calibration import write_calibration_report
 from harness.runner import run_experiment
 from harness.runner.backends import sim
 from harness.runner.calibrate import (
@@ -27,8 +35,6 @@ from harness.runner.calibrate import (
     calibration_experiment,
     compare_models,
     default_num_seqs,
-    fit_runs,
-    write_cost_file,
 )
 from harness.stacks.vllm.step_log import COLUMNS
 from tests.support.emulated_vllm import emulated_vllm
@@ -270,7 +276,7 @@ def test_the_context_term_of_a_gpu_server_comes_back_from_its_kv_memory_in_use(t
     sweep = replace(sweep, context_tokens=(300, 1500))
     [run] = run_experiment(calibration_experiment(sweep), runs_root=tmp_path).runs
     calibration = fit_runs([run], seed=1)
-    assert calibration.decode.context_us_per_token == pytest.approx(0.15, rel=0.01)
+    assert calibration.fits[DECODE]["context_us_per_token"] == pytest.approx(0.15, rel=0.01)
     fitted = load_cost_model(write_cost_file(calibration, tmp_path / "costs", "mine"))
     device_ns = simulate(run.plan, run.server, run.cost_model).device_ns
     # The end of the last block of each request is not in the log.
@@ -284,7 +290,7 @@ def test_the_cost_of_what_parts_of_prompts_attend_to_comes_back(tmp_path: Path) 
     sweep = replace(sweep, num_seqs=(1, 2, 4), prefill_tokens=(500, 2000, 4000))
     [run] = run_experiment(calibration_experiment(sweep), runs_root=tmp_path).runs
     calibration = fit_runs([run], seed=1)
-    assert calibration.prefill.per_attended_token_ns == pytest.approx(7, rel=1e-3)
+    assert calibration.fits[PREFILL]["per_attended_token_ns"] == pytest.approx(7, rel=1e-3)
     path = write_cost_file(calibration, tmp_path / "costs", "mine")
     fitted, known = load_cost_model(path), load_cost_model(truth)
     # The second part of a prompt of 4,000 tokens, and a prompt of 500: a straight line would miss both.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -73,56 +73,31 @@ class FitError:
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeFit:
-    """f(b) + alpha + beta n + c (sum of contexts). ms, ms, ms per request, us per token.
+class Fit:
+    """A linear form fitted to points; ``fit[name]`` is a coefficient, 0.0 where it was left out or held at 0."""
 
-    alpha_ms is 0 where only whole steps were measured: it is then inside f. intervals: by the coefficient's
-    name. fitted_context_tokens: smallest and largest mean sequence length of a point.
-    """
-
-    f_ms: Mapping[int, float]
-    alpha_ms: float
-    beta_ms_per_request: float
-    context_us_per_token: float
+    coefficients: Mapping[str, float]
+    """By the name in a cost file, in its unit; f(b) by ``size_name``."""
     intervals: Mapping[str, Interval]
     error: FitError
-    num_points: int
-    fitted_context_tokens: tuple[int, int] | None
-    method: str
     errors: FitErrors
-    notes: tuple[str, ...] = field(default=())
-
-    def step_ms(self, bucket: int, num_seqs: int, context_tokens: float = 0.0) -> float:
-        """Duration of a step in a measured bucket."""
-        context_ms = self.context_us_per_token / US_PER_MS * context_tokens
-        return self.f_ms[bucket] + self.alpha_ms + self.beta_ms_per_request * num_seqs + context_ms
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillFit:
-    """T(q) = ceil(q / chunk_tokens) (a + b q). ms, us per token; fitted_tokens: smallest and largest q.
-
-    per_attended_token_ns: beside it, for each token that a part of a prompt attends to.
-    """
-
-    per_call_ms: float
-    per_call_us_per_token: float
-    intervals: Mapping[str, Interval]
-    error: FitError
     num_points: int
-    fitted_tokens: tuple[int, int]
-    chunk_tokens: int
-    errors: FitErrors
-    notes: tuple[str, ...] = field(default=())
-    per_attended_token_ns: float = 0.0
-    per_step_eager_ms: float = 0.0
+    method: str = ""
+    fitted_tokens: tuple[int, int] | None = None
+    """Fewest and most tokens of a point: of its sequences on the mean, or of its prompts. None: unknown."""
+    notes: tuple[str, ...] = ()
 
-    def prefill_ms(self, computed_tokens: int) -> float:
-        calls = -(-computed_tokens // self.chunk_tokens)
-        return calls * (self.per_call_ms + self.per_call_us_per_token / US_PER_MS * computed_tokens)
+    def __getitem__(self, name: str) -> float:
+        return self.coefficients.get(name, 0.0)
+
+    @property
+    def f_ms(self) -> dict[int, float]:
+        """f(b) of the measured sizes, ms."""
+        sizes = (name for name in self.coefficients if name.startswith("f("))
+        return {int(name[2:-1]): self.coefficients[name] for name in sizes}
 
 
-def fit_decode(points: Sequence[StepPoint], *, with_context: bool | None = None, seed: int) -> DecodeFit:
+def fit_decode(points: Sequence[StepPoint], *, with_context: bool | None = None, seed: int) -> Fit:
     """The decode form fitted to whole step periods: one level per bucket, beta and c common to all, least squares.
 
     with_context: None keeps c only where its interval excludes 0. A whole step cannot tell f from alpha: their sum is
@@ -154,7 +129,7 @@ def fit_decode(points: Sequence[StepPoint], *, with_context: bool | None = None,
     return _with_odd_signs(replace(plain, notes=(*plain.notes, *left_out)))
 
 
-def _with_odd_signs(fit: DecodeFit) -> DecodeFit:
+def _with_odd_signs(fit: Fit) -> Fit:
     """The fit, with a note where a request more in the same size would make a step shorter."""
     interval = fit.intervals.get("beta_ms_per_request")
     if interval is None or interval.high >= 0:
@@ -167,7 +142,7 @@ def _with_odd_signs(fit: DecodeFit) -> DecodeFit:
     return replace(fit, notes=(*fit.notes, note))
 
 
-def _fit_decode(points: Sequence[StepPoint], seed: int, *, with_context: bool) -> DecodeFit:
+def _fit_decode(points: Sequence[StepPoint], seed: int, *, with_context: bool) -> Fit:
     form = _decode_form(points, with_context=with_context)
     if not _is_determined(form.columns):
         raise SpecError(
@@ -180,23 +155,15 @@ def _fit_decode(points: Sequence[StepPoint], seed: int, *, with_context: bool) -
     # The growth of context inside a stretch is no noise: it is taken out of the blocks before their median.
     context = float(rough[-1]) if with_context else 0.0
     blocks = [point.periods_at_one_context_ms(context) for point in points]
-    fitted = _fit(form, blocks, [_stratum(point) for point in points], seed)
-    return DecodeFit(
-        f_ms={bucket: fitted.coefficients[size_name(bucket)] for bucket in sorted({point.bucket for point in points})},
-        alpha_ms=0.0,
-        beta_ms_per_request=fitted.coefficients.get("beta_ms_per_request", 0.0),
-        context_us_per_token=fitted.coefficients.get("context_us_per_token", 0.0),
-        intervals=fitted.intervals,
-        error=fitted.error,
-        num_points=len(points),
-        fitted_context_tokens=_context_range(points),
+    return replace(
+        _fit(form, blocks, [_stratum(point) for point in points], seed),
         method="least squares on whole step periods, one level per bucket",
-        errors=fitted.errors,
+        fitted_tokens=_context_range(points),
         notes=("Alpha is inside f: whole steps do not tell them apart.",),
     )
 
 
-def fit_decode_with_report(points: Sequence[StepPoint], f_ms: Mapping[int, float], *, seed: int) -> DecodeFit:
+def fit_decode_with_report(points: Sequence[StepPoint], f_ms: Mapping[int, float], *, seed: int) -> Fit:
     """The paper's way: f(b) from the server's own report, alpha and beta a straight line through (step - f(b)) by n.
 
     f_ms: median model time plus median sampler time with the bucket exactly full. Points in other buckets are not used.
@@ -213,17 +180,12 @@ def fit_decode_with_report(points: Sequence[StepPoint], f_ms: Mapping[int, float
     reported_ms = np.array([f_ms[point.bucket] for point in used])
     rest = [point.block_periods_ms - f_ms[point.bucket] for point in used]
     fitted = _fit(line, rest, [_stratum(point) for point in used], seed, reported_ms)
-    return DecodeFit(
-        f_ms=dict(sorted(f_ms.items())),
-        alpha_ms=fitted.coefficients["alpha_ms"],
-        beta_ms_per_request=fitted.coefficients["beta_ms_per_request"],
-        context_us_per_token=0.0,
-        intervals=fitted.intervals,
-        error=fitted.error,
-        num_points=len(used),
-        fitted_context_tokens=_context_range(used),
-        method="f(b) reported by the server (model p50 + sampler p50); straight line through the rest of the step by n",
+    return replace(
+        fitted,
+        coefficients={**{size_name(size): f_ms[size] for size in sorted(f_ms)}, **fitted.coefficients},
         errors=_with_reported(fitted.errors, sorted(f_ms), fitted.error.rms_ms * math.sqrt(len(used))),
+        method="f(b) reported by the server (model p50 + sampler p50); straight line through the rest of the step by n",
+        fitted_tokens=_context_range(used),
     )
 
 
@@ -233,7 +195,7 @@ def fit_prefill(
     seed: int,
     chunk_tokens: int = PREFILL_CHUNK_TOKENS,
     is_relative: bool = False,
-) -> PrefillFit:
+) -> Fit:
     """T(q) by least squares on the median time of each q.
 
     chunk_tokens: most tokens of a device call. is_relative: of shares of the whole steps, their decodes with them, so
@@ -262,7 +224,7 @@ def fit_prefill(
     # A step of no time has no shares.
     weights = 1 / np.maximum(steps_ms, NEGLIGIBLE_MS) if is_relative else None
 
-    def fitted_by(names: Sequence[str]) -> _Fitted:
+    def fitted_by(names: Sequence[str]) -> Fit:
         form = np.stack([columns[name] for name in names], axis=1)
         return _fit(_Form(tuple(names), form, "prefills of a length", weights), times, groups, seed, decodes_ms)
 
@@ -291,18 +253,12 @@ def fit_prefill(
         )
         names.remove(below)
         fitted = fitted_by(names)
-    return PrefillFit(
-        per_call_ms=max(0.0, fitted.coefficients.get("per_call_ms", 0.0)),
-        per_call_us_per_token=max(0.0, fitted.coefficients.get("per_call_us_per_token", 0.0)),
-        intervals=fitted.intervals,
-        error=fitted.error,
-        num_points=len(works),
+    return replace(
+        fitted,
+        coefficients={name: max(0.0, value) for name, value in fitted.coefficients.items()},
+        method="least squares on the median time of each length",
         fitted_tokens=(lengths[0], lengths[-1]),
-        chunk_tokens=chunk_tokens,
-        errors=fitted.errors,
-        notes=(*notes, *([left_out] if left_out else [])),
-        per_attended_token_ns=fitted.coefficients.get(ATTENDED, 0.0),
-        per_step_eager_ms=max(0.0, fitted.coefficients.get(EAGER, 0.0)),
+        notes=(*notes, *filter(None, [left_out])),
     )
 
 
@@ -311,24 +267,15 @@ def _tells_apart(known: Iterable[FloatArray], column: FloatArray) -> bool:
     return _is_determined(np.stack([*known, column], axis=1))
 
 
-@dataclass(frozen=True, slots=True)
-class EagerFit:
-    """What a decode step without a graph takes more than the cost model's step with a graph of its size, ms."""
+def fit_eager(points: Sequence[StepPoint], with_graph_ms: Callable[[StepPoint], float], *, seed: int) -> Fit:
+    """What a step without a graph takes more: one time for all numbers of requests, the mean over the points.
 
-    step_ms: float
-    intervals: Mapping[str, Interval]
-    error: FitError
-    num_points: int
-    errors: FitErrors
-
-
-def fit_eager(points: Sequence[StepPoint], with_graph_ms: Callable[[StepPoint], float], *, seed: int) -> EagerFit:
-    """One extra time for all numbers of requests: the mean over the points. with_graph_ms: the price without it."""
+    with_graph_ms: the price of a step with a graph of its size.
+    """
     prices_ms = np.array([with_graph_ms(point) for point in points])
     extra = [point.block_periods_ms - price_ms for point, price_ms in zip(points, prices_ms, strict=True)]
     form = _Form(("eager_ms",), np.ones((len(points), 1)))
-    fitted = _fit(form, extra, [_stratum(point) for point in points], seed, prices_ms)
-    return EagerFit(fitted.coefficients["eager_ms"], fitted.intervals, fitted.error, len(points), fitted.errors)
+    return _fit(form, extra, [_stratum(point) for point in points], seed, prices_ms)
 
 
 class _Form(NamedTuple):
@@ -362,18 +309,9 @@ def _decode_form(points: Sequence[StepPoint], *, with_context: bool) -> _Form:
     return _Form(tuple(columns), np.array(list(columns.values())).T)
 
 
-class _Fitted(NamedTuple):
-    """Coefficients and their intervals by name, and what the fit leaves over."""
-
-    coefficients: dict[str, float]
-    intervals: dict[str, Interval]
-    error: FitError
-    errors: FitErrors
-
-
 def _fit(
     form: _Form, samples: Sequence[FloatArray], groups: Sequence[str], seed: int, known_ms: FloatArray | float = 0.0
-) -> _Fitted:
+) -> Fit:
     """Least squares on the median of each point's samples.
 
     groups: in words, which points are held out together. known_ms: a part of each point's time that the form does not
@@ -382,11 +320,12 @@ def _fit(
     medians = np.array([float(np.median(values)) for values in samples])
     coefficients = dict(zip(form.names, form.solve(medians).tolist(), strict=True))
     drawn = _drawn_medians(samples, seed)
-    return _Fitted(
+    return Fit(
         coefficients,
         _bootstrap(form, samples, drawn, coefficients, seed),
         _errors(form, medians, medians + known_ms, groups),
         _fit_errors(form, medians, drawn, sum(len(values) - 1 for values in samples)),
+        len(samples),
     )
 
 

@@ -93,13 +93,13 @@ def scatter(runs: Sequence[SealedRun]) -> Mapping[str, Deviation]:
     """Deviations by their key in [prediction]; a key that these valid, measured runs do not show is left out."""
     starts, lags = _delays_ms(runs)
     ratios = [(run, steps) for run in runs if len((steps := step_ratios(run)).log_ratio) >= MIN_STEPS]
-    levels = [Level(run.condition, _artifact(run), float(steps.log_ratio.mean())) for run, steps in ratios]
+    levels = [Level(run.condition, artifact_of(run), float(steps.log_ratio.mean())) for run, steps in ratios]
     deviations = {
         "start_ms": Deviation(float(np.mean(starts)), len(starts), "sessions") if len(starts) else None,
         "lag_ms": Deviation(float(np.mean(lags)), len(lags), "re-arrivals") if len(lags) else None,
         "step_sd": step_deviation([steps for _run, steps in ratios]),
         "decode_sd": restart_deviation(levels),
-        "bucket_sd": bucket_deviation([(_artifact(run), steps) for run, steps in ratios]),
+        "bucket_sd": bucket_deviation([(artifact_of(run), steps) for run, steps in ratios]),
         "artifact_sd": artifact_deviation(levels),
     }
     return {key: deviation for key, deviation in deviations.items() if deviation is not None}
@@ -183,7 +183,8 @@ def _delays_ms(runs: Iterable[SealedRun]) -> tuple[FloatArray, FloatArray]:
     return _joined(starts), _joined(lags)
 
 
-def _artifact(run: SealedRun) -> Hashable:
+def artifact_of(run: SealedRun) -> Hashable:
+    """What is compiled into the server of a run."""
     server = run.server
     return server.artifact, server.max_num_seqs, server.decode_buckets, server.kv_slots, server.slot_tokens
 

@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from harness.analysis.calibration.cost_file import DECODE, fit_runs
 from harness.analysis.figures import total_of
 from harness.extras.paper.source import NotRunError, PaperRuns, Row, Rows, fixed_arrival_ratio, predicted_ratio
 from harness.extras.search.result import sensitivity
@@ -22,7 +23,6 @@ from harness.measure.records.run import SealedRun
 from harness.model.engine.cost import GIB, DeviceSpec
 from harness.model.spec import ServerShape
 from harness.model.spec.rules import load_rule
-from harness.runner.calibrate import fit_runs
 from harness.stacks.rbln.launch.compile import list_artifacts
 from harness.table import ABSENT, Cell
 
@@ -123,10 +123,10 @@ def confirmed_range(source: PaperRuns) -> Rows:
 
 
 def coefficients(source: PaperRuns) -> Rows:
-    fit = fit_runs(source.runs("step-cost"), seed=FIT_SEED).decode
+    fit = fit_runs(source.runs("step-cost"), seed=FIT_SEED).fits[DECODE]
     cells = {f"f({bucket})": f"{f_ms:.3f} ms" for bucket, f_ms in fit.f_ms.items()}
-    cells["Fixed additional time alpha"] = f"{fit.alpha_ms:.3f} ms"
-    cells["Additional time per request beta"] = f"{fit.beta_ms_per_request:.4f} ms/request"
+    cells["Fixed additional time alpha"] = f"{fit['alpha_ms']:.3f} ms"
+    cells["Additional time per request beta"] = f"{fit['beta_ms_per_request']:.4f} ms/request"
     return [{"item": item, "value": value} for item, value in cells.items()]
 
 

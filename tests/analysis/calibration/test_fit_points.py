@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from harness.analysis.calibration.cost_file import DECODE, fit_runs
 from harness.analysis.calibration.fit_points import (
     EDGE_STEPS,
     PointSource,
@@ -21,7 +22,6 @@ from harness.measure.records.run import SealedRun
 from harness.model.engine import load_cost_model
 from harness.model.spec import ExperimentSpec
 from harness.runner import run_experiment
-from harness.runner.calibrate import fit_runs
 
 MODEL = load_cost_model("context-1-2-4-8")
 MS = 1e6
@@ -130,7 +130,7 @@ def test_a_server_that_reports_its_own_times_separates_alpha_from_f(tmp_path: Pa
     runs = runs_of(tmp_path, constant(1), constant(2), constant(1, 1500))
     reported = [with_report(run, 9.51, 0.36) if index == 0 else run for index, run in enumerate(runs)]
     reported[1] = with_report(runs[1], 10.05, 0.37)
-    fit = fit_runs(reported, seed=1, with_context=False).decode
+    fit = fit_runs(reported, seed=1, with_context=False).fits[DECODE]
     assert fit.f_ms == {1: pytest.approx(9.87), 2: pytest.approx(10.42)}
-    assert fit.alpha_ms != 0.0
+    assert fit["alpha_ms"] != 0.0
     assert "reported by the server" in fit.method
