@@ -6,11 +6,11 @@ One file without a script; every number of a picture stands in a table below. No
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
-from harness.html import plain_page
+from harness.html import code, listing, page, rows_table, section, text
 from harness.model.spec import ExperimentSpec, TuneSpec
 from harness.present.report.svg import INK, MUTED, PAGE_WIDTH_IN, Sheet, condition_color
 from harness.table import interval_text, with_error
@@ -51,18 +51,20 @@ def tune_page(found: TuneResult) -> str:
     base = base_of(spec, explored)
     first, *parts = _head(found)
     if bars := _bars(found, base):
-        parts += ["<h2>Where device time goes</h2>", bars]
+        parts.append(section("Where device time goes", bars))
     if found.answer.capacities:
-        parts += ["<h2>Agents at a time</h2>", _agents(found.answer.capacities, spec, _seen(found))]
+        parts.append(section("Agents at a time", _agents(found.answer.capacities, spec, _seen(found))))
     elif explored is not None and explored.screened:
-        parts += ["<h2>What was searched</h2>", _frontier(explored, base, found.answer, _seen(found))]
+        parts.append(section("What was searched", _frontier(explored, base, found.answer, _seen(found))))
     copied = "\n".join([*to_copy(spec, found.answer, base), "", _server_table(base, found.answer)]).strip()
-    parts += ["<h2>What to copy</h2>", f"<pre>{escape(copied)}</pre>"]
-    parts += ["<h2>What would overturn it</h2>", _list(_overturns(found))]
-    parts += ["<h2>How it was found</h2>", _list(_how(found), tag="ol")]
+    parts += [
+        section("What to copy", code(copied)),
+        section("What would overturn it", listing(_overturns(found))),
+        section("How it was found", listing(_how(found), "ol")),
+    ]
     if explored is not None:
-        parts += ["<h2>Numbers</h2>", _numbers(explored, found.answer, base, _seen(found))]
-    return plain_page(f"{spec.title or spec.name}: tuned", "".join(parts), first)
+        parts.append(section("Numbers", _numbers(explored, found.answer, base, _seen(found))))
+    return page(f"{spec.title or spec.name}: tuned", parts, first)
 
 
 def _made(found: TuneResult) -> str:
@@ -156,8 +158,8 @@ def _agents(capacities: Sequence[Capacity], spec: ExperimentSpec, seen: str) -> 
     ]
     heads = ("configuration", f"{wanted:g} % within the targets", "agents", "requests, %", "sessions, %", "plans")
     most = "; ".join(f"{each.name}: {each.predicted} predicted, {each.words} {seen}" for each in capacities)
-    caption = f"Most agents at a time: {escape(most)}. Intervals: 95 % at each number."
-    return f'{_table("Agents at a time", heads, rows)}<p class="caption">{caption}</p>'
+    caption = f"Most agents at a time: {most}. Intervals: 95 % at each number."
+    return rows_table("Agents at a time", heads, rows, 2) + text(caption, "caption")
 
 
 def _share(share: Share | None) -> str:
@@ -308,7 +310,8 @@ def _numbers(explored: Explored, answer: Answer, base: Baseline, seen: str) -> s
     device = _of_device(base.memory_gib(base.setup), base.compile_s(base.setup))
     today = (base.setup.label, BASE, "1", "", "", *device)
     heads = ("configuration", "named", "predicted ratio", f"{seen}, ratio (95 %)", "reuse")
-    table = _table("Numbers", (*heads, *("GiB a device", "s to compile")[: len(device)]), [today, *rows])
+    heads = (*heads, *("GiB a device", "s to compile")[: len(device)])
+    table = rows_table("Numbers", heads, [today, *rows], 2)
     best = explored.best
     if best is None or all(best.ratio.ratio <= option.ratio.ratio for option in explored.options):
         return table
@@ -316,21 +319,7 @@ def _numbers(explored: Explored, answer: Answer, base: Baseline, seen: str) -> s
         f"{BEST} was chosen on other plans, those of the search. On these, which chose nothing, another row is lower: "
         "rows within the errors of each other are not told apart."
     )
-    return f'{table}<p class="caption">{why}</p>'
-
-
-def _table(label: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table that scrolls; its first two columns are words, the others figures."""
-    classes = ["", "", *[' class="num"'] * (len(heads) - 2)]
-    head = "".join(f'<th scope="col"{of}>{name}</th>' for name, of in zip(heads, classes, strict=True))
-    body = "".join(
-        f'<tr><th scope="row">{escape(name)}</th><td>{escape(word)}</td>'
-        + "".join(f'<td class="num">{figure}</td>' for figure in figures)
-        + "</tr>"
-        for name, word, *figures in rows
-    )
-    region = f'<div class="scroll" tabindex="0" role="region" aria-label="{label}">'
-    return f"{region}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    return table + text(why, "caption")
 
 
 def _row(option: Option, names: Sequence[str], measured: Mapping[str, Confirmed]) -> tuple[str, ...]:
@@ -348,8 +337,3 @@ def _row(option: Option, names: Sequence[str], measured: Mapping[str, Confirmed]
 def _of_device(memory_gib: float | None, compile_s: float | None) -> tuple[str, ...]:
     """Cells of what a device needs; none where nothing is known of it."""
     return () if memory_gib is None or compile_s is None else (f"{memory_gib:.1f}", f"{compile_s:.0f}")
-
-
-def _list(lines: Iterator[str], tag: str = "ul") -> str:
-    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
-    return f"<{tag}>{items}</{tag}>"

@@ -250,14 +250,12 @@ def test_a_validity_check_is_its_row_its_function_and_the_page(house: CopiedChec
 
 
 PAGE = """
-from html import escape
-
-from harness.html import plain_page
+from harness.html import page, text
 from harness.table import table_of, to_html
 
 
 def tried_page(question):
-    return plain_page("Tried", f"<p>{escape(question)}</p>" + to_html(table_of("counted", "Runs", [{"runs": 2}])))
+    return page("Tried", [text(question), to_html(table_of("counted", "Runs", [{"runs": 2}]))])
 """
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator, Sequence
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.analysis.figures import cells, same
 from harness.errors import SpecError
 from harness.extras.history.points import History
-from harness.html import plain_page
+from harness.html import code, figure, page, section
 from harness.judge.decisions.gate import FIGURES
 from harness.outputs import write_text
 from harness.present.report.svg import PAGE_WIDTH_IN, Sheet, condition_color
@@ -82,19 +81,18 @@ def otava_csv(histories: Sequence[History]) -> str:
 
 def _page(histories: Sequence[History]) -> str:
     with Sheet() as sheet:
-        plots = "".join(_picture(sheet, history, place) for place, history in enumerate(histories))
+        plots = [_picture(sheet, history, place) for place, history in enumerate(histories)]
     title = f"History of {', '.join(dict.fromkeys(history.experiment for history in histories))}"
-    notes = escape("\n".join(history_notes(histories)))
-    return plain_page(title, f"{plots}{to_html(history_table(histories))}<pre>{notes}</pre>")
+    return page(title, [*plots, to_html(history_table(histories)), code("\n".join(history_notes(histories)))])
 
 
 def _picture(sheet: Sheet, history: History, place: int) -> str:
     """One plot below its heading."""
-    figure = sheet.figure(PAGE_WIDTH_IN, HISTORY_HEIGHT_IN)
-    _plot(figure.subplots(), history)
+    drawn = sheet.figure(PAGE_WIDTH_IN, HISTORY_HEIGHT_IN)
+    _plot(drawn.subplots(), history)
     title = f"{history.condition}: {FIGURES[history.figure].meaning}"
-    picture = sheet.render(figure, name=f"history{place}", label=f"{title}, by date; the table has its numbers")
-    return f"<h2>{escape(title)}</h2><figure>{picture}</figure>"
+    picture = sheet.render(drawn, name=f"history{place}", label=f"{title}, by date; the table has its numbers")
+    return section(title, figure(picture))
 
 
 def _plot(axes: Axes, history: History) -> None:

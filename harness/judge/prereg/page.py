@@ -8,12 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
-from itertools import chain
 
 from harness.analysis.compare.drawn import DrawnCosts, predicted_ratio
 from harness.analysis.stats import Interval
 from harness.clock import NS_PER_S
-from harness.html import plain_page
+from harness.html import code, listing, page, pairs, rows_table, section, text
 from harness.judge.decisions.decide import Decision
 from harness.judge.prereg.account import Account
 from harness.judge.prereg.frozen import Preregistration
@@ -34,19 +33,18 @@ def archive_page(
     """The page as HTML. proven, unproven: claims; made_by: the harness that wrote it."""
     account = judgement.account
     assert account is not None, "only confirmatory runs are published"
-    sections = (
-        ("Question", _question(frozen)),
-        ("Verdict", _verdicts(judgement)),
-        ("Runs", _runs(account, judgement.aborts)),
-        ("Criteria, as frozen", _criteria(frozen)),
-        ("Predictions, as frozen", _predictions(frozen)),
-        ("What is proven", _list(proven)),
-        ("What is not proven", _list(unproven)),
-        ("How to check", _how(frozen, made_by)),
-    )
-    origin = f'<p class="banner">{escape(judgement.origin or OF_A_DEVICE)}</p>'
-    main = origin + "".join(f"<section><h2>{title}</h2>{content}</section>" for title, content in sections)
-    return plain_page(f"{frozen.experiment.title or frozen.name}: a preregistered experiment", main)
+    parts = [
+        text(judgement.origin or OF_A_DEVICE, "banner"),
+        section("Question", _question(frozen)),
+        section("Verdict", _verdicts(judgement)),
+        section("Runs", _runs(account, judgement.aborts)),
+        section("Criteria, as frozen", _criteria(frozen)),
+        section("Predictions, as frozen", _predictions(frozen)),
+        section("What is proven", listing(proven, kind="break")),
+        section("What is not proven", listing(unproven, kind="break")),
+        section("How to check", _how(frozen, made_by)),
+    ]
+    return page(f"{frozen.experiment.title or frozen.name}: a preregistered experiment", parts)
 
 
 def archive_lines(frozen: Preregistration, proven: Sequence[str], unproven: Sequence[str]) -> Iterator[str]:
@@ -99,16 +97,17 @@ def _shortened(lines: Iterable[str]) -> Iterator[str]:
 
 def _question(frozen: Preregistration) -> str:
     spec = frozen.experiment
-    asked = escape(spec.question) if spec.question else "No question was written down."
     settings = "".join(
         f"<li><b>{escape(condition.name)}</b>: {escape(settings_in_words(condition))}</li>"
         for condition in spec.condition
     )
-    replayed = "".join(f"<li>{escape(each.sentence)}</li>" for each in frozen.replayed)
-    told = f'<p>Replayed:</p><ul class="break">{replayed}</ul>' if replayed else ""
+    replayed = listing((each.sentence for each in frozen.replayed), kind="break")
+    blocks = f"{spec.replicates} blocks, each with every condition once; backend {spec.backend}."
     return (
-        f"<p>{asked}</p><p>Experiment {escape(frozen.name)}: {spec.replicates} blocks, each with every condition once; "
-        f'backend {escape(spec.backend)}.</p><ul class="break">{settings}</ul>{told}'
+        text(spec.question or "No question was written down.")
+        + text(f"Experiment {frozen.name}: {blocks}")
+        + f'<ul class="break">{settings}</ul>'
+        + (text("Replayed:") + replayed) * bool(replayed)
     )
 
 
@@ -134,13 +133,13 @@ def _verdicts(judgement: Judgement) -> str:
 
 def _verdict(judgement: Judgement, decision: Decision, ends: tuple[float, float]) -> str:
     outcome = decision.outcome.value
-    answer = f"<p>{escape(decision.answer)}</p>" if decision.answer else ""
     label = f" {escape(decision.label)}" if decision.label else ""
     blocks = escape(judgement.blocks_of(decision))
     return (
-        f'{answer}{_picture(decision, ends)}<p><b class="{OUTCOME_CLASSES.get(outcome, "dim")}">{outcome}</b>{label} '
+        f"{text(decision.answer)}{_picture(decision, ends)}"
+        f'<p><b class="{OUTCOME_CLASSES.get(outcome, "dim")}">{outcome}</b>{label} '
         f"<code>{escape(decision.rule)}</code>: {escape(decision.subject)}{blocks}</p>"
-        f'<p class="caption break">{escape(decision.reason)}</p>'
+        f"{text(decision.reason, 'caption break')}"
     )
 
 
@@ -176,7 +175,6 @@ def _picture(decision: Decision, ends: tuple[float, float]) -> str:
 
 
 def _runs(account: Account, aborts: Sequence[str]) -> str:
-    counts = f"<p>{escape(account.counts_in_words)}.</p>"
     rows = [
         (run.label, f"{'; '.join(run.reasons) or 'no reason recorded'} ({run.retries_in_words})")
         for run in account.of_state("INVALID")
@@ -189,8 +187,9 @@ def _runs(account: Account, aborts: Sequence[str]) -> str:
         ("Runs that were repeated", repeated),
         ("Started and not sealed", [tuple(abort.split(": ", 1)) for abort in aborts]),
     )
-    told = "".join(f"<h3>{title}</h3>{_pairs(pairs)}" for title, pairs in lists if pairs)
-    return f"{counts}{told}<h3>Looks at the figures</h3><p>{escape(account.looks_in_words)}.</p>"
+    told = "".join(f"<h3>{title}</h3>{pairs(entries)}" for title, entries in lists if entries)
+    looks = text(f"{account.looks_in_words}.")
+    return f"{text(f'{account.counts_in_words}.')}{told}<h3>Looks at the figures</h3>{looks}"
 
 
 def _criteria(frozen: Preregistration) -> str:
@@ -199,7 +198,7 @@ def _criteria(frozen: Preregistration) -> str:
         table = entry.rule.model_dump(mode="json", exclude_none=True)
         asked = str(table.pop("question", ""))
         shown = [(name, _value(value)) for name, value in table.items() if value not in ("", [], {})]
-        parts.append(f"<h3>{escape(entry.rule.name)}</h3><p>{escape(asked)}</p>{_pairs(shown)}")
+        parts.append(f"<h3>{escape(entry.rule.name)}</h3><p>{escape(asked)}</p>{pairs(shown)}")
     if frozen.experiment.stop is not None:
         parts.append(f"<h3>Stopping rule</h3><p>{escape(str(frozen.experiment.stop))}</p>")
     return "".join(parts)
@@ -216,15 +215,9 @@ def _predictions(frozen: Preregistration) -> str:
         for name, baseline, ratio, interval, seconds in _predicted(frozen)
     ]
     heads = ("condition", "device time, s", "ratio to its baseline", "interval over draws")
-    cells = "".join(f'<th scope="col">{head}</th>' for head in heads)
-    body = "".join(
-        f'<tr><th scope="row">{escape(name)}</th>{"".join(f"<td>{value}</td>" for value in values)}</tr>'
-        for name, *values in rows
-    )
-    table = f"<table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>"
-    scroll = f'<div class="scroll" tabindex="0" role="region" aria-label="Predictions">{table}</div>'
     holds = f" An interval holds its share of outcomes{given}." if (given := _if_assumed(frozen)) else ""
-    return f'{scroll}<p class="caption">Simulated before any run was made; sums over all frozen runs.{holds}</p>'
+    caption = f"Simulated before any run was made; sums over all frozen runs.{holds}"
+    return rows_table("Predictions", heads, rows) + text(caption, "caption")
 
 
 def _how(frozen: Preregistration, made_by: str) -> str:
@@ -234,20 +227,11 @@ def _how(frozen: Preregistration, made_by: str) -> str:
         ("its runs for table, query and Python", f"harness open {frozen.name}.zip"),
     )
     lines = "\n".join(f"# {meaning}\n{command}" for meaning, command in commands)
-    text = (
+    words = (
         "The verdict, this page and every claim on it follow from the files of the archive alone; no repository and "
         "no network is needed. Whether the archive is signed, and by whom, is said by the check."
     )
-    return f'<p>{text}</p><pre tabindex="0">{escape(lines)}</pre><p>Written by {escape(made_by)}.</p>'
-
-
-def _list(claims: Iterable[str]) -> str:
-    return f'<ul class="break">{"".join(f"<li>{escape(claim)}</li>" for claim in claims)}</ul>'
-
-
-def _pairs(pairs: Iterable[Sequence[str]]) -> str:
-    entries = chain.from_iterable((f"<dt>{escape(pair[0])}</dt>", f"<dd>{escape(pair[-1])}</dd>") for pair in pairs)
-    return f"<dl>{''.join(entries)}</dl>"
+    return text(words) + code(lines) + text(f"Written by {made_by}.")
 
 
 def _value(value: object) -> str:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from harness.html import plain_page
+from harness.html import code, figure, page
 from harness.outputs import check_output, write_text
 from harness.present.report.svg import INK, MUTED, PAGE_WIDTH_IN, Sheet, condition_color
 
@@ -28,15 +27,14 @@ def write_power_page(path: Path, title: str, needs: Sequence[Needed], goal: Goal
     num_together = max(len(need.case.found) for need in needs)
     judged = f"each with alpha / {num_together}" if num_together > 1 else "for Gaussian log ratios"
     caption = f"Probability of the verdict by the number of blocks, {judged}; dotted: what is wanted."
-    main = f"<figure>{picture}<figcaption>{caption}</figcaption></figure><pre>{escape(text)}</pre>"
-    write_text(path, plain_page(title, main))
+    write_text(path, page(title, [figure(picture, caption), code(text)]))
     return path
 
 
 def power_plot(sheet: Sheet, needs: Sequence[Needed], goal: Goal) -> str:
     """Two panels: power to show equivalence when there is no difference, and to show one as large as the margin."""
-    figure = sheet.figure(PAGE_WIDTH_IN, 3.4)
-    equal, different = figure.subplots(1, 2, sharey=True)
+    drawn = sheet.figure(PAGE_WIDTH_IN, 3.4)
+    equal, different = drawn.subplots(1, 2, sharey=True)
     widest = max((need.proposed or MOST_SHOWN for need in needs), default=MOST_SHOWN)
     last = min(MOST_SHOWN, max(8, round(1.4 * widest)))
     blocks = sorted({round(number) for number in np.geomspace(2, last, num=POWER_POINTS)})
@@ -58,4 +56,4 @@ def power_plot(sheet: Sheet, needs: Sequence[Needed], goal: Goal) -> str:
     equal.set_ylabel("power")
     equal.legend(loc="lower right", labelcolor=INK)
     names = ", ".join(f"{need.components.condition}: {need.proposed or 'more than can be had'}" for need in needs)
-    return sheet.render(figure, name="power", label=f"Power against blocks. Blocks proposed: {names}.")
+    return sheet.render(drawn, name="power", label=f"Power against blocks. Blocks proposed: {names}.")
