@@ -308,7 +308,7 @@ def asked_in_words(comparison: Comparison) -> str:
         return f"time in flight (B) holds the steps, so it cannot confirm them ({seen_in_words(comparison.b)})"
     if asked is None or comparison.is_predicted:
         return ""
-    name, seen = BASIS_NAMES[asked.bases[1]], seen_in_words(asked.b)
+    name, seen = BASIS_NAMES[asked.bases[1]], seen_in_words(asked.asked)
     if agreement is Agreement.AGREE:
         return "both channels agree" if asked.bases == ("a", "b") else f"{name} agrees ({seen})"
     if asked.least_noticed is None:

@@ -176,23 +176,19 @@ class Comparison:
 
 def why_apart(compared: Comparison) -> str:
     """Why a comparison has no answer, in words: what its channels say; empty where it may have one."""
-    if not compared.agreement.is_missing or (asked := compared.asked) is None:
+    if not compared.agreement.is_missing or (pair := compared.asked) is None:
         return ""
-    names = [BASIS_NAMES[basis] for basis in asked.bases]
+    names = [BASIS_NAMES[basis] for basis in pair.bases]
     return (
-        f"{names[0]} gives a cost ratio of {asked.a.ratio:.4f} and {names[1]} {asked.b.ratio:.4f}; the baseline's own "
-        f"lie {abs(asked.residual_share):.4f} of the latter apart"
+        f"{names[0]} gives a cost ratio of {pair.answers.ratio:.4f} and {names[1]} {pair.asked.ratio:.4f}; the "
+        f"baseline's own lie {abs(pair.residual_share):.4f} of the latter apart"
     )
 
 
 def _with_interval(pair: Channels, basis: Basis, interval: Interval | None) -> Channels:
-    seen = {name: getattr(pair, name) for name in ("a", "b")}
-    changed = {
-        name: each._replace(interval=interval)
-        for (name, each), letter in zip(seen.items(), pair.bases, strict=True)
-        if letter == basis
-    }
-    return replace(pair, **changed)
+    if pair.bases[0] == basis:
+        return replace(pair, answers=pair.answers._replace(interval=interval))
+    return replace(pair, asked=pair.asked._replace(interval=interval)) if pair.bases[1] == basis else pair
 
 
 def block_of(run: RunFigures) -> tuple[int, str]:
@@ -258,8 +254,8 @@ def _channels(
     base = [tuple(run.cost_ns(basis) or 0 for basis in bases) for run in sides[1]]
     one_ns, other_ns = map(sum, zip(*base, strict=True))
     return Channels(
-        a=RatioWithInterval(one.ratio, one.interval),
-        b=RatioWithInterval(other.ratio, other.interval),
+        answers=RatioWithInterval(one.ratio, one.interval),
+        asked=RatioWithInterval(other.ratio, other.interval),
         gap=gap,
         noticed=None if gap is None or estimate is None else least_noticed(gap, estimate),
         residuals=None if of_base is None or of_own is None else (of_base, of_own),

@@ -69,37 +69,40 @@ class RatioWithInterval(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """Two channels of one comparison: the one that answers (``a``), and the one that is asked about it (``b``).
+    """Two channels of one comparison. Intervals are None where so few blocks have none."""
 
-    bases: their letters. gap: of ratio of a / ratio of b; 1: they say the same. noticed: the least contradiction, as a
-    log ratio, that such blocks show with NOTICED_SHARE of certainty. residuals: of ln(b / a) of the baseline, then of
-    the condition. These are None where so few blocks have no interval; is_few: below three blocks. residual_share: r/b
-    of the baseline. tau: the paper's tolerance.
-    """
-
-    a: RatioWithInterval
-    b: RatioWithInterval
+    answers: RatioWithInterval
+    """The channel that answers; below "A"."""
+    asked: RatioWithInterval
+    """The channel that is asked about it; below "B"."""
     gap: Interval | None
+    """Of the ratio of ``answers`` over that of ``asked``; 1: they say the same."""
     noticed: float | None
+    """The least contradiction, as a log ratio, that such blocks show with NOTICED_SHARE of certainty."""
     residuals: tuple[Interval, Interval] | None
+    """Of ln(B / A) of the baseline, then of the condition."""
     residual_share: float
+    """r / B of the baseline."""
     tau: float
+    """The paper's tolerance."""
     bases: tuple[Basis, Basis] = ("a", "b")
+    """Their letters."""
     is_few: bool = False
+    """Whether there are fewer than three blocks."""
 
     @property
     def difference(self) -> float:
-        return abs(self.a.ratio - self.b.ratio)
+        return abs(self.answers.ratio - self.asked.ratio)
 
     @property
     def tolerance(self) -> float:
         """By how much the ratios may differ: half of the change on A, from LEAST_TOLERANCE to DEFAULT_TAU."""
-        return min(DEFAULT_TAU, max(LEAST_TOLERANCE, abs(self.a.ratio - 1) / 2))
+        return min(DEFAULT_TAU, max(LEAST_TOLERANCE, abs(self.answers.ratio - 1) / 2))
 
     @property
     def are_opposed(self) -> bool:
         """Whether A shows one direction and B the other."""
-        sides = [_side(seen.interval) for seen in (self.a, self.b)]
+        sides = [_side(seen.interval) for seen in (self.answers, self.asked)]
         return sides[0] * sides[1] < 0
 
     @property
@@ -117,7 +120,7 @@ class Channels:
     @property
     def is_silent(self) -> bool:
         """Whether B would not have noticed a contradiction as large as A's effect."""
-        return self.noticed is None or self.noticed > abs(math.log(self.a.ratio))
+        return self.noticed is None or self.noticed > abs(math.log(self.answers.ratio))
 
     @property
     def is_unexplained(self) -> bool:
@@ -144,7 +147,7 @@ class Channels:
         if self.differ:
             return Agreement.DIFFER
         gap = self.gap
-        if gap is not None and max(abs(gap.low - 1), abs(gap.high - 1)) * self.b.ratio <= self.tolerance:
+        if gap is not None and max(abs(gap.low - 1), abs(gap.high - 1)) * self.asked.ratio <= self.tolerance:
             return Agreement.AGREE
         return Agreement.SILENT if self.is_silent else Agreement.NO_CONFLICT
 

@@ -191,10 +191,11 @@ def _not_said(comparison: Comparison, this: str, other: str, given_costs: str) -
     channels = comparison.asked
     assert channels is not None, "an answer is withheld for what both channels say"
     (name, letter), (other_name, other_letter) = ((BASIS_NAMES[basis], basis.upper()) for basis in channels.bases)
-    pair = ((letter, channels.a), (other_letter, channels.b))
+    pair = ((letter, channels.answers), (other_letter, channels.asked))
     within = "; ".join(f"{one}: {interval_in_words(seen.interval)}" for one, seen in pair if seen.interval is not None)
     within += ". " if within else ""
-    figures = (f"{one} {change_alone(seen.ratio)}" for one, seen in ((name, channels.a), (other_name, channels.b)))
+    named = ((name, channels.answers), (other_name, channels.asked))
+    figures = (f"{one} {change_alone(seen.ratio)}" for one, seen in named)
     lead = "Withheld" if comparison.agreement is Agreement.DIFFER else "Cannot tell"
     said = f"{lead}: {this} against {other}: {', '.join(figures)}."
     if comparison.agreement is Agreement.DIFFER:

@@ -145,7 +145,7 @@ def test_a_ratio_has_one_interval_under_a_stopping_rule(tmp_path: Path, looks: o
         assert ratio is not None
         assert answer.interval == ratio.interval
     assert comparison.channels is not None
-    assert (comparison.channels.a.interval, comparison.channels.b.interval) == (
+    assert (comparison.channels.answers.interval, comparison.channels.asked.interval) == (
         comparison.a and comparison.a.interval,
         comparison.b.interval,
     )
