@@ -29,7 +29,7 @@ from harness.measure.records.run import SealedRun
 from harness.measure.records.schema import values_of
 from harness.model.plan.event_queue import whole_sessions
 from harness.model.plan.model import Plan
-from harness.present.report.routing import Routing
+from harness.present.report.view import Routing
 from harness.table import Cell, Table, interval_text, table_of
 
 

@@ -43,7 +43,6 @@ from harness.present.report.plots import (
     sequence_plot,
     step_histograms,
 )
-from harness.present.report.routing import routing_of
 from harness.present.report.svg import Sheet
 from harness.present.report.terminal import for_documents, sessions_tables, share_cells
 from harness.present.report.timeline import (
@@ -54,7 +53,7 @@ from harness.present.report.timeline import (
     step_segments,
     timeline_svg,
 )
-from harness.present.report.view import LAG_P99, START_SPREAD, FigureCheck, ReportView, Results, gather
+from harness.present.report.view import LAG_P99, START_SPREAD, FigureCheck, ReportView, Results, gather, routing_of
 from harness.processes import parallel_map
 from harness.table import cell_text, interval_ends, interval_text, table_of, to_csv
 

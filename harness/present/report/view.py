@@ -6,10 +6,10 @@ No figure is copied or computed here; missing means None and is shown as a dash,
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
 import numpy as np
@@ -20,12 +20,13 @@ from harness.analysis.figures import figure_at
 from harness.analysis.speeds import Drift, drift, places_table
 from harness.analysis.summary import ConditionFigures, ExperimentSummary, summarise
 from harness.clock import utc_now
-from harness.errors import SpecError
+from harness.errors import HarnessError, SpecError
 from harness.judge.catalogue import AnalysisResult
 from harness.judge.decisions.decide import Decision
 from harness.measure.records.findings import FindingRow, finding_rows
 from harness.measure.records.manifest import Finding
 from harness.measure.records.run import SealedRun
+from harness.plugins import plugged, service
 from harness.present.report.answers import Channel, channels_of, counted_words
 from harness.present.report.facts import (
     changes,
@@ -330,3 +331,31 @@ def gather_findings(runs: Sequence[SealedRun], of_experiment: Sequence[Finding] 
         FindingView(code, severity, tuple(cases), hint, rows[code].means, rows[code].see)
         for (severity, code, hint), cases in ranked
     )
+
+
+ROUTING_SERVICE = "routing of runs"
+
+
+class Routing(NamedTuple):
+    """One condition behind a router. Shares of tokens sum to 1, and are None where nothing could be reused."""
+
+    name: str
+    returns: int
+    home: float | None
+    """Share of its returning requests that came back to the replica of the turn before."""
+    kept: float | None
+    lost_by_routing: float | None
+    lost_by_eviction: float | None
+    shares: tuple[float, ...]
+    """Of the requests, by replica."""
+
+
+def routing_of(runs: Iterable[SealedRun]) -> list[Routing]:
+    """By condition, over the replicates that all have; empty without replicas, or where the records do not tell."""
+    valid = [run for run in runs if run.is_valid]
+    if not any(run.server.is_routed for run in valid) or ROUTING_SERVICE not in plugged("services"):
+        return []
+    try:
+        return service(ROUTING_SERVICE, where="report")(valid)
+    except HarnessError:
+        return []

@@ -19,7 +19,7 @@ from harness.model.engine.config import EngineConfig
 from harness.model.experiment import resolve
 from harness.model.spec import ExperimentSpec, ServerSpec, load_experiment
 from harness.present.report.page import write_report
-from harness.present.report.routing import routing_of
+from harness.present.report.view import routing_of
 from harness.runner import run_experiment
 from harness.shipped import find_shipped
 from tests.support.counted_replicas import figures_of_counted, play_replicas
@@ -87,7 +87,7 @@ def test_the_report_shows_what_routing_lost_and_each_replicas_share(tmp_path: Pa
         figures = [figures_of_sealed(run) for run in runs if run.condition == name]
         reusable = sum(each.reusable_tokens for each in figures)
         assert one.kept == sum(each.kept_tokens for each in figures) / reusable
-        assert one.kept + (one.lost_by_routing or 0) + (one.lost_by_eviction or 0) == pytest.approx(1)
+        assert (one.kept or 0) + (one.lost_by_routing or 0) + (one.lost_by_eviction or 0) == pytest.approx(1)
         assert sum(one.shares) == pytest.approx(1)
     assert (shown["rotates"].lost_by_routing or 0) > 0 == shown["keeps"].lost_by_routing
     page = write_report(runs, tmp_path / "page.html").read_text()
