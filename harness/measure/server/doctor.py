@@ -11,7 +11,7 @@ import re
 import shutil
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
@@ -25,12 +25,8 @@ from harness.measure.client.answer import NO_KERNEL_STAMP
 from harness.measure.client.host import best_nice, can_be_real_time, has_run_delay
 from harness.measure.client.receive_stamps import ANCILLARY_BYTES, enable_kernel_stamps, kernel_stamp_ns
 from harness.measure.server.process import FREE_PORT_RANGE, free_port
-from harness.measure.server.provenance import (
-    CLOCK_SOURCE,
-    clock_source,
-    output_of,
-    package_versions,
-)
+from harness.measure.server.provenance import CLOCK_SOURCE, clock_source, output_of, package_versions
+from harness.model.spec import load_toml
 from harness.processes import num_cores
 
 GIB = 1 << 30
@@ -58,131 +54,65 @@ class Check:
 
 
 def run_checks(runs: Path = Path("runs")) -> list[Check]:
-    """Checks for every backend. runs: folder of the sealed runs."""
-    return [*_of_installation(), *_of_machine(runs), *_of_replay(), *_of_programs()]
+    """Checks for every backend. runs: folder of the sealed runs. What each needs: doctor.toml."""
+    words, values = (
+        load_toml(Path(__file__).with_suffix(".toml")),
+        {
+            "python": " to ".join(f"{major}.{minor}" for major, minor in PYTHON_RANGE),
+            "clock_sources": ", ".join(GOOD_CLOCK_SOURCES),
+            "clock_source": CLOCK_SOURCE,
+            "ports": " to ".join(map(str, FREE_PORT_RANGE)),
+        },
+    )
+    return [
+        Check(name, ok, found, **{key: text.format(**values) for key, text in words[name].items()})
+        for name, ok, found in (*_of_installation(), *_of_machine(runs), *_of_replay(), *_of_programs())
+    ]
 
 
-def _of_installation() -> list[Check]:
+Seen = tuple[str, bool | None, str]
+"""The name of a check, ``ok`` and ``found``."""
+
+
+def _of_installation() -> Iterator[Seen]:
     oldest, newest = PYTHON_RANGE
     libraries = required_libraries()
     missing = sorted(set(libraries) - package_versions(libraries).keys())
-    return [
-        Check(
-            name="Python",
-            ok=oldest <= sys.version_info[:2] <= newest,
-            found=platform.python_version(),
-            need=f"{oldest[0]}.{oldest[1]} to {newest[0]}.{newest[1]}",
-            how="Run make PYTHON=/path/to/python3.12 setup",
-        ),
-        Check(
-            name="libraries",
-            ok=not missing,
-            found=f"{', '.join(missing)} absent" if missing else f"all {len(libraries)}",
-            need="the packages of requirements.lock",
-            how="Run make setup",
-        ),
-    ]
+    yield "Python", oldest <= sys.version_info[:2] <= newest, platform.python_version()
+    yield "libraries", not missing, f"{', '.join(missing)} absent" if missing else f"all {len(libraries)}"
 
 
-def _of_machine(runs: Path) -> list[Check]:
+def _of_machine(runs: Path) -> Iterator[Seen]:
     cores, total_bytes = num_cores(), psutil.virtual_memory().total
-    return [
-        Check(
-            name="processor cores",
-            ok=cores >= 2,
-            found=str(cores),
-            need="2: one for the server, one for the replay",
-            how="Use a machine or container with 2 cores; on one, lateness breaks the limits of a run",
-        ),
-        Check(
-            name="memory",
-            ok=total_bytes >= 2 * GIB * 0.95,
-            found=f"{total_bytes / GIB:.1f} GiB",
-            need="2 GiB for the emulator",
-            how="Use a machine with more memory",
-        ),
-        check_disk(runs),
-    ]
+    yield "processor cores", cores >= 2, str(cores)
+    yield "memory", total_bytes >= 2 * GIB * 0.95, f"{total_bytes / GIB:.1f} GiB"
+    # At the folder, or at its nearest parent that exists.
+    folder = next(parent for parent in (runs.absolute(), *runs.absolute().parents) if parent.is_dir())
+    free_bytes, is_writable = shutil.disk_usage(folder).free, os.access(folder, os.W_OK)
+    found = f"{free_bytes / GIB:.1f} GiB free at {folder}" + ("" if is_writable else ", not writable")
+    yield "disk for runs", is_writable and free_bytes >= GIB, found
 
 
-def _of_replay() -> list[Check]:
+def _of_replay() -> Iterator[Seen]:
     """What sends on time and knows when a chunk came."""
     timer_problem, source = _problem(lambda: DeadlineTimer().close()), clock_source()
+    yield "timerfd", not timer_problem, timer_problem or "works"
     has_stamps, is_run_delay_known = kernel_stamps_arrive(), has_run_delay()
-    return [
-        Check(
-            name="timerfd",
-            ok=not timer_problem,
-            found=timer_problem or "works",
-            need="deadlines without asyncio's millisecond steps",
-            how="Use Linux",
-        ),
-        Check(
-            name="kernel receive stamps",
-            ok=has_stamps or None,
-            found="arrive" if has_stamps else "do not arrive",
-            need="a chunk's arrival apart from the client's own delay",
-            how="Use a Linux kernel with SO_TIMESTAMPNS; without it the kernel_ns column stays empty",
-        ),
-        Check(
-            name="priority of the replay",
-            ok=can_be_real_time() or None,
-            found=_priority(),
-            need="reads on time beside a busy server (client.realtime)",
-            how="Give this account a limit rtprio of 1 (ulimit -r) or nice of 35 (ulimit -e), or the container "
-            "CAP_SYS_NICE",
-        ),
-        Check(
-            name="a core for the client",
-            ok=num_cores() > 1 or None,
-            found=f"{num_cores()} usable cores",
-            need="reads on time beside a busy server (client.own_core)",
-            how="Give this account, container or task set a second core",
-        ),
-        Check(
-            name="time spent waiting for a core",
-            ok=is_run_delay_known or None,
-            found="is told" if is_run_delay_known else "is not told",
-            need="how early a chunk can have come that was read late",
-            how="Use a Linux kernel with CONFIG_SCHED_INFO; without it the bounds of late reads are wider",
-        ),
-        Check(
-            name="clock source",
-            ok=source in GOOD_CLOCK_SOURCES or None,
-            found=source or "unknown",
-            need=f"one of {', '.join(GOOD_CLOCK_SOURCES)}",
-            how=f"Write tsc to {CLOCK_SOURCE} where the machine offers it",
-        ),
-    ]
+    yield "kernel receive stamps", has_stamps or None, "arrive" if has_stamps else "do not arrive"
+    yield "priority of the replay", can_be_real_time() or None, _priority()
+    yield "a core for the client", num_cores() > 1 or None, f"{num_cores()} usable cores"
+    told = "is told" if is_run_delay_known else "is not told"
+    yield "time spent waiting for a core", is_run_delay_known or None, told
+    yield "clock source", source in GOOD_CLOCK_SOURCES or None, source or "unknown"
 
 
-def _of_programs() -> list[Check]:
+def _of_programs() -> Iterator[Seen]:
     """What servers and records need beside the harness."""
     port_problem, git = _problem(free_port), first_line_of("git", "--version")
     compiler = next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
-    return [
-        Check(
-            name="port on 127.0.0.1",
-            ok=not port_problem,
-            found=port_problem or "free",
-            need=f"a free port from {FREE_PORT_RANGE[0]} to {FREE_PORT_RANGE[1]}",
-            how="Close servers that are not needed",
-        ),
-        Check(
-            name="git",
-            ok=bool(git) or None,
-            found=git or "absent",
-            need="the commit in every run's provenance",
-            how="Run sudo apt install git",
-        ),
-        Check(
-            name="C compiler",
-            ok=bool(compiler) or None,
-            found=compiler or "absent",
-            need="the real vLLM stack compiles kernels at run time; the emulator does not",
-            how="Run sudo apt install build-essential",
-        ),
-    ]
+    yield "port on 127.0.0.1", not port_problem, port_problem or "free"
+    yield "git", bool(git) or None, git or "absent"
+    yield "C compiler", bool(compiler) or None, compiler or "absent"
 
 
 def _priority() -> str:
@@ -205,20 +135,6 @@ def required_libraries() -> list[str]:
     except metadata.PackageNotFoundError:
         return [HARNESS]
     return [re.split(r"[^\w.-]", requirement)[0] for requirement in requirements if ";" not in requirement]
-
-
-def check_disk(runs: Path) -> Check:
-    """Free space and write access at the folder of runs, or at its nearest parent that exists."""
-    folder = next(parent for parent in (runs.absolute(), *runs.absolute().parents) if parent.is_dir())
-    free_bytes = shutil.disk_usage(folder).free
-    is_writable = os.access(folder, os.W_OK)
-    return Check(
-        name="disk for runs",
-        ok=is_writable and free_bytes >= GIB,
-        found=f"{free_bytes / GIB:.1f} GiB free at {folder}" + ("" if is_writable else ", not writable"),
-        need="1 GiB, writable",
-        how="Choose another folder with --runs, or free some space",
-    )
 
 
 def _problem(attempt: Callable[[], object]) -> str:

@@ -11,9 +11,13 @@ from harness.measure.server import doctor
 from harness.measure.server.doctor import Check, run_checks
 
 
+def checks_at(runs: Path) -> dict[str, Check]:
+    return {check.name: check for check in run_checks(runs)}
+
+
 @pytest.fixture
 def checks(tmp_path: Path) -> dict[str, Check]:
-    return {check.name: check for check in run_checks(tmp_path / "runs")}
+    return checks_at(tmp_path / "runs")
 
 
 def test_every_line_says_what_was_found_what_is_needed_and_what_to_do(checks: dict[str, Check]) -> None:
@@ -32,7 +36,7 @@ def test_this_machine_which_runs_the_tests_can_run_the_emulator(checks: dict[str
 
 
 def test_looking_makes_no_folder(tmp_path: Path) -> None:
-    check = doctor.check_disk(tmp_path / "runs" / "deep")
+    check = checks_at(tmp_path / "runs" / "deep")["disk for runs"]
     assert check.ok
     assert f"at {tmp_path}" in check.found
     assert list(tmp_path.iterdir()) == []
@@ -41,7 +45,7 @@ def test_looking_makes_no_folder(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_folder_without_write_access_is_not_good_enough(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
-    check = doctor.check_disk(tmp_path / "runs")
+    check = checks_at(tmp_path / "runs")["disk for runs"]
     assert check.ok is False
     assert "not writable" in check.found
 
