@@ -95,154 +95,118 @@ def _load(place: str) -> Any:
 
 
 class Commands(Mapping[str, Any]):
-    """The commands of a group by name, then those that plug-ins add to it; each is loaded when it is looked up.
+    """The commands of a group by name, ours and then those of plug-ins; each is loaded when it is looked up.
 
-    words: those of the group itself, "" at the root. headings: of some commands, for help.
+    words: those of the group itself, "" at the root.
     """
 
-    def __init__(self, words: str, commands: Mapping[str, Any], headings: Mapping[str, str] | None = None) -> None:
+    def __init__(self, words: str) -> None:
         self._words = words
-        self._commands = dict(commands)
-        self._headings = headings or {}
+        self._commands = _below(words, COMMANDS, GROUPS)
+
+    def _all(self) -> dict[str, Any]:
+        return {**_below(self._words, plugged("commands"), plugged("groups")), **self._commands}
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._commands:
-            self._commands[name] = _plugged_below(self._words)[name]
+            self._commands[name] = self._all()[name]
         if isinstance(command := self._commands[name], str):
             command = self._commands[name] = _load(command if "." in command else f"harness.cli.{command}")
-        command.name, command.rich_help_panel = name, self._headings.get(name, "More" if not self._words else None)
-        command.hidden = f"{self._words} {name}".strip() in NOT_FIRST
+        command.name, path = name, f"{self._words} {name}".strip()
+        command.rich_help_panel = None if self._words else HEADING_OF.get(name, "More")
+        command.hidden = path in NOT_FIRST
         return command
 
     def __iter__(self) -> Iterator[str]:
-        yield from dict.fromkeys([*self._commands, *_plugged_below(self._words)])
+        yield from dict.fromkeys([*self._commands, *self._all()])
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
 
-def _group(words: str, meaning: str, commands: Mapping[str, Any]) -> Group:
-    """A group of commands: each name with "module:function" of ``harness.cli``, or with a group below this one."""
+def _below(words: str, commands: Mapping[str, str], groups: Mapping[str, str]) -> dict[str, Any]:
+    """What stands directly below a group: the places of commands, and groups with what they mean."""
+    above = f"{words} " if words else ""
+    found: dict[str, Any] = {}
+    for path, place in commands.items():
+        name, _, deeper = path.removeprefix(above).partition(" ")
+        if path.startswith(above) and name not in found:
+            found[name] = _group(above + name, groups.get(above + name, "")) if deeper else place
+    return found
+
+
+def _group(words: str, meaning: str) -> Group:
     return Group(
         help=meaning,
         short_help=meaning.partition("\n\n")[0],
-        commands=Commands(words, commands),  # pyright: ignore[reportArgumentType]  # only read
+        commands=Commands(words),  # pyright: ignore[reportArgumentType]  # only read
         no_args_is_help=True,
         rich_markup_mode="markdown",
     )
 
 
-def _plugged_below(words: str) -> dict[str, Any]:
-    """What plug-ins add to a group: the places of commands, and groups that are new with them."""
-    above = f"{words} " if words else ""
-    added: dict[str, Any] = {}
-    for path, place in plugged("commands").items():
-        name, _, deeper = path.removeprefix(above).partition(" ")
-        if path.startswith(above) and name not in added:
-            group = above + name
-            added[name] = _group(group, plugged("groups").get(group, ""), {}) if deeper else place
-    return added
-
-
-GROUPS = {
-    "plan": _group(
-        "plan",
-        "Inputs of an experiment: session plans and tool waits.\n\nExample: `harness plan build demo -o plans/demo`",
-        {
-            "build": "inputs:plan_build",
-            "show": "inputs:plan_show",
-            "waits": _group(
-                "plan waits",
-                "Distributions of tool waits.\n\nExample: `harness plan waits show tracelab-v0.0.2`",
-                {"show": "inputs:waits_show"},
-            ),
-        },
-    ),
-    "trace": _group(
-        "trace",
-        "Recorded agents in, runs out.\n\nExample: `harness trace show coding-agent`",
-        {
-            "import": "inputs:trace_import",
-            "formats": "inputs:trace_formats",
-            "show": "inputs:trace_show",
-            "export": "inputs:trace_export",
-        },
-    ),
-    "predict": _group(
-        "predict",
-        "What to expect before a run: noise, costs.\n\nExample: `harness predict noise demo --runs runs/today`",
-        {
-            "noise": "power:noise",
-        },
-    ),
-    "prereg": _group(
-        "prereg",
-        "Criteria fixed before a run, applied after it.\n\nExample: `harness prereg check slots.zip`",
-        {
-            "freeze": "prereg:freeze",
-            "publish": "prereg:publish",
-            "check": "prereg:check",
-        },
-    ),
-    "records": _group(
-        "records",
-        "Sealed runs as files: rebuild, export.\n\nExample: `harness records derive demo --runs runs/today`",
-        {"derive": "records:derive", "export": "records:export"},
-    ),
-    "server": _group(
-        "server",
-        "Servers to measure: emulator, NPUs, patch, calibration.\n\n"
-        "Not listed: `harness server twin`.\n\nExample: `harness server devices`",
-        {
-            "emulator": "server:emulator",
-            "compile": "server:compile_model",
-            "patch": _group(
-                "server patch",
-                "The observation patch of vllm-rbln.\n\nExample: `harness server patch status --twin`",
-                {
-                    "status": "server:patch_status",
-                    "verify": "server:patch_verify",
-                    "apply": "server:patch_apply",
-                    "check": "server:patch_check",
-                },
-            ),
-            "devices": "server:devices",
-            "calibrate": "calibrate:calibrate",
-        },
-    ),
-    "fleet": _group(
-        "fleet",
-        "Several devices, hosts or replicas at once.\n\nExample: `harness fleet status demo --runs runs/today`",
-        {"status": "watch:fleet_status"},
-    ),
+# What `harness --help` shows, heading by heading; groups stand below "More".
+HEADINGS = {
+    "Before a run": ("init", "doctor", "explain", "simulate", "power"),
+    "Run": ("run", "tune", "sweep", "watch"),
+    "After a run": ("report", "table", "compare", "gate", "decide", "open", "runs", "query", "verify"),
 }
-# What `harness --help` shows, heading by heading.
-HEADINGS: dict[str, dict[str, Any]] = {
-    "Before a run": {
-        "init": "init:init",
-        "doctor": "doctor:doctor",
-        "explain": "explain:explain",
-        "simulate": "predict:simulate",
-        "power": "power:power",
-    },
-    "Run": {
-        "run": "run:run",
-        "tune": "tune:tune",
-        "sweep": "run:sweep",
-        "watch": "watch:watch",
-    },
-    "After a run": {
-        "report": "results:report",
-        "table": "results:table",
-        "compare": "compare:compare",
-        "gate": "compare:gate",
-        "decide": "prereg:decide",
-        "open": "records:open_archive",
-        "runs": "records:list_runs",
-        "query": "records:query",
-        "verify": "records:verify",
-    },
-    "More": {**GROUPS},
+HEADING_OF = {name: heading for heading, names in HEADINGS.items() for name in names}
+COMMANDS = {
+    "init": "init:init",
+    "doctor": "doctor:doctor",
+    "explain": "explain:explain",
+    "simulate": "predict:simulate",
+    "power": "power:power",
+    "run": "run:run",
+    "tune": "tune:tune",
+    "sweep": "run:sweep",
+    "watch": "watch:watch",
+    "report": "results:report",
+    "table": "results:table",
+    "compare": "compare:compare",
+    "gate": "compare:gate",
+    "decide": "prereg:decide",
+    "open": "records:open_archive",
+    "runs": "records:list_runs",
+    "query": "records:query",
+    "verify": "records:verify",
+    "plan build": "inputs:plan_build",
+    "plan show": "inputs:plan_show",
+    "plan waits show": "inputs:waits_show",
+    "trace import": "inputs:trace_import",
+    "trace formats": "inputs:trace_formats",
+    "trace show": "inputs:trace_show",
+    "trace export": "inputs:trace_export",
+    "predict noise": "power:noise",
+    "prereg freeze": "prereg:freeze",
+    "prereg publish": "prereg:publish",
+    "prereg check": "prereg:check",
+    "records derive": "records:derive",
+    "records export": "records:export",
+    "server emulator": "server:emulator",
+    "server compile": "server:compile_model",
+    "server patch status": "server:patch_status",
+    "server patch verify": "server:patch_verify",
+    "server patch apply": "server:patch_apply",
+    "server patch check": "server:patch_check",
+    "server devices": "server:devices",
+    "server calibrate": "calibrate:calibrate",
+    "fleet status": "watch:fleet_status",
+}
+"""Each command with "module:function" of ``harness.cli``."""
+GROUPS = {
+    "plan": "Inputs of an experiment: session plans and tool waits.\n\n"
+    "Example: `harness plan build demo -o plans/demo`",
+    "plan waits": "Distributions of tool waits.\n\nExample: `harness plan waits show tracelab-v0.0.2`",
+    "trace": "Recorded agents in, runs out.\n\nExample: `harness trace show coding-agent`",
+    "predict": "What to expect before a run: noise, costs.\n\nExample: `harness predict noise demo --runs runs/today`",
+    "prereg": "Criteria fixed before a run, applied after it.\n\nExample: `harness prereg check slots.zip`",
+    "records": "Sealed runs as files: rebuild, export.\n\nExample: `harness records derive demo --runs runs/today`",
+    "server": "Servers to measure: emulator, NPUs, patch, calibration.\n\n"
+    "Not listed: `harness server twin`.\n\nExample: `harness server devices`",
+    "server patch": "The observation patch of vllm-rbln.\n\nExample: `harness server patch status --twin`",
+    "fleet": "Several devices, hosts or replicas at once.\n\nExample: `harness fleet status demo --runs runs/today`",
 }
 # Words that a newcomer tries.
 FIRST_WORDS = {"demo": ["run", "demo"], "list": ["runs"], "help": ["--help"], "version": ["--version"]}
@@ -268,9 +232,7 @@ class Root(Group):
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
-        headings = {name: heading for heading, shown in HEADINGS.items() for name in shown}
-        everyday = {name: place for shown in HEADINGS.values() for name, place in shown.items()}
-        self.commands = Commands("", everyday, headings)  # pyright: ignore[reportAttributeAccessIssue]  # only read
+        self.commands = Commands("")  # pyright: ignore[reportAttributeAccessIssue]  # only read
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, [*FIRST_WORDS.get(args[0], args[:1]), *args[1:]] if args else args)
