@@ -43,7 +43,9 @@ _TOO_LARGE = ("Out of Memory", "maximum total string size")
 _memory_lock = threading.RLock()
 # What each run has files of.
 RUN_TABLES = (*schema.TABLES, "scrapes")
-VIEWS = ("runs", *RUN_TABLES, "latencies", "sessions")
+COMPUTED = ("latencies", "sessions")
+"""Views of other tables, each by the statement in its .sql file."""
+VIEWS = ("runs", *RUN_TABLES, *COMPUTED)
 QUERY_HINT = f'Tables: {" ".join(VIEWS)}, each also as valid_...; see "describe requests" or `harness explain tables`'
 # The suffix that the engine adds to a response id in its log (docs/reference/stack.md, "Request ids").
 ENGINE_SUFFIX = r"(-\d+)?(-[0-9a-f]{8})?$|(_\d+)?-[0-9a-f]{8}$"
@@ -245,7 +247,10 @@ def _create_views(connection: duckdb.DuckDBPyConnection, runs: list[SealedRun]) 
     _create_table(connection, "runs", rows)
     _create_parts(connection, runs)
     for name in VIEWS:
-        source = {"latencies": _LATENCIES, "sessions": _SESSIONS}.get(name, f"select * from internal.{name}")
+        source = f"select * from internal.{name}"
+        if name in COMPUTED:
+            source = Path(__file__).with_name(f"{name}.sql").read_text(encoding="utf-8")
+            source = source.replace("$ENGINE_SUFFIX", ENGINE_SUFFIX)
         connection.execute(f"create view {name} as {source}")
         connection.execute(f"create view valid_{name} as select * from {name} where is_valid")
 
@@ -285,77 +290,6 @@ def _run_row(run: SealedRun) -> dict[str, object]:
     }
     row = {name: computed[name] if name in computed else getattr(manifest, name) for name in schema.RUNS.names}
     return {name: json.dumps(value) if isinstance(value, (dict, list)) else value for name, value in row.items()}
-
-
-_LATENCIES = f"""
-with first_tokens as (
-    select experiment, condition, replicate, session, request, min(at_ns) as first_ns, max(at_ns) as last_ns,
-        arg_min(coalesce(earliest_ns, at_ns), row(at_ns, chunk)) as first_earliest_ns,
-        arg_max(coalesce(earliest_ns, at_ns), row(at_ns, chunk)) as last_earliest_ns
-    from (select *, coalesce(kernel_ns, received_ns) as at_ns from chunks) where num_tokens > 0 group by all
-), admissions as (
-    select experiment, condition, replicate, regexp_replace(request_id, '{ENGINE_SUFFIX}', '') as response_id,
-        min(log_ns) as admitted_ns
-    from kv_events where kind = 'alloc' group by all
-)
-select r.experiment, r.condition, r.replicate, r.is_valid, r.session, r.request,
-    case when r.cached_tokens > 0 then 'reused' when r.request = 0 then 'first'
-        when r.cached_tokens is null then 'unknown' else 'recomputed' end as prefix,
-    case when a.admitted_ns is not null then greatest(a.admitted_ns - r.sent_ns, 0) end as queue_ns,
-    case when is_streamed then t.first_ns - r.sent_ns end as ttft_ns,
-    case when is_streamed and r.completion_tokens > 1
-        then (t.last_ns - t.first_ns)::double / (r.completion_tokens - 1) end as tpot_ns,
-    case when is_streamed and t.first_earliest_ns < t.first_ns then t.first_earliest_ns - r.sent_ns
-        end as ttft_at_least_ns,
-    case when is_streamed and r.completion_tokens > 1 and t.last_earliest_ns < t.last_ns
-        then greatest(t.last_earliest_ns - t.first_ns, 0)::double / (r.completion_tokens - 1) end as tpot_at_least_ns,
-    case when is_streamed and r.completion_tokens > 1 and t.first_earliest_ns < t.first_ns
-        then (t.last_ns - t.first_earliest_ns)::double / (r.completion_tokens - 1) end as tpot_at_most_ns,
-    r.done_ns - r.sent_ns as e2e_ns, r.prompt_tokens, r.cached_tokens, r.completion_tokens
-from requests r
-join (select experiment, condition, replicate,
-        coalesce(json_extract(requested, '$.client.stream')::boolean, true) as is_streamed from runs) s
-    using (experiment, condition, replicate)
-left join first_tokens t using (experiment, condition, replicate, session, request)
-left join admissions a using (experiment, condition, replicate, response_id)
-where r.status = 'ok'
-"""
-
-
-_SESSIONS = """
-with parts as (
-    select experiment, condition, replicate, unnest(range(len(parts))) as session, unnest(parts) as part
-    from (select *, parts_of(place) as parts from internal.plans)
-), last_tokens as (
-    select experiment, condition, replicate, session, request, max(coalesce(kernel_ns, received_ns)) as token_ns
-    from chunks where num_tokens > 0 group by all
-), timed as (
-    select r.*, part.whole, part.is_whole, coalesce(sent_ns, due_ns) as left_ns, coalesce(done_ns, due_ns) as ended_ns,
-        case when is_streamed then token_ns end as token_ns
-    from requests r
-    join parts using (experiment, condition, replicate, session)
-    join (select experiment, condition, replicate,
-            coalesce(json_extract(requested, '$.client.stream')::boolean, true) as is_streamed from runs) s
-        using (experiment, condition, replicate)
-    left join last_tokens t using (experiment, condition, replicate, session, request)
-), in_order as (
-    select *, max(ended_ns) over (partition by experiment, condition, replicate, whole order by due_ns
-        rows between unbounded preceding and 1 preceding) as before_ns from timed
-), whole as (
-    select experiment, condition, replicate, is_valid, whole as session, count(*) as num_requests,
-        min(due_ns) as due_ns, min(left_ns) as first_ns, max(ended_ns) as done_ns,
-        arg_max(coalesce(token_ns, ended_ns), row(ended_ns, session, request)) as token_ns,
-        coalesce(sum(greatest(due_ns - before_ns, 0)), 0)::bigint as wait_ns,
-        case when bool_or(status not in ('ok', 'aborted')) then 'failed'
-            when arg_max(status, row(ended_ns, session, request)) = 'aborted' then 'left'
-            else 'finished' end as outcome,
-        bool_and(is_whole) as is_whole
-    from in_order group by experiment, condition, replicate, is_valid, whole
-)
-select experiment, condition, replicate, is_valid, session::integer as session, num_requests, due_ns, first_ns, last_ns,
-    wait_ns, case when outcome = 'finished' then last_ns - first_ns - wait_ns end as own_ns, outcome, is_whole
-from (select *, case when outcome = 'finished' then token_ns else done_ns end as last_ns from whole)
-"""
 
 
 def _empty_table(name: str) -> pa.Table:
