@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -34,6 +34,13 @@ PLACES = {
     "router": "[server.router]",
     "excluded": "[[excluded]]",
 }
+FILES = {
+    "rule": "file of a decision rule",
+    "costs": "file of costs",
+    "space": "file of a search",
+    "compile": "file of harness server compile",
+}
+"""Files beside experiments, each with its tables: topics begin with the name of the file."""
 LENGTHS = ("fixed", "uniform", "lognormal")
 OF_WAITS = "waits."
 """What the topics of distributions of waits begin with: a length has some of the same names."""
@@ -43,8 +50,9 @@ def explain(
     topic: Annotated[
         str,
         typer.Argument(
-            help="`experiment`, a table or key of it (`server.kv_slots`), `distributions`, `waits`; `tables`: columns "
-            "of runs; a finding (`clock-moved`), or `findings`; a word of reports (`re-arrival`), or `glossary`."
+            help="`experiment`, a table or key of it (`server.kv_slots`), `distributions`; other files: `waits`, "
+            "`rule`, `costs`, `space`, `compile`; `tables`: columns of runs; a finding (`clock-moved`), or "
+            "`findings`; a word of reports (`re-arrival`), or `glossary`."
         ),
     ] = "experiment",
     output: Annotated[
@@ -70,6 +78,10 @@ def explain(
         _explain_words(topic, output)
     elif topic == "distributions":
         _explain_distributions(models)
+    elif topic in FILES:
+        for name in models:
+            if name.partition(".")[0] == topic:
+                _explain_model(name, models[name])
     elif topic in models:
         _explain_model(topic, models[topic])
         _explain_more(topic)
@@ -109,7 +121,7 @@ def _models() -> dict[str, type[BaseModel]]:
         *(waits.ConstantWait, waits.NoWait, waits.LognormalWait, waits.ExponentialWait, waits.EmpiricalWait),
         waits.MixtureWait,
     )
-    return {
+    models: dict[str, type[BaseModel]] = {
         "experiment": spec.ExperimentSpec,
         "workload": spec.WorkloadSpec,
         "request": spec.RequestSpec,
@@ -136,17 +148,53 @@ def _models() -> dict[str, type[BaseModel]]:
             f"{OF_WAITS}{model.model_json_schema()['properties']['distribution']['const']}": model for model in of_waits
         },
     }
+    for name, model in _files():
+        models |= dict(_with_tables(name, model, {*models.values()}))
+    return models
+
+
+def _files() -> Iterator[tuple[str, type[BaseModel]]]:
+    """The specification of each kind of file of FILES; a search only where its plug-in is."""
+    from harness.model.engine.cost import CostFile
+    from harness.model.spec.rules import RULE_KINDS
+    from harness.plugins import plugged, service
+    from harness.stacks.rbln.launch.compile import CompileSpec
+
+    yield from ((f"rule.{kind}", model) for kind, model in RULE_KINDS.items())
+    yield "costs", CostFile
+    if "search space" in plugged("services"):
+        yield "space", service("search space", where="explain")
+    yield "compile", CompileSpec
+
+
+def _with_tables(
+    name: str, model: type[BaseModel], known: Collection[type[BaseModel]]
+) -> Iterator[tuple[str, type[BaseModel]]]:
+    """A specification and those of its tables, at any depth, that no topic has yet."""
+    from pydantic import BaseModel
+
+    yield name, model
+    for key, field in model.model_fields.items():
+        for part in (field.annotation, *get_args(field.annotation)):
+            if isinstance(part, type) and issubclass(part, BaseModel) and part not in known:
+                yield from _with_tables(f"{name}.{key}", part, known)
 
 
 def _tables_with(topic: str, models: Mapping[str, type[BaseModel]]) -> list[str]:
     """The tables that hold the key of TABLE.KEY, as errors name it, or of KEY alone."""
     *_, table, key = "", *topic.split(".")
     having = (name for name, model in models.items() if key in model.model_fields)
-    return [name for name in having if not table or name == table or (table == "waits" and name.startswith(OF_WAITS))]
+    is_file = table in FILES or table == "waits"
+    return [
+        name
+        for name in having
+        if not table or f".{name}".endswith(f".{table}") or (is_file and name.startswith(f"{table}."))
+    ]
 
 
 def _topics() -> list[str]:
-    return [name for name in _models() if name not in LENGTHS and not name.startswith(OF_WAITS)] + [
+    return [name for name in _models() if name not in LENGTHS and "." not in name and name not in FILES] + [
+        *FILES,
         "distributions",
         "tables",
         "findings",
@@ -158,8 +206,11 @@ def _explain_model(topic: str, model: type[BaseModel], only: str = "") -> None:
     from harness.model.spec.server import key_in_words
 
     about = " ".join((model.__doc__ or "").split())
-    is_wait = topic.startswith(OF_WAITS)
-    place = f'[waits] distribution = "{topic.removeprefix(OF_WAITS)}"' if is_wait else f"[{topic}]"
+    file, _, table = topic.partition(".")
+    places = {"waits": f'[waits] distribution = "{table}"', "rule": f'{FILES["rule"]}, kind = "{table}"'}
+    place = f"[{topic}]"
+    if file in (*FILES, "waits"):
+        place = places.get(file) or f"{FILES[file]}, {f'[{table}]' if table else 'its top'}"
     print_folded(f"{PLACES.get(topic, place)}  {about}\n")
     document = model.model_json_schema()
     for name, key in document["properties"].items():
@@ -178,9 +229,11 @@ def _default(model: type[BaseModel], name: str) -> str:
     value = model.model_fields[name].get_default(call_default_factory=True)
     if name in _models() and name != "waits":
         return f"see harness explain {name}"
+    if (own := next((topic for topic, table in _models().items() if type(value) is table), None)) is not None:
+        return f"see harness explain {own}"
     if value is None:
         return "(not set)"
-    return json.dumps(value, default=lambda part: part.model_dump() if hasattr(part, "model_dump") else str(part))
+    return json.dumps(value, default=lambda part: part.model_dump() if hasattr(part, "model_dump") else float(part))
 
 
 def _allowed(key: Mapping[str, Any]) -> str:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.docs.pages import blocks_of, page_text
+from tests.support.checkout import ROOT
 from tests.support.command_line import harness
 
 pytestmark = pytest.mark.same_everywhere
@@ -81,6 +84,51 @@ def test_runs_that_were_not_frozen_say_how_to_get_a_decision_and_a_used_seed_nam
     refused = followed(repository, "harness prereg freeze mine.toml", expected=(2,))
     command = line_after("nothing has used:", refused).replace("FILE.toml", "mine.toml")
     assert "on confirmatory runs" in decided_from(repository, followed(repository, command))
+
+
+def test_the_decision_of_runs_that_were_never_made_says_how_they_are_made(repository: Path) -> None:
+    followed(repository, "harness init mine --backend sim")
+    commit(repository)
+    assert "harness run mine.toml --runs runs/main" in followed(
+        repository, "harness decide mine --runs runs/main", expected=(2,)
+    )
+    followed(repository, "harness prereg freeze mine.toml --commit")
+    told = followed(repository, "harness decide mine --runs runs/main", expected=(2,))
+    followed(repository, line_after("make some:", told))
+    assert "on confirmatory runs" in followed(repository, "harness decide mine --runs runs/main", expected=(0, 4))
+
+
+def commands_of(page: str, first: str) -> list[str]:
+    """The commands of the block of a page that begins with ``first``, without comments."""
+    texts = [block.text for block in blocks_of(page_text(page)) if first in block.text]
+    lines = texts[0][texts[0].index(first) :].splitlines()
+    return [re.sub(r"  +#.*", "", line.removeprefix("$ ")) for line in lines if "harness " in line]
+
+
+def test_the_way_to_a_confirmatory_verdict_of_a_shipped_experiment_is_as_its_page_says(repository: Path) -> None:
+    shutil.copytree(ROOT / "plans", repository / "plans")
+    commit(repository)
+    freeze, run, decide = commands_of("reference/experiments/README", "harness prereg freeze")
+    smaller = "--set backend=sim --set replicates=3 --set workload.num_sessions=4"
+    followed(repository, f"{freeze} {smaller}")
+    followed(repository, run)
+    assert re.search(r"(PASS|FAIL).* cost-validation", followed(repository, decide, expected=(0, 4, 5)))
+
+
+def test_the_guide_of_the_npu_leads_to_a_verdict_where_the_simulator_measures(repository: Path) -> None:
+    (text,) = [block.text for block in blocks_of(page_text("guides/npu")) if block.marks.get("file") == "ca25.toml"]
+    kept = [line for line in text.splitlines() if not re.match(r"(server\.)?(environment|artifact|devices) = ", line)]
+    (repository / "ca25.toml").write_text("\n".join(kept).replace('"rbln"', '"sim"'))
+    commit(repository)
+    answers = [
+        followed(repository, command, expected=(0, 4)) for command in commands_of("guides/npu", "harness prereg freeze")
+    ]
+    answers += [
+        followed(repository, command, expected=(0, 4))
+        for command in commands_of("guides/npu", "harness prereg publish")
+    ]
+    for answer in (answers[2], answers[-1]):
+        assert re.search(r"(PASS|FAIL) .*superiority: bucket-6 vs base", answer), answer
 
 
 def test_what_power_prints_is_an_experiment_that_a_freeze_takes(repository: Path) -> None:

@@ -6,15 +6,19 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
 from harness.analysis.summary import summarise
 from harness.measure.records.store import RunStore
+from harness.model.spec import load_toml
 from harness.runner import run_experiment
-from tests.support.command_line import harness
+from tests.support.checkout import ROOT
+from tests.support.command_line import harness, harness_here
 from tests.support.experiments import small_experiment
 
 pytestmark = pytest.mark.same_everywhere
@@ -118,6 +122,25 @@ def test_every_column_of_the_records_is_explained() -> None:
     text = harness("explain", "tables").stdout
     for word in ("response_head_ns", "clock ns", "valid_"):
         assert word in text
+
+
+@pytest.mark.parametrize(
+    ("topic", "folder"), [("rule", "rules"), ("costs", "costs"), ("space", "spaces"), ("compile", "artifacts")]
+)
+def test_every_key_of_a_shipped_file_is_explained(topic: str, folder: str) -> None:
+    explained = set(re.findall(r"^(\w+) = ", harness_here("explain", topic).stdout, re.MULTILINE))
+    written = {key for path in (ROOT / "plans" / folder).glob("*.toml") for key in keys_of(load_toml(path))}
+    assert written
+    assert written <= explained
+
+
+def keys_of(table: dict[str, Any]) -> Iterator[str]:
+    """The keys of a table and of those in it, without what a user names, and what has a topic of its own."""
+    for key, value in table.items():
+        yield key
+        if key not in ("baseline", "named", "workload", "window", "conditions", "exploratory", "calibration", "f_ms"):
+            for part in value if isinstance(value, list) else [value]:
+                yield from keys_of(part) if isinstance(part, dict) else ()
 
 
 def test_a_list_of_runs_and_the_result_of_a_run_come_in_every_form(runs: Path, tmp_path: Path) -> None:

@@ -6,5 +6,6 @@ _AT = "harness.extras.search.commands"
 PLUGIN = Plugin(
     name="search",
     summary="configurations of a search space, simulated and compared",
+    services={"search space": "harness.extras.search.space:SpaceSpec"},
     commands={"search": f"{_AT}:search", "predict ratios": f"{_AT}:ratios"},
 )

@@ -140,8 +140,11 @@ class Addressed(NamedTuple):
     runs: Path
 
 
-def store_at(runs: Path) -> RunStore:
-    """The sealed runs of a folder or an archive; a SpecError that says where others lie when it holds none."""
+def store_at(runs: Path, experiment: str = "") -> RunStore:
+    """The sealed runs of a folder or an archive; a SpecError that says where others lie when it holds none.
+
+    experiment: whose runs are looked for, to say how they are made.
+    """
     runs = runs_folder(runs)
     if next(runs.glob(f"*/*/*/{layout.MANIFEST}"), None) is None:
         below = sorted({str(path.parents[3]) for path in runs.glob(f"*/*/*/*/{layout.MANIFEST}")})
@@ -149,12 +152,19 @@ def store_at(runs: Path) -> RunStore:
         hint = (
             f"They lie in {', '.join(below[-3:])}{more}: say --runs {below[-1]}"
             if below
-            else ("Name their folder with --runs, or make some: harness run demo")
+            else f"Name their folder with --runs, or make some: {_how_to_make(experiment, runs)}"
         )
         looked = "no sealed runs in it (looked for EXPERIMENT/CONDITION/REPLICATE)"
         is_there = "is a file, not a folder of runs" if runs.is_file() else "there is no such folder"
         raise SpecError(looked if runs.is_dir() else is_there, where=str(runs), hint=hint)
     return RunStore(runs)
+
+
+def _how_to_make(experiment: str, runs: Path) -> str:
+    """The command that makes runs of an experiment: by its frozen file, where there is one here."""
+    frozen = Path("plans", "frozen", f"{experiment}.json")
+    what = f"--confirmatory {frozen}" if frozen.is_file() else f"{experiment or 'EXPERIMENT'}.toml"
+    return f"harness run {what} --runs {runs}"
 
 
 def sealed_runs(runs: Path, address: str | Path) -> list[SealedRun]:
@@ -209,7 +219,7 @@ def _recorded(sealed: list[SealedRun]) -> Addressed:
 
 
 def _by_name(runs: Path, experiment: str) -> list[SealedRun]:
-    store = store_at(runs)
+    store = store_at(runs, experiment)
     sealed = list(store.sealed(experiment))
     if not sealed:
         known = sorted({run.experiment for run in store.sealed()})

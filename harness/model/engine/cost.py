@@ -338,6 +338,8 @@ Number = Annotated[Decimal, BeforeValidator(_decimal)]
 
 
 class _Decode(Spec):
+    """A decode step of n requests in a batch of size b: f(b) + alpha + beta n, and so much for each token read."""
+
     f_ms: dict[int, Annotated[Number, Field(gt=0)]] = Field(min_length=1)
     alpha_ms: Number = Decimal(0)
     beta_ms_per_request: Number = Decimal(0)
@@ -346,6 +348,8 @@ class _Decode(Spec):
 
 
 class _Prefill(Spec):
+    """A prefill, by device calls of ``chunk_tokens``: each so long, and so much for each token and each place."""
+
     chunk_tokens: int = Field(default=PREFILL_CHUNK_TOKENS, ge=1)
     per_call_ms: Annotated[Number, Field(ge=0)]
     per_call_us_per_token: Number = Decimal(0)
@@ -383,7 +387,9 @@ class _Errors(Spec):
     degrees: int = Field(ge=1)
 
 
-class _CostFile(Spec):
+class CostFile(Spec):
+    """What device steps take: a file of costs, as `harness server calibrate` writes it."""
+
     name: str
     source: str
     artifact: str = ""
@@ -419,7 +425,7 @@ def find_cost_file(name_or_path: str | Path) -> Path:
 def load_cost_model(name_or_path: str | Path) -> CostModel:
     """The cost model in a file; raises SpecError naming the file and every key that is wrong."""
     path = find_cost_file(name_or_path)
-    file = _CostFile.from_table(
+    file = CostFile.from_table(
         load_toml(path, parse_float=_exact), where=str(path), hint="Compare with plans/costs/paper.toml"
     )
     try:
@@ -428,7 +434,7 @@ def load_cost_model(name_or_path: str | Path) -> CostModel:
         raise SpecError(str(error), where=str(path), hint="Check the units in the key names") from error
 
 
-def cost_model_from(table: _CostFile) -> CostModel:
+def cost_model_from(table: CostFile) -> CostModel:
     """A checked cost file's values as exact integers."""
     decode, prefill, chunked = table.decode, table.prefill, table.chunked_prefill
     model = CostModel(

@@ -1,6 +1,8 @@
 """The NPU guide's commands, in order, from an empty folder to a decision and its archive.
 
-The packages are the real ones, from the twin's environment; driver, device and compiler are stand-ins.
+The packages are the real ones, from the twin's environment; driver, device and compiler are stand-ins. The stand-in's
+times need not agree with its costs, so a verdict may be WITHHELD here; ``tests/cli/test_cli_next_commands.py`` demands
+one of the guide's experiment in the simulator.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Arguments, environment and log format are the same on this host, on another host and on the twin, so what is tested
 without an NPU is what runs on an NPU. Nothing is started here.
-Source: vllm 0.22.0, vllm-rbln 0.11.1.
+Source: vllm 0.22.0 to 0.30.0, vllm-rbln 0.11.1 to 0.12.0.
 """
 
 from __future__ import annotations
