@@ -103,7 +103,7 @@ class Table:
     def text_rows(self) -> list[list[str]]:
         """The cells as people read them."""
         pairs = _interval_columns(self.columns)
-        return [_row_text(row, pairs) for row in self.rows]
+        return [_told_apart(row, [cell_text(cell) for cell in row], pairs) for row in self.rows]
 
 
 def table_of(name: str, caption: str, records: Iterable[Mapping[str, Cell]], origin: str = "") -> Table:
@@ -131,10 +131,6 @@ def _interval_columns(columns: Sequence[str]) -> list[tuple[int, int]]:
         for place, low in enumerate(columns)
         if low.endswith("low") and (high := f"{low[:-3]}high") in columns
     ]
-
-
-def _row_text(row: Sequence[Cell], pairs: Iterable[tuple[int, int]]) -> list[str]:
-    return _told_apart(row, [cell_text(cell) for cell in row], pairs)
 
 
 def _told_apart(row: Sequence[Cell], texts: list[str], pairs: Iterable[tuple[int, int]]) -> list[str]:
@@ -204,14 +200,11 @@ def to_rich(table: Table, width: int, styles: Mapping[str, str] | None = None) -
         for text, style in ((title, "italic"), (caption, "dim italic"))
     ]
     gap = 1 if width < WIDE else 2
-    columns = [_Column.of(cells) for cells in zip(map(_heading, table.columns), *table.text_rows(), strict=True)]
+    headings = [name.replace("_", " ") for name in table.columns]
+    columns = [_Column.of(cells) for cells in zip(headings, *table.text_rows(), strict=True)]
     groups = _groups([column.least for column in columns], width, gap) if table.columns else ()
     drawn = [_drawn([columns[place] for place in places], width, gap, styles or {}) for places in groups]
     return Group(*around[0], *drawn, *around[1])
-
-
-def _heading(name: str) -> str:
-    return name.replace("_", " ")
 
 
 @dataclass(frozen=True, slots=True)

@@ -211,7 +211,8 @@ def perform_run(run: PlannedRun, context: RunContext, launch: Launch) -> SealedR
     written; then nothing of the run counts.
     """
     clock = ScaledClock(run.spec.time_scale)
-    own = cores_for_clients(run.spec.client.processes) if _has_own_core(run, context) else ()
+    has_own_core = run.spec.client.own_core and context.worker_slot is None
+    own = cores_for_clients(run.spec.client.processes) if has_own_core else ()
     with context.writer(run) as writer:
         before_ns = realtime_minus_monotonic_ns()
         facts = provenance.capture()
@@ -230,10 +231,6 @@ def perform_run(run: PlannedRun, context: RunContext, launch: Launch) -> SealedR
             realtime_minus_monotonic_after_ns=after_ns,
         )
         return _seal(run, context, writer, replace(measured, clock=clock_record, provenance=facts))
-
-
-def _has_own_core(run: PlannedRun, context: RunContext) -> bool:
-    return run.spec.client.own_core and context.worker_slot is None
 
 
 def _launched(run: PlannedRun, context: RunContext, launch_server: Launch, writer: RunWriter) -> LaunchPlan:

@@ -129,7 +129,8 @@ def channel_a(steps: pa.Table, requests: pa.Table, cost_model: StepCost, kv_even
         problem = rebuilt.why_not
         contexts = rebuilt.context_tokens if rebuilt.is_exact else contexts
     decode_ns, extrapolated_steps = _decode(steps, contexts, cost_model)
-    prompts = [(prompt, cached) for prompt, cached in _prompts(requests) if prompt is not None]
+    columns = values_of(requests, "prompt_tokens", "cached_tokens")
+    prompts = [(prompt, cached) for prompt, cached in columns if prompt is not None]
     is_extrapolated = getattr(cost_model, "is_prefill_extrapolated", _never)
     return ChannelA(
         decode_ns=decode_ns,
@@ -500,10 +501,6 @@ def _chunk_usage(steps: Sequence[Sequence[int]]) -> dict[str, float]:
 
 def _summed(usage: Mapping[str, float], more: Mapping[str, float]) -> dict[str, float]:
     return {name: usage.get(name, 0.0) + more.get(name, 0.0) for name in {**usage, **more}}
-
-
-def _prompts(requests: pa.Table) -> list[tuple[int | None, int]]:
-    return list(values_of(requests, "prompt_tokens", "cached_tokens"))
 
 
 def _by_response_id(requests: pa.Table) -> dict[str, tuple[int, int]]:

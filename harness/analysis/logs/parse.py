@@ -303,7 +303,8 @@ def samples_of(body: str) -> tuple[SampleNames, list[float]]:
     text = body.encode("utf-8", "replace").decode("utf-8")
     lines = [line.rpartition(" ") for line in text.split("\n") if line and not line.startswith("#")]
     heads = "\n".join(head for head, _space, _value in lines)
-    key = hashlib.sha256(f"{heads}\n{_comments(text)}".encode()).digest()
+    comments = "\n".join(line for line in text.split("\n") if line.startswith("#"))
+    key = hashlib.sha256(f"{heads}\n{comments}".encode()).digest()
     known = _known_names.get(key)
     # A line without a space has no head, as has no line.
     if known is not None and len(known.pairs) == len(lines):
@@ -318,10 +319,6 @@ def samples_of(body: str) -> tuple[SampleNames, list[float]]:
             _known_names.clear()
         _known_names[key] = names
     return names, [value for _name, _labels, value, _rises in parsed]
-
-
-def _comments(text: str) -> str:
-    return "\n".join(line for line in text.split("\n") if line.startswith("#"))
 
 
 def _is_value(text: str, value: float) -> bool:

@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 
 from harness.clock import NS_PER_S, MonotonicClock
 from harness.errors import ServerError, SpecError
@@ -16,7 +15,7 @@ from harness.measure.records import layout
 from harness.measure.records.findings import finding
 from harness.measure.records.manifest import Finding
 from harness.measure.server.life import HEALTH, LOOPBACK, LaunchPlan
-from harness.measure.server.process import ExitReport, ServerLog, ServerProcess, free_port
+from harness.measure.server.process import ExitReport, ServerHandle, ServerLog, ServerProcess, free_port
 from harness.model.engine.config import requested_settings
 from harness.model.spec import ServerSpec
 from harness.runner.run import Launch, LaunchOptions
@@ -110,7 +109,7 @@ def _numbered(server: ServerSpec, number: int) -> ServerSpec:
 
 
 @dataclass
-class ServerGroup:
+class ServerGroup(ServerHandle):
     """All replicas and their router as one ``ServerHandle``. The router starts when every replica is healthy."""
 
     members: Sequence[LaunchPlan]
@@ -135,11 +134,6 @@ class ServerGroup:
             raise
 
     @property
-    def pid(self) -> int:
-        """Of the router; 0 before it runs."""
-        return 0 if self.router is None else self.router.pid
-
-    @property
     def named(self) -> Iterator[tuple[str, ServerProcess]]:
         """Every process, with its name."""
         if self.router is not None:
@@ -149,19 +143,7 @@ class ServerGroup:
 
     @property
     def has_exited(self) -> bool:
-        """Whether any of them has ended."""
         return any(process.has_exited for _name, process in self.named)
-
-    def __enter__(self) -> ServerGroup:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self.stop()
-        else:
-            self.kill()
 
     def wait_healthy(
         self,
@@ -193,6 +175,7 @@ class ServerGroup:
                 folder = self.log.path.parent
                 log = ServerLog(folder / layout.ROUTER_LOG, folder / layout.ROUTER_LOG_STAMPS, self.log.clock)
                 self.router = _started(self.router_plan, log)
+                self.pid = self.router.pid
                 wait(ROUTER, self.router, self.router_plan, self.health)
         except BaseException:
             self.kill()
@@ -219,10 +202,6 @@ class ServerGroup:
                 reports = [*first, *pool.map(partial(ServerProcess.stop, grace_s=grace_s), self.processes)]
             self._report = _together(reports)
         return self._report
-
-    def kill(self) -> ExitReport:
-        """``stop`` without a grace period."""
-        return self.stop(grace_s=0.0)
 
 
 def _started(launch: LaunchPlan, log: ServerLog) -> ServerProcess:

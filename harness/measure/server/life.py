@@ -10,8 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from harness.clock import NS_PER_MS, NS_PER_S, Clock, MonotonicClock
@@ -20,7 +19,7 @@ from harness.measure.client.target import Endpoint
 from harness.measure.records.findings import finding
 from harness.measure.records.manifest import Finding, Observation
 from harness.measure.server.ask import HTTP_OK, METRICS, NO_ANSWER, Reply, ask, ask_metrics
-from harness.measure.server.process import ExitReport, ServerLog, ServerProcess
+from harness.measure.server.process import ExitReport, ServerHandle, ServerLog, ServerProcess
 from harness.redact import redacted_arguments, redacted_env
 from harness.secrets import without_secrets
 
@@ -103,10 +102,8 @@ POLL_NS = 200 * NS_PER_MS
 SERVER_FAULT, NOT_IMPLEMENTED = 500, 501
 
 
-class AttachedServer:
+class AttachedServer(ServerHandle):
     """A server that somebody else started: only observed. ``stop`` and ``kill`` leave it running."""
-
-    pid = 0
 
     def __init__(self, launch: LaunchPlan) -> None:
         self._endpoint = launch.endpoint
@@ -115,17 +112,11 @@ class AttachedServer:
         self._identity: dict[str, str] = {}
         self._offsets = [source.stat().st_size for source, _kept in launch.appended]
 
-    def __enter__(self) -> AttachedServer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         """Nothing is left to do."""
 
     @property
     def has_exited(self) -> bool:
-        """Whether the server has stopped answering."""
         return get_at(self._endpoint, MODELS).status == NO_ANSWER
 
     def wait_healthy(
@@ -178,9 +169,6 @@ class AttachedServer:
         self._keep_appended()
         return ExitReport(pid=0, returncode=None, was_asked=False, killed=(), stop_ns=0, log_bytes=0, is_port_free=None)
 
-    def kill(self) -> ExitReport:
-        return self.stop()
-
     def _keep_appended(self) -> None:
         """Copy the first line of each file, and what was appended since the run began."""
         for (source, kept), offset in zip(self._appended, self._offsets, strict=True):
@@ -188,44 +176,6 @@ class AttachedServer:
                 first = file.readline()
                 file.seek(max(offset, len(first)))
                 kept.write_bytes(without_secrets(first + file.read()))
-
-
-class ServerHandle(Protocol):
-    """A server as a run uses it, from its first healthy answer to its end. Leaving the context ends the server."""
-
-    @property
-    def pid(self) -> int:
-        """Of its process; 0 where it is somebody else's."""
-        ...
-
-    @property
-    def has_exited(self) -> bool:
-        """Whether it has ended, or stopped answering."""
-        ...
-
-    def __enter__(self) -> ServerHandle: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    def wait_healthy(
-        self, host: str, port: int, *, deadline_s: float, path: str = HEALTH, is_stopped: Callable[[], bool] = ...
-    ) -> int:
-        """Wall ns until it answered; ServerError when it does not in time."""
-        ...
-
-    def changes(self) -> tuple[Finding, ...]:
-        """Findings where it is not what it was when it was healthy."""
-        ...
-
-    def stop(self, grace_s: float = 10.0) -> ExitReport:
-        """End it, and say how it ended."""
-        ...
-
-    def kill(self) -> ExitReport:
-        """``stop`` without a grace period."""
-        ...
 
 
 def start_server(launch: LaunchPlan, *, log_path: Path, stamps_path: Path, clock: Clock) -> ServerHandle:

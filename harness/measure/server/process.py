@@ -16,12 +16,12 @@ import signal
 import socket
 import subprocess
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import psutil
 
@@ -143,7 +143,55 @@ class ServerLog(NamedTuple):
     clock: Clock
 
 
-class ServerProcess:
+_Handle = TypeVar("_Handle", bound="ServerHandle")
+
+
+class ServerHandle(ABC):
+    """A server as a run uses it, from its first healthy answer to its end. Leaving the context ends the server."""
+
+    pid: int = 0
+    """Of its process; 0 where it is somebody else's, or does not run yet."""
+
+    def __enter__(self: _Handle) -> _Handle:
+        return self
+
+    def __exit__(self, kind: object, *_error: object) -> None:
+        if kind is None:
+            self.stop()
+        else:
+            self.kill()
+
+    @property
+    @abstractmethod
+    def has_exited(self) -> bool:
+        """Whether it has ended, requested or not, or stopped answering."""
+
+    @abstractmethod
+    def wait_healthy(
+        self,
+        host: str,
+        port: int,
+        *,
+        deadline_s: float,
+        path: str = "/health",
+        is_stopped: Callable[[], bool] = lambda: False,
+    ) -> int:
+        """Wall ns until it answered, or nobody waits any more; ServerError when it does not in time."""
+
+    def changes(self) -> tuple[Finding, ...]:
+        """Findings where it is not what it was when it was healthy."""
+        return ()
+
+    @abstractmethod
+    def stop(self, grace_s: float = 10.0) -> ExitReport:
+        """End it, and say how it ended."""
+
+    def kill(self) -> ExitReport:
+        """``stop`` without a grace period."""
+        return self.stop(grace_s=0.0)
+
+
+class ServerProcess(ServerHandle):
     """A server, its process group and its log. Use ``start``; then ``wait_healthy``; then ``stop`` (or ``with``).
 
     All work happens in the calling thread; nothing here runs beside the replay.
@@ -163,7 +211,6 @@ class ServerProcess:
         self._log_error = ""
         self._report: ExitReport | None = None
         self._address: tuple[str, int] | None = None
-        self.pid = 0
 
     @classmethod
     def start(
@@ -232,20 +279,8 @@ class ServerProcess:
         last_words = errors.read().decode("utf-8", "replace").strip().splitlines()[-1:]
         raise ServerError(f"the supervisor process failed: {''.join(last_words) or 'no message'}", where=job.argv[0])
 
-    def __enter__(self) -> ServerProcess:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self.stop()
-        else:
-            self.kill()
-
     @property
     def has_exited(self) -> bool:
-        """Whether the server process itself has ended, requested or not."""
         self._read_events(0)
         return self._has_exited
 
@@ -309,10 +344,6 @@ class ServerProcess:
             below=tail,
         )
 
-    def changes(self) -> tuple[Finding, ...]:
-        """None: it is the same process until it ends."""
-        return ()
-
     def stop(self, grace_s: float = 10.0) -> ExitReport:
         """SIGTERM by pid, ``grace_s`` wall seconds, SIGKILL to all that is left, and wait until nothing is.
 
@@ -340,10 +371,6 @@ class ServerProcess:
         self._abandon()
         self._mask_log()
         return self._report
-
-    def kill(self) -> ExitReport:
-        """``stop`` without a grace period."""
-        return self.stop(grace_s=0.0)
 
     def _mask_log(self) -> None:
         """Hide what the log repeats of the client's secrets; every byte keeps its place beside the stamps."""
