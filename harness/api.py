@@ -30,12 +30,37 @@ def open_runs(address: str | Path, runs_root: str | Path = "runs") -> list[Seale
     return sealed_runs(Path(runs_root), address)
 
 
-def compare(*addresses: str | Path, baseline: str | Path | None = None, runs_root: str | Path = "runs") -> Table:
+def compare(
+    *addresses: str | Path,
+    baseline: str | Path | None = None,
+    runs_root: str | Path = "runs",
+    targets: Mapping[str, float] | None = None,
+) -> Table:
     """Conditions against their baselines, a row for each measure, as ``harness compare``; below 1 is less.
 
     addresses: folders of runs, or names and files of experiments. baseline: compare with the conditions there instead.
+    targets: keys of [slo] that differ from those of the experiments. Raises SpecError where both sides are of other
+    benchmarks.
     """
-    return compared(list(map(str, addresses)), None if baseline is None else str(baseline), Path(runs_root))
+    from harness.analysis.compare.across import compare_all, compare_with_peer, pairs_of
+
+    def sides_of(places: Sequence[str | Path]) -> list[Side]:
+        return [side for place in places for side in sides_at(str(place), Path(runs_root), targets)]
+
+    peer = _peer_side(list(map(Path, addresses)))
+    base = None if baseline is None else _peer_side([Path(baseline)])
+    others = [] if baseline is None else [baseline]
+    if peer is None and base is None:
+        return compare_all(pairs_of(sides_of(addresses), sides_of(others)))
+    if peer is not None and (baseline is None or base is not None):
+        raise SpecError(
+            "only other benchmarks' results to compare",
+            where="harness compare",
+            hint="Name sealed runs as the other side: --baseline FOLDER/EXPERIMENT/CONDITION",
+        )
+    theirs = peer or base
+    assert theirs is not None
+    return compare_with_peer(sides_of(addresses if peer is None else others), theirs, is_baseline=peer is None)
 
 
 def sweep(experiment: str | Path, over: str, **changes: Any) -> ExperimentSpec:
@@ -67,8 +92,11 @@ def power(
     """
     from harness.judge.planning.needed import Goal, measured_components, needed_together, simulated_components
     from harness.measure.records.run import origin_of
+    from harness.measure.records.store import experiment_at
+    from harness.model.spec import parse_experiment
 
-    spec, valid = experiment_with(experiment)[0], [run for run in runs if run.is_valid]
+    source, table, _ = experiment_at(experiment)
+    spec, valid = parse_experiment(table, where=str(source)), [run for run in runs if run.is_valid]
     components = measured_components(spec, valid) if valid else simulated_components(spec, num_blocks)[0]
     needs = needed_together(components, Goal(margin=margin, precision=precision))
     rows = [
@@ -87,45 +115,6 @@ def power(
     together = f", adjusted over {len(needs)} comparisons" if len(needs) > 1 else ""
     caption = f"Replicates for a half width of {100 * precision:.1f} % and a margin of {100 * margin:.1f} %{together}."
     return table_of("Power", caption, rows, origin_of(valid) if valid else f"Simulated: {num_blocks} plan draws.")
-
-
-def experiment_with(
-    address: str | Path, changes: Sequence[str] | None = None, runs: Path = Path("runs")
-) -> tuple[ExperimentSpec, Path, Path]:
-    """(the experiment at an address with these changes, its source, the folder of its runs)."""
-    from harness.measure.records.store import experiment_at
-    from harness.model.spec import parse_experiment
-    from harness.model.spec.changes import override_table
-
-    source, table, runs = experiment_at(address, runs)
-    return parse_experiment(override_table(table, changes or ()), where=str(source)), source, runs
-
-
-def compared(
-    places: Sequence[str], baseline: str | None, runs: Path, targets: Mapping[str, float] | None = None
-) -> Table:
-    """The places against their baselines; SpecError where both sides are of other benchmarks.
-
-    targets: keys of [slo] that differ from those of the experiments.
-    """
-    from harness.analysis.compare.across import compare_all, compare_with_peer, pairs_of
-
-    peer = _peer_side([Path(place) for place in places])
-    base = None if baseline is None else _peer_side([Path(baseline)])
-    if peer is None and base is None:
-        sides = [side for place in places for side in sides_at(place, runs, targets)]
-        return compare_all(pairs_of(sides, [] if baseline is None else sides_at(baseline, runs, targets)))
-    if peer is not None and (baseline is None or base is not None):
-        raise SpecError(
-            "only other benchmarks' results to compare",
-            where="harness compare",
-            hint="Name sealed runs as the other side: --baseline FOLDER/EXPERIMENT/CONDITION",
-        )
-    ours = [baseline] if peer is not None and baseline is not None else places
-    sides = [side for place in ours for side in sides_at(place, runs, targets)]
-    theirs = peer or base
-    assert theirs is not None
-    return compare_with_peer(sides, theirs, is_baseline=peer is None)
 
 
 def _peer_side(places: Sequence[Path]) -> PeerSide | None:

@@ -23,6 +23,7 @@ from harness.table import TableForm
 if TYPE_CHECKING:
     from harness.measure.records.run import SealedRun
     from harness.measure.records.store import RunStore
+    from harness.model.spec import ExperimentSpec
 
 
 def _shipped(incomplete: str) -> list[str]:
@@ -114,6 +115,18 @@ def asked_again(
     repeated = "".join(f" --set {shlex.quote(change)}" for change in changes or ())
     options = {"backend": backend, "replicates": replicates, "devices": devices}
     return repeated + "".join(f" --{name} {value}" for name, value in options.items() if value)
+
+
+def experiment_with(
+    address: str | Path, changes: Sequence[str] | None = None, runs: Path = Path("runs")
+) -> tuple[ExperimentSpec, Path, Path]:
+    """(the experiment at an address with these changes, its source, the folder of its runs)."""
+    from harness.measure.records.store import experiment_at
+    from harness.model.spec import parse_experiment
+    from harness.model.spec.changes import override_table
+
+    source, table, runs = experiment_at(address, runs)
+    return parse_experiment(override_table(table, changes or ()), where=str(source)), source, runs
 
 
 def sealed_runs(runs: Path, address: str | Path) -> list[SealedRun]:

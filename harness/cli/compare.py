@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from harness.api import compared
+from harness import api
 from harness.cli.addresses import RunsOption, SessionTargetOption, TableFormOption, complete_sealed, held_to, valid_runs
 from harness.cli.terminal import print_folded, print_tables, print_text, say, show, terminal
 from harness.errors import ExitCode, SpecError
@@ -56,7 +56,7 @@ def compare(
     Example: `harness compare runs/tuesday/demo --baseline runs/monday/demo --format csv`
     """
     targets = None if session_target is None else {"session_s": session_target}
-    table = compared(list(dict.fromkeys(places)), baseline, runs, targets)
+    table = api.compare(*dict.fromkeys(places), baseline=baseline, runs_root=runs, targets=targets)
     if form in (TableForm.csv, TableForm.json):
         print_tables([table], form)
         return

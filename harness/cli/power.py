@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.api import experiment_with
-from harness.cli.addresses import ExperimentArgument, RunsOption, SetOption
+from harness.cli.addresses import ExperimentArgument, RunsOption, SetOption, experiment_with
 from harness.cli.terminal import format_duration, print_folded, print_text, terminal_width
 from harness.errors import SpecError
 from harness.table import Table, to_text, with_error

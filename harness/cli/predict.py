@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.api import experiment_with
-from harness.cli.addresses import MaybeExperimentArgument
+from harness.cli.addresses import MaybeExperimentArgument, experiment_with
 from harness.cli.terminal import format_duration, say, show, terminal, time_left
 from harness.clock import NS_PER_S
 from harness.errors import SpecError

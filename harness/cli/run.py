@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from harness.api import experiment_with
 from harness.cli.addresses import (
     FORMS,
     BackendOption,
@@ -24,6 +23,7 @@ from harness.cli.addresses import (
     SetOption,
     asked_again,
     changes_of,
+    experiment_with,
 )
 from harness.cli.terminal import escape_markup, format_duration, print_text, say, show, terminal
 from harness.errors import ExitCode, SpecError

@@ -12,9 +12,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from harness.api import experiment_with
 from harness.children import own_command
-from harness.cli.addresses import BackendOption, SetOption, changes_of
+from harness.cli.addresses import BackendOption, SetOption, changes_of, experiment_with
 from harness.cli.terminal import print_folded, print_text, say, terminal
 from harness.errors import ExitCode, ServerError, SpecError
 

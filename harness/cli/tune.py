@@ -13,8 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from harness.api import experiment_with
-from harness.cli.addresses import BackendOption, MaybeExperimentArgument, RunsOption, SetOption, changes_of
+from harness.cli.addresses import (
+    BackendOption,
+    MaybeExperimentArgument,
+    RunsOption,
+    SetOption,
+    changes_of,
+    experiment_with,
+)
 from harness.cli.doctor import DEFAULT_WAIT, StackOption, WaitOption, await_server, seconds_to_wait
 from harness.cli.init import AgentsOption, DraftInputs, to_be_tuned, write_experiment
 from harness.cli.terminal import escape_markup, say, terminal, time_left

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from harness.api import experiment_with
+from harness.cli.addresses import experiment_with
 from harness.measure.records.run import SealedRun
 from harness.model.spec import parse_experiment
 from harness.runner import run_experiment

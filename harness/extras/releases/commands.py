@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from harness.api import experiment_with
-from harness.cli.addresses import ExperimentArgument, SetOption, TableFormsOption, changes_of
+from harness.cli.addresses import ExperimentArgument, SetOption, TableFormsOption, changes_of, experiment_with
 from harness.cli.terminal import print_tables, print_text, time_left
 from harness.errors import ExitCode, SpecError
 from harness.kinds import KINDS, kind_named
