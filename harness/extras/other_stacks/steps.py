@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -43,16 +43,6 @@ class ForeignSteps:
     def first_damaged(self) -> str:
         """The first damaged record, shortened; "" for none."""
         return self.damaged[0][:120].decode("utf-8", "replace") if self.damaged else ""
-
-    @property
-    def num_by_kind(self) -> dict[str, int]:
-        """How many steps there are of each kind."""
-        return dict(Counter(cast("list[str]", self.steps["kind"].to_pylist())))
-
-
-def _step_table(records: Iterable[Mapping[str, Any]]) -> pa.Table:
-    """Records by column name as a table of ``SCHEMA``; what a record lacks is null."""
-    return pa.Table.from_pylist([dict(record) for record in records], schema=SCHEMA)
 
 
 NATIVE_MARK = b"RBLN batch: dp_rank="
@@ -86,7 +76,8 @@ def _read_native(content: bytes) -> ForeignSteps:
         elif not line.rstrip().endswith(b"-> nothing to run"):
             damaged.append(line)
     source = "vllm-rbln native path (format of 0.12.0)"
-    return ForeignSteps(source, _step_table(records), damaged, _NATIVE_NOTES, has_each_step=False)
+    steps = pa.Table.from_pylist(records, schema=SCHEMA)
+    return ForeignSteps(source, steps, damaged, _NATIVE_NOTES, has_each_step=False)
 
 
 def _shape_record(shape: re.Match[bytes]) -> dict[str, Any]:
@@ -140,83 +131,45 @@ def load_steps(path: Path) -> ForeignSteps:
         return read_steps(path.read_bytes(), where=str(path))
 
 
-@dataclass(frozen=True, slots=True)
-class StepPadding:
-    """Padding of the pure decode steps of a file.
-
-    steps_by_shape: by (n, b); b is None where the server did not show it. eager_by_shape: those of them without a
-    graph; None where no step shows its mode. p: share of padded positions, sum(b - n) / sum(b); None where no b is
-    known or no step is counted.
-    """
-
-    steps_by_shape: dict[tuple[int, int | None], int]
-    eager_by_shape: dict[tuple[int, int | None], int] | None
-    p: float | None
-
-    @property
-    def h(self) -> dict[int, int]:
-        """Decode steps by n."""
-        counts: Counter[int] = Counter()
-        for (n, _), num_steps in self.steps_by_shape.items():
-            counts[n] += num_steps
-        return dict(sorted(counts.items()))
-
-
-def padding_of(file: ForeignSteps) -> StepPadding:
-    """(n, b), p and h(n) of the pure decode steps."""
-    shapes: Counter[tuple[int, int | None]] = Counter()
-    eager: Counter[tuple[int, int | None]] = Counter()
-    for step in file.steps.select(["n", "b", "runtime_mode"]).to_pylist():
-        if step["n"] is None:
-            continue
-        shape = (step["n"], step["b"])
-        shapes[shape] += 1
-        eager[shape] += step["runtime_mode"] == "NONE"
-    known = [(n, b, num_steps) for (n, b), num_steps in shapes.items() if b is not None]
-    num_positions = sum(b * num_steps for _, b, num_steps in known)
-    num_used = sum(n * num_steps for n, _, num_steps in known)
-    has_p = file.has_each_step and num_positions > 0
-    return StepPadding(
-        dict(sorted(shapes.items(), key=lambda item: (item[0][0], item[0][1] or 0))),
-        None if file.steps["runtime_mode"].null_count == file.steps.num_rows else dict(eager),
-        1 - num_used / num_positions if has_p else None,
-    )
-
-
 def step_tables(file: ForeignSteps) -> tuple[Table, Table]:
-    """One row about the file, and its decode shapes, a row each. Counts are absent where the file has none."""
-    padding = padding_of(file)
-    kinds = file.num_by_kind
-    h = padding.h
-    num_decode = sum(h.values())
-    is_counted = file.has_each_step
-    whole: dict[str, Any] = {
-        "steps": file.steps.num_rows if is_counted else None,
-        "decode_steps": num_decode if is_counted else None,
-        "decode_steps_without_b": sum(n for (_, b), n in padding.steps_by_shape.items() if b is None),
-        **{f"{kind}_steps": kinds.get(kind, 0) if is_counted else None for kind in ("prefill", "mixed")},
-        "other_steps": sum(count for kind, count in kinds.items() if kind not in ("decode", "prefill", "mixed"))
-        if is_counted
-        else None,
-        "padding_p": padding.p,
-        "damaged_lines": len(file.damaged),
+    """One row about the file, and its decode shapes (n, b), a row each; counts are absent where the file has none.
+
+    b is absent where the server did not show it. p: share of padded positions, sum(b - n) / sum(b). Steps without a
+    graph are absent where no step shows its mode.
+    """
+    columns = {name: file.steps[name].to_pylist() for name in ("kind", "n", "b", "runtime_mode")}
+    kinds, decodes = Counter(columns["kind"]), [place for place, n in enumerate(columns["n"]) if n is not None]
+    by_shape: Counter[tuple[int, int | None]] = Counter((columns["n"][place], columns["b"][place]) for place in decodes)
+    by_n = Counter(columns["n"][place] for place in decodes)
+    eager = Counter(
+        (columns["n"][place], columns["b"][place]) for place in decodes if columns["runtime_mode"][place] == "NONE"
+    )
+    num_positions = sum((b or 0) * count for (_, b), count in by_shape.items())
+    num_used = sum(n * count for (n, b), count in by_shape.items() if b is not None)
+    is_counted, has_modes = file.has_each_step, any(columns["runtime_mode"])
+    counts: dict[str, Any] = {
+        "steps": file.steps.num_rows,
+        "decode_steps": len(decodes),
+        "decode_steps_without_b": sum(count for (_, b), count in by_shape.items() if b is None),
+        "prefill_steps": kinds["prefill"],
+        "mixed_steps": kinds["mixed"],
+        "other_steps": file.steps.num_rows - kinds["decode"] - kinds["prefill"] - kinds["mixed"],
+        "padding_p": 1 - num_used / num_positions if num_positions else None,
     }
+    if not is_counted:
+        counts |= dict.fromkeys(counts.keys() - {"decode_steps_without_b"})
+    whole = {**counts, "damaged_lines": len(file.damaged)}
     first = (f"first damaged line: {file.first_damaged!a}",) if file.damaged else ()
     shapes = [
-        (
-            n,
-            b,
-            num_steps if is_counted else None,
-            num_steps / num_decode if is_counted else None,
-            h[n] if is_counted else None,
-            None if padding.eager_by_shape is None else padding.eager_by_shape[n, b],
-        )
-        for (n, b), num_steps in padding.steps_by_shape.items()
+        (n, b, count, count / len(decodes), by_n[n], eager[n, b] if has_modes else None)
+        if is_counted
+        else (n, b, None, None, None, None)
+        for (n, b), count in sorted(by_shape.items(), key=lambda item: (item[0][0], item[0][1] or 0))
     ]
-    columns = ("n", "b", "steps", "share_of_decode_steps", "steps_with_n", "steps_without_graph")
+    names = ("n", "b", "steps", "share_of_decode_steps", "steps_with_n", "steps_without_graph")
     return (
         Table("steps", file.source, tuple(whole), (tuple(whole.values()),), notes=(*first, *file.notes)),
-        Table("decode shapes", "requests n and padded size b of pure decode steps", columns, tuple(shapes)),
+        Table("decode shapes", "requests n and padded size b of pure decode steps", names, tuple(shapes)),
     )
 
 

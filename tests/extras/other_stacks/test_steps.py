@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
-from step_files import SAMPLES, rbln_shape
 from typer.testing import CliRunner
 
 from harness.cli.tree import app
 from harness.errors import RecordsError
-from harness.extras.other_stacks.steps import ForeignSteps, load_steps, padding_of, read_steps, step_tables
+from harness.extras.other_stacks.steps import ForeignSteps, load_steps, read_steps, step_tables
 from harness.stacks.vllm.step_log import SCHEMA
+from tests.support.step_files import SAMPLES, rbln_shape
 
 TIMES = ("at_ns", "logger_ns")
 FOREIGN = [name for name in SAMPLES if not name.startswith("vLLM")]
 
 
-def shapes(file: ForeignSteps) -> dict[tuple[int, int | None], int]:
-    return padding_of(file).steps_by_shape
+def records(file: ForeignSteps) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The row about a file, and those of its decode shapes."""
+    (whole,), shapes = (table.records() for table in step_tables(file))
+    return whole, shapes
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -27,7 +31,7 @@ def test_every_stack_gives_the_same_columns(name: str) -> None:
     file = read_steps(SAMPLES[name])
     assert file.steps.schema == SCHEMA
     assert not file.damaged
-    assert "decode" in file.num_by_kind
+    assert "decode" in file.steps["kind"].to_pylist()
 
 
 @pytest.mark.parametrize("name", FOREIGN)
@@ -38,20 +42,19 @@ def test_times_that_a_stack_does_not_write_are_absent_and_not_zero(name: str) ->
 
 
 def test_padding_and_h_of_a_step_log_of_vllm() -> None:
-    padding = padding_of(read_steps(SAMPLES["vLLM 0.30.0"]))
-    assert padding.steps_by_shape == {(3, 4): 2, (9, 9): 1}
-    assert padding.h == {3: 2, 9: 1}
-    assert padding.p == pytest.approx(2 / 17)
-    assert padding.eager_by_shape == {(3, 4): 0, (9, 9): 1}
+    whole, shapes = records(read_steps(SAMPLES["vLLM 0.30.0"]))
+    names = ("n", "b", "steps", "steps_with_n", "steps_without_graph")
+    assert [tuple(row[name] for name in names) for row in shapes] == [(3, 4, 2, 2, 0), (9, 9, 1, 1, 1)]
+    assert whole["padding_p"] == pytest.approx(2 / 17)
+    assert (whole["steps"], whole["decode_steps"], whole["other_steps"]) == (3, 3, 0)
 
 
 def test_shapes_of_the_native_path_of_rbln_have_no_counts() -> None:
     file = read_steps(SAMPLES["vllm-rbln 0.12.0, native"])
-    assert not file.has_each_step
-    assert file.num_by_kind == {"dummy": 1, "prefill": 1, "decode": 2}
-    padding = padding_of(file)
-    assert set(padding.steps_by_shape) == {(3, 4), (5, 8)}
-    assert padding.p is None
+    assert Counter(file.steps["kind"].to_pylist()) == {"dummy": 1, "prefill": 1, "decode": 2}
+    whole, _ = records(file)
+    counts = {name for name, value in whole.items() if value is not None}
+    assert counts == {"decode_steps_without_b", "damaged_lines"}
     _, table = step_tables(file)
     assert table.rows == ((3, 4, None, None, None, None), (5, 8, None, None, None, None))
 
@@ -59,7 +62,7 @@ def test_shapes_of_the_native_path_of_rbln_have_no_counts() -> None:
 def test_a_changed_shape_line_of_rbln_is_damaged() -> None:
     torn = rbln_shape(3, 4).replace("query_len", "query")
     file = read_steps(f"{rbln_shape(3, 4)}\n{torn}\n{rbln_shape(5, 4)}\n".encode())
-    assert shapes(file) == {(3, 4): 1}
+    assert [(row["n"], row["b"]) for row in records(file)[1]] == [(3, 4)]
     assert file.first_damaged.startswith("DEBUG")
     assert len(file.damaged) == 2
 
