@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli.addresses import RunsOption
+from harness.cli.sizes import notes_of_server
 from harness.cli.terminal import escape_markup, format_duration, printable_lines, say, terminal
 from harness.clock import MonotonicClock
 from harness.errors import ExitCode, SpecError, in_one_line
@@ -115,7 +116,7 @@ def _ask_server(url: str, api_key_env: str, metrics_url: str, wait_s: float) -> 
         shown |= AttachedBackend().all_shown(server)
     for name, value in shown.items() if report.model else ():
         say(console, f"[green]shown[/]    {name}: {escape_markup(str(value))}", hang=9)
-    for note in report.notes:
+    for note in (*report.notes, *(notes_of_server(url) if report.model else ())):
         say(console, f"[yellow]limit[/]    {escape_markup(note)}", hang=9)
     for problem in report.problems:
         say(console, f"[red]missing[/]  {escape_markup(problem)}", hang=9)

@@ -12,6 +12,7 @@ import typer
 from harness.cli.doctor import DEFAULT_WAIT, StackOption, WaitOption, seconds_to_wait
 from harness.cli.first_sessions import Recordings, Workload, drawn, recorded
 from harness.cli.inputs import BlockTokensOption, LengthsOption, RecordedWaitsOption, TimeUnitOption, read_options
+from harness.cli.sizes import notes_of_server
 from harness.cli.terminal import print_folded, print_with_comment
 from harness.errors import SpecError
 from harness.kinds import DEFAULT_BACKEND, KINDS, kind_named
@@ -176,7 +177,7 @@ def write_experiment(name: str, asked: DraftInputs, changed: Callable[[Draft], D
             imported.unlink(missing_ok=True)
         raise
     write_text(path, draft.text)
-    for note in draft.workload.notes:
+    for note in (*draft.workload.notes, *notes_of_server(asked.urls[0] if asked.urls else "", asked.source)):
         print_folded(note)
     return draft
 

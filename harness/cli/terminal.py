@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from harness.errors import MAX_LINE_CHARS, escape_controls, printable, printable_lines
+from harness.errors import MAX_LINE_CHARS, SpecError, escape_controls, printable, printable_lines
 from harness.outputs import write_text
 from harness.table import folded, pieces
 
@@ -129,6 +129,31 @@ def print_or_write(text: str, output: Path | None, label: str = "wrote") -> None
         return
     write_text(output, text)
     print_folded(f"{label} {output}")
+
+
+def print_answers(path: Path, answers: Callable[[Iterable[str]], Iterable[str]]) -> None:
+    """Print the answer to every line of a file, or of standard input ("-") as each line comes.
+
+    SpecError where the file cannot be read, and in the end where no line was a case.
+    """
+    if str(path) == "-":
+        _print_answers(answers(sys.stdin), "-")
+        return
+    with SpecError.on_os_error("cannot be read", where=path, hint="Check the path"):
+        lines = path.open(encoding="utf-8")
+    with lines:
+        _print_answers(answers(lines), str(path))
+
+
+def _print_answers(results: Iterable[str], source: str) -> None:
+    num_lines = num_errors = 0
+    for line in results:
+        print(escape_controls(line), flush=source == "-")
+        num_lines += 1
+        num_errors += '"error": ' in line
+    if num_lines and num_errors == num_lines:
+        what = f"none of its {num_lines} lines is a case"
+        raise SpecError(what, where=source, hint="Write one JSON object in each line")
 
 
 def print_facts(facts: Mapping[str, object]) -> None:

@@ -191,6 +191,7 @@ COMMANDS = {
     "server patch apply": "server:patch_apply",
     "server patch check": "server:patch_check",
     "server devices": "server:devices",
+    "server sizes": "sizes:sizes",
     "server calibrate": "calibrate:calibrate",
     "fleet status": "watch:fleet_status",
 }
@@ -203,7 +204,7 @@ GROUPS = {
     "predict": "What to expect before a run: noise, costs.\n\nExample: `harness predict noise demo --runs runs/today`",
     "prereg": "Criteria fixed before a run, applied after it.\n\nExample: `harness prereg check slots.zip`",
     "records": "Sealed runs as files: rebuild, export.\n\nExample: `harness records derive demo --runs runs/today`",
-    "server": "Servers to measure: emulator, NPUs, patch, calibration.\n\n"
+    "server": "Servers to measure: emulator, NPUs, patch, calibration, sizes.\n\n"
     "Not listed: `harness server twin`.\n\nExample: `harness server devices`",
     "server patch": "The observation patch of vllm-rbln.\n\nExample: `harness server patch status --twin`",
     "fleet": "Several devices, hosts or replicas at once.\n\nExample: `harness fleet status demo --runs runs/today`",

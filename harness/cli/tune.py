@@ -23,6 +23,7 @@ from harness.cli.addresses import (
 )
 from harness.cli.doctor import DEFAULT_WAIT, StackOption, WaitOption, await_server, seconds_to_wait
 from harness.cli.init import AgentsOption, DraftInputs, to_be_tuned, write_experiment
+from harness.cli.sizes import notes_of
 from harness.cli.terminal import escape_markup, say, terminal, time_left
 from harness.clock import NS_PER_S, MonotonicClock
 from harness.errors import ExitCode, SpecError
@@ -99,6 +100,8 @@ def tune(
     def tell(line: str) -> None:
         say(console, line, markup=False)
 
+    for note in notes_of(spec):
+        tell(note)
     with time_left("searching") as on_search:
         made = Tune(spec, runs, _performer(source), tell, on_search, candidates=_places(candidate or []))
         if dry_run:

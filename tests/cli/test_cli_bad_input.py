@@ -342,8 +342,9 @@ def test_output_that_the_shell_closed_is_not_missed(tmp_path: Path) -> None:
         assert (result.returncode, result.stderr) == (0, "")
 
 
-def test_input_that_the_shell_closed_is_empty() -> None:
-    command = f"{sys.executable} -m harness simulate --jsonl - <&-"
+@pytest.mark.parametrize("words", ["simulate", "server sizes"])
+def test_input_that_the_shell_closed_is_empty(words: str) -> None:
+    command = f"{sys.executable} -m harness {words} --jsonl - <&-"
     result = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 

@@ -244,6 +244,16 @@ class RecordedServer:
 
 def recorded_server(path: Path) -> RecordedServer | None:
     """The server of a file of recorded sessions, packed or not, or of the first in a folder; None of another file."""
+    header = recorded_header(path, "vllm_sessions")
+    if header is None:
+        return None
+    effective = header.get("effective")
+    shown = settings_of(cast("dict[str, Any]", effective)) if isinstance(effective, dict) else {}
+    return RecordedServer(str(header.get("vllm") or ""), stack_of(header.get("scheduler")), shown)
+
+
+def recorded_header(path: Path, mark: str) -> dict[str, Any] | None:
+    """The first line with this key of a record, packed or not, or of the first in a folder; None of another file."""
     files = sorted(each for each in path.rglob("*.jsonl*") if each.is_file()) if path.is_dir() else [path]
     for each in files:
         try:
@@ -251,11 +261,8 @@ def recorded_server(path: Path) -> RecordedServer | None:
                 header = parsed(file.readline(MAX_HEADER_BYTES))
         except (OSError, EOFError):
             continue
-        if isinstance(header, dict) and "vllm_sessions" in header:
-            known = cast("dict[str, Any]", header)
-            effective = known.get("effective")
-            shown = settings_of(cast("dict[str, Any]", effective)) if isinstance(effective, dict) else {}
-            return RecordedServer(str(known.get("vllm") or ""), stack_of(known.get("scheduler")), shown)
+        if isinstance(header, dict) and mark in header:
+            return cast("dict[str, Any]", header)
     return None
 
 

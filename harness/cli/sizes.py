@@ -1,0 +1,228 @@
+"""``harness server sizes``: which sizes a vLLM captures, and which graph each decode batch gets. Starts nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from harness.cli.addresses import MaybeExperimentArgument, experiment_with
+from harness.cli.terminal import print_answers, say, show, terminal
+from harness.errors import HarnessError, SpecError
+from harness.table import Table
+
+if TYPE_CHECKING:
+    from harness.model.spec import ExperimentSpec
+
+BY_HAND = "Say it: --set KEY=VALUE, e.g. --set num_speculative_tokens=3"
+
+
+def sizes(
+    experiment: MaybeExperimentArgument = None,
+    url: Annotated[
+        str, typer.Option("--for", metavar="URL", help="This server, as far as it shows its settings.")
+    ] = "",
+    recording: Annotated[
+        str, typer.Option("--from", metavar="FILE", help="The server of a step log or of recorded sessions.")
+    ] = "",
+    release: Annotated[str, typer.Option(help="Release of vLLM. Default: the one that serves, else the newest.")] = "",
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A flag by vLLM's name, or a key of the experiment. Repeatable."),
+    ] = None,
+    jsonl: Annotated[
+        Path | None, typer.Option("--jsonl", help="A case of flags per line instead; `-` for standard input.")
+    ] = None,
+) -> None:
+    """Say which sizes vLLM will capture, and which graph a batch gets.
+
+    Sizes count tokens: with N drafts a request, n requests are n * (1 + N) tokens. Names the batches that run without
+    a graph, and the fewest sizes that cover them.
+
+    Example: `harness server sizes --set num_speculative_tokens=3 --set cudagraph_capture_sizes=[1,2,4,8]`
+    """
+    from harness.stacks.vllm.graph_flags import answer_lines
+
+    if jsonl is not None:
+        print_answers(jsonl, answer_lines)
+        return
+    from harness.model.spec.changes import override_table
+    from harness.stacks.vllm.graph_flags import graph_flags
+    from harness.stacks.vllm.graph_rules import GraphFlags
+
+    own = [text for text in changes or () if text.partition("=")[0].strip() in GraphFlags.model_fields]
+    others = [text for text in changes or () if text not in own]
+    if others and experiment is None:
+        known = ", ".join(GraphFlags.model_fields)
+        raise SpecError(f"{others[0]!r} sets no flag of captured sizes", where="--set", hint=f"Known: {known}")
+    given = override_table({}, own) | ({"release": release} if release else {})
+    seen: dict[str, list[str]] = {}
+    shown: dict[str, Any] = {}
+    for name, values in _servers(experiment, others, url, recording):
+        try:
+            flags = graph_flags({**values, **given})
+        except ValueError as error:
+            raise SpecError(str(error), where=f"flags of {name}", hint=BY_HAND) from error
+        shown[repr(flags)] = flags
+        seen.setdefault(repr(flags), []).append(name)
+    for key, names in seen.items():
+        _print(", ".join(names), shown[key])
+
+
+def notes_of(spec: ExperimentSpec) -> list[str]:
+    """The batches without a whole graph of each vLLM that an experiment starts or names, a line each."""
+    from harness.stacks.vllm.graph_flags import flags_of_server, graph_flags
+    from harness.stacks.vllm.graph_rules import lost_graphs
+
+    notes: list[str] = []
+    for condition in spec.condition:
+        server = spec.server_of(condition)
+        if server.is_paged and (server.model or server.url):
+            with suppress(ValueError):
+                lost = lost_graphs(graph_flags({**_installed(server.environment), **flags_of_server(server)}))
+                notes += [f"{condition.name}: {lost}; harness server sizes lists them"] if lost else []
+    return notes
+
+
+def notes_of_server(url: str = "", recording: str = "") -> list[str]:
+    """What is known of the graphs of a vLLM that runs and drafts, or that was recorded: a line, or none."""
+    from harness.stacks.vllm.graph_flags import flags_of_header, graph_flags
+    from harness.stacks.vllm.graph_rules import lost_graphs
+    from harness.stacks.vllm.step_log import recorded_header
+
+    header = recorded_header(Path(recording), "effective") if recording else None
+    values = (flags_of_header(header) if header else {}) | (_shown_by(url) if url else {})
+    if not (header or "num_speculative_tokens" in values):
+        return []
+    drafts = values.get("num_speculative_tokens")
+    known = f"it drafts {drafts} tokens, and captured sizes count tokens" if drafts else "captured sizes"
+    missing = [flag for flag in ("max_num_seqs", "cudagraph_capture_sizes") if flag not in values]
+    if drafts and missing:
+        words = " ".join(f"--set {flag}=..." for flag in missing)
+        return [f"{known}: `harness server sizes --for {url} {words}` names batches without a graph"]
+    lost = ""
+    with suppress(ValueError):
+        lost = lost_graphs(graph_flags(values))
+    return [f"{known}: {lost}"] if lost else []
+
+
+def _servers(
+    experiment: Path | None, changes: list[str], url: str, recording: str
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The flags of each server that is named; without one, vLLM's defaults."""
+    from harness.stacks.vllm.graph_flags import flags_of_header, flags_of_server
+    from harness.stacks.vllm.step_log import recorded_header
+
+    if url:
+        values = _shown_by(url)
+        say(
+            terminal(is_error=True),
+            f"shown by {url}: {', '.join(values) or 'nothing'}; the rest is vLLM's default. {BY_HAND}",
+            markup=False,
+        )
+        yield url, values
+    if recording:
+        header = recorded_header(Path(recording), "effective")
+        if header is None:
+            hint = "Name a step log, or the sessions that a vLLM recorded (docs/guides/vllm-steps.md)"
+            raise SpecError("shows no settings of a vLLM", where=recording, hint=hint)
+        yield recording, flags_of_header(header)
+    if experiment is not None:
+        spec, source, _ = experiment_with(experiment, changes)
+        servers = {condition.name: spec.server_of(condition) for condition in spec.condition}
+        of_vllm = {name: server for name, server in servers.items() if server.is_paged}
+        if not of_vllm:
+            what = "none of its servers is a vLLM, and vllm-rbln compiles the sizes of [server] decode_buckets"
+            raise SpecError(what, where=str(source), hint="Name an experiment with rules = 'vllm-paged' or a model")
+        yield from (
+            (name, {**_installed(server.environment), **flags_of_server(server)}) for name, server in of_vllm.items()
+        )
+    if not (url or recording or experiment):
+        yield "these flags", {}
+
+
+def _installed(environment: str) -> dict[str, str]:
+    """The release in an environment, where it is there and known."""
+    from harness.stacks.vllm.graph_rules import graph_release
+    from harness.stacks.vllm.launch import find_vllm
+
+    try:
+        version = find_vllm(environment).versions.get("vllm", "") if environment else ""
+    except HarnessError:
+        return {}
+    return {"release": version} if graph_release(version) else {}
+
+
+def _shown_by(url: str) -> dict[str, Any]:
+    """What a server that runs shows: its release, its settings, and how many tokens it drafts."""
+    from harness.measure.client.target import endpoint_of
+    from harness.measure.server.life import VERSION, get_at, get_metrics, stated_version
+    from harness.model.spec import ServerSpec
+    from harness.runner.backends.attached import AttachedBackend
+    from harness.stacks.vllm.graph_flags import FLAG_OF_KEY, drafts_in_metrics
+    from harness.stacks.vllm.graph_rules import graph_release
+
+    server = ServerSpec(url=url)
+    endpoint = endpoint_of(server)
+    version = stated_version(get_at(endpoint, VERSION))
+    found = drafts_in_metrics(get_metrics(endpoint).body.decode("utf-8", "replace"))
+    shown = AttachedBackend().all_shown(server)
+    keys = ("max_num_seqs", "max_num_batched_tokens", "decode_buckets")
+    found |= {FLAG_OF_KEY[key]: shown[key] for key in keys if shown.get(key) is not None}
+    return found | ({"release": version} if graph_release(version) else {})
+
+
+def _print(name: str, flags: Any) -> None:
+    """The captured sizes and the batches of one server."""
+    from harness.stacks.vllm.graph_rules import decode_batches, graphs_of, lost_graphs
+
+    console = terminal()
+    try:
+        graphs, lost = graphs_of(flags), lost_graphs(flags)
+    except ValueError as error:
+        say(console, f"{name}: does not start: {error}", markup=False)
+        return
+    num_seqs, budget = flags.limits
+    runner = f"model runner {'V2' if flags.on_v2 else 'V1'}"
+    drafts = f", {flags.num_speculative_tokens} drafts by {flags.method or 'a drafter'}" if flags.query > 1 else ""
+    say(
+        console,
+        f"{name}: vLLM {flags.release}, {runner}{drafts}, {num_seqs} requests and {budget} tokens a step",
+        markup=False,
+    )
+    captured = (
+        f"{len(graphs.sizes)} sizes: {' '.join(map(str, graphs.sizes))}" if graphs.sizes else "nothing is captured"
+    )
+    say(console, f"cudagraph_mode {graphs.mode}; {captured}", markup=False)
+    rows: list[tuple[str, ...]] = []
+    batches = decode_batches(flags, graphs)
+    for (graph, size), group in groupby(
+        batches, lambda each: (each.graph, each.padded_tokens if each.graph != "NONE" else 0)
+    ):
+        first, *_, last = (*group,) * 2
+        tokens = [batch.num_tokens for batch in (first, last)]
+        rows.append(
+            (_span(first.num_requests, last.num_requests), _span(*tokens), str(size) if size else "no padding", graph)
+        )
+    show(console, Table("", "", ("requests", "tokens", "padded to", "graph"), tuple(rows)))
+    if batches and batches[-1].num_requests < num_seqs:
+        say(
+            console,
+            f"more than {batches[-1].num_requests} requests do not fit {budget} tokens a step with all drafts",
+            markup=False,
+        )
+    if lost:
+        say(console, lost, "bold", markup=False)
+    say(
+        console,
+        "a batch with a prompt, or a request with fewer drafts, has no FULL graph but in mode FULL",
+        markup=False,
+    )
+
+
+def _span(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first} to {last}"
