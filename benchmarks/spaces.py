@@ -97,7 +97,7 @@ def within(question: Question, bounds: Iterable[str]) -> Iterator[Setup]:
     """Every configuration within the bounds, as they are printed."""
     text, base = "\n".join(bounds), Baseline(question.server)
     memory = "kv_slots" if base.setup.kv_slots is not None else "num_gpu_blocks"
-    most = int(found[1]) if (found := re.search(r"at most (\d+) compiled sizes", text)) else 0
+    most = int(found[1]) if (found := re.search(r"at most (\d+) (?:compiled|captured) sizes", text)) else 0
     kept = re.search(r"the largest (\d+) for another max_num_seqs", text)
     policies = ROUTER_POLICIES if "router.policy:" in text else [base.setup.policy]
     cachings = [True, False] if "prefix_caching: on and off" in text else [base.setup.prefix_caching]

@@ -15,7 +15,8 @@ import tomli_w
 
 from harness.errors import ExitCode
 from harness.kinds import kind_named, kind_of_run
-from harness.model.spec import ExperimentSpec, TuneSpec
+from harness.model.spec import ExperimentSpec, ServerSpec, TuneSpec
+from harness.model.spec.server import VALUE_LEVERS
 from harness.stacks.vllm.launch import key_arguments
 from harness.tune.capacity import Capacity
 from harness.tune.confirm import BEST, SMALLEST, Confirmed
@@ -253,7 +254,7 @@ def commands(spec: ExperimentSpec, setup: Setup, base: Baseline, backend: str = 
     kind = kind_of_run(backend or spec.backend)
     has_blocks = server.num_gpu_blocks is not None or "num_gpu_blocks" in base.levers(setup)
     if server.is_vllm:
-        served = setup.on(server).model_copy(update={} if has_blocks else {"num_gpu_blocks": None})
+        served = _changed(setup, base).model_copy(update={} if has_blocks else {"num_gpu_blocks": None})
         yield shlex.join(["vllm", "serve", server.model or "MODEL", *key_arguments(served), *server.extra_args])
         return
     if kind.has_device or server.artifact:
@@ -270,5 +271,13 @@ def commands(spec: ExperimentSpec, setup: Setup, base: Baseline, backend: str = 
         return
     memory = f" --kv-slots {setup.kv_slots}" if setup.kv_slots is not None else ""
     memory += f" --num-gpu-blocks {setup.num_gpu_blocks}" if has_blocks else ""
+    changed = [key for key in base.levers(setup) if key in VALUE_LEVERS]
+    memory += "".join(f" --{key.replace('_', '-')} {str(setup.value_of(key)).lower()}" for key in changed)
     sizes = ",".join(map(str, setup.decode_buckets))
     yield f"harness server emulator --max-num-seqs {setup.max_num_seqs} --decode-buckets {sizes}{memory}"
+
+
+def _changed(setup: Setup, base: Baseline) -> ServerSpec:
+    """Today's server with this configuration; of VALUE_LEVERS what changes alone."""
+    kept = {key: getattr(base.server, key) for key in VALUE_LEVERS if key not in base.levers(setup)}
+    return setup.on(base.server).model_copy(update=kept)

@@ -172,7 +172,8 @@ def explore(
 def space_of(question: Question, agents: Sequence[int]) -> tuple[Space, Plans]:
     """What may be chosen from under these numbers of agents, and the LEAST_PLANS plans that say so."""
     sample = Plans(question, "sample", LEAST_PLANS, agents)
-    return Space(question, sample.width, _endless(question, sample)), sample
+    longest = max(int((group.requests["keep"] + group.requests["new"]).max()) for group in sample.groups)
+    return Space(question, sample.width, _endless(question, sample), longest), sample
 
 
 def _endless(question: Question, sample: Plans) -> Setup:
@@ -251,7 +252,7 @@ def _frontier(values: Mapping[Setup, float]) -> tuple[tuple[Setup, float], ...]:
     """The best of each number of requests at once, memory and number of sizes, with their first ratios."""
     kinds: dict[tuple[object, ...], list[tuple[Setup, float]]] = {}
     for setup, value in sorted(values.items(), key=lambda pair: pair[1]):
-        kind = (*setup._replace(decode_buckets=()), len(setup.decode_buckets))
+        kind = (*setup._replace(decode_buckets=(), others=()), len(setup.decode_buckets))
         if len(of_kind := kinds.setdefault(kind, [])) < BEST_OF_EACH:
             of_kind.append((setup, value))
     return tuple(pair for of_kind in kinds.values() for pair in of_kind)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -14,10 +15,18 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.errors import SpecError
-from harness.model.engine.config import EngineConfig
+from harness.model.engine.config import SCALAR_OF, EngineConfig
 from harness.model.engine.cost import DeviceSpec
 from harness.model.spec import ServerSpec
-from harness.model.spec.server import LEVERS, ROUTED_KEYS, SERVER_KEYS, ServerShape, default_buckets
+from harness.model.spec.server import (
+    LEVERS,
+    ROUTED_KEYS,
+    SERVER_KEYS,
+    VALUE_LEVERS,
+    ServerShape,
+    default_buckets,
+)
+from harness.stacks.rbln.rules.kv_rules import PAGED
 
 STEPS = (1.25, 1.5, 2.0)
 """Rungs of a ladder, between a number and its double."""
@@ -29,7 +38,8 @@ MORE_SIZES, MOST_SIZES = 2, 8
 class Setup(NamedTuple):
     """A configuration of a server. kv_slots: physical ones; None under paged rules. num_gpu_blocks: only there.
 
-    replicas, policy: of servers behind a router; 1 and "" of a server alone.
+    replicas, policy: of servers behind a router; 1 and "" of a server alone. others: (key, value) of VALUE_LEVERS, in
+    their order; empty without paged KV memory.
     """
 
     max_num_seqs: int
@@ -39,11 +49,13 @@ class Setup(NamedTuple):
     prefix_caching: bool = True
     replicas: int = 1
     policy: str = ""
+    others: tuple[tuple[str, int], ...] = ()
 
     @classmethod
     def of(cls, server: ServerSpec) -> Setup:
         """The configuration of a server, with the memory that it has by default written out."""
-        paged = EngineConfig.from_server(server.replica).paged if server.is_paged else None
+        config = EngineConfig.from_server(server.replica) if server.is_paged else None
+        paged = None if config is None else config.paged
         return cls(
             server.max_num_seqs,
             server.decode_buckets,
@@ -52,17 +64,29 @@ class Setup(NamedTuple):
             server.prefix_caching,
             server.num_replicas,
             server.routing.policy if server.is_routed else "",
+            () if config is None else tuple((key, getattr(paged, SCALAR_OF.get(key, key))) for key in VALUE_LEVERS),
         )
+
+    def with_other(self, key: str, value: int) -> Setup:
+        """With another value of one of VALUE_LEVERS; with blocks of another size, as many tokens of KV memory."""
+        others = tuple((name, value if name == key else old) for name, old in self.others)
+        if key != "block_size" or self.num_gpu_blocks is None:
+            return self._replace(others=others)
+        blocks = (self.num_gpu_blocks - 1) * int(self.value_of(key)) // value + 1
+        return self._replace(others=others, num_gpu_blocks=blocks)
 
     def on(self, server: ServerSpec) -> ServerSpec:
         """The server with this configuration, for the simulator."""
-        update: dict[str, Any] = {key: self.value_of(key) for key in LEVERS if key not in ROUTED_KEYS}
+        update: dict[str, Any] = {key: self.value_of(key) for key in LEVERS if key not in (*ROUTED_KEYS, *VALUE_LEVERS)}
+        update |= self.others
         if server.is_routed:
             update["router"] = server.routing.model_copy(update={"policy": self.policy})
         return server.model_copy(update=update)
 
     def value_of(self, key: str) -> Any:
         """The value of a key of [server]; of the router its policy."""
+        if key in VALUE_LEVERS:
+            return dict(self.others).get(key)
         return self.policy if key == "router" else getattr(self, key)
 
     @property
@@ -73,7 +97,15 @@ class Setup(NamedTuple):
         blocks = "" if self.num_gpu_blocks is None else f", {self.num_gpu_blocks} blocks"
         caching = "" if self.prefix_caching else ", no prefix caching"
         behind = f", {self.replicas} x {self.policy}" if self.replicas > 1 else ""
-        return f"{sizes}/{self.max_num_seqs}{slots}{blocks}{caching}{behind}"
+        usual = dict(_usual_others()) if self.others else {}
+        others = "".join(f", {key} {value:d}" for key, value in self.others if value != usual[key])
+        return f"{sizes}/{self.max_num_seqs}{slots}{blocks}{caching}{behind}{others}"
+
+
+@cache
+def _usual_others() -> tuple[tuple[str, int], ...]:
+    """The values of VALUE_LEVERS that nobody has to name."""
+    return Setup.of(ServerSpec(rules=PAGED)).others
 
 
 class Baseline:
@@ -113,6 +145,8 @@ class Baseline:
     def levers(self, setup: Setup) -> tuple[str, ...]:
         """The keys that have to be changed; what follows from another key is none."""
         base, implied = self.setup, self.implied(setup.max_num_seqs)
+        if setup.others:
+            implied = implied.with_other("block_size", setup.value_of("block_size"))._replace(others=base.others)
         usual = {key: (base if key == "max_num_seqs" else implied).value_of(key) for key in LEVERS}
         return tuple(key for key in LEVERS if setup.value_of(key) != usual[key])
 
@@ -132,6 +166,8 @@ class Baseline:
         changed = {*self.levers(setup)} - {"replicas"}
         if setup.decode_buckets != self.setup.decode_buckets:
             changed.add("decode_buckets")
+        if "block_size" in changed and self.server.num_gpu_blocks is not None:
+            changed.add("num_gpu_blocks")
         written = {key: setup.value_of(key) for key in SERVER_KEYS if key in changed}
         forms: dict[str, Any] = {"decode_buckets": list(setup.decode_buckets), "router": {"policy": setup.policy}}
         return {key: forms.get(key, value) for key, value in written.items() if value is not None}
@@ -144,13 +180,15 @@ class Baseline:
         base, levers = self.setup, self.levers(setup)
         by_default = setup.decode_buckets in ((), base.decode_buckets, default_buckets(setup.max_num_seqs))
         has_sizes = "decode_buckets" in levers or not by_default
-        sizes = f"compile {{{','.join(map(str, setup.decode_buckets))}}}" if has_sizes else ""
+        verb = "capture" if self.server.is_paged else "compile"
+        sizes = f"{verb} {{{','.join(map(str, setup.decode_buckets))}}}" if has_sizes else ""
         limit = f"{setup.max_num_seqs} requests at once" if "max_num_seqs" in levers else ""
         parts = [" for ".join(filter(None, (sizes, limit)))]
         for key in levers:
             new = setup.value_of(key)
             new = ("off", "on")[new] if isinstance(new, bool) else new
-            parts.append(SERVER_KEYS[key].change.format(new=new, old=base.value_of(key)))
+            change = SERVER_KEYS[key].change or f"{key} {{new}}" * (key in VALUE_LEVERS)
+            parts.append(change.format(new=new, old=base.value_of(key)))
         return ", ".join(filter(None, parts)) or "no change"
 
     def shape(self, setup: Setup) -> ServerShape:
@@ -183,18 +221,29 @@ def default_levers(server: ServerSpec) -> tuple[str, ...]:
     memory = "num_gpu_blocks" if server.is_paged else "kv_slots"
     sizes = ("decode_buckets",) if server.decode_buckets else ()
     caching = () if server.prefix_caching else ("prefix_caching",)
-    return (memory, "max_num_seqs", *sizes, *caching, *(("router",) if server.is_routed else ()))
+    others = [key for key in VALUE_LEVERS if server.is_paged and not SERVER_KEYS[key].is_asked]
+    return (memory, "max_num_seqs", *sizes, *caching, *(("router",) if server.is_routed else ()), *others)
+
+
+def possible_levers(server: ServerSpec) -> tuple[str, ...]:
+    """Every key that a search can change of a server."""
+    kinds = ("paged",) if server.is_vllm else ("paged", "modelled")
+    others = [key for key in VALUE_LEVERS if server.is_paged and SERVER_KEYS[key].kind in kinds]
+    return tuple(dict.fromkeys([*default_levers(server), "prefix_caching", *others]))
 
 
 def checked_levers(names: Sequence[str], server: ServerSpec) -> tuple[str, ...]:
     """``names``, else the default; SpecError for a key that this server does not have, or that no search changes."""
-    possible = (*default_levers(server), "prefix_caching")
+    possible = possible_levers(server)
+    if "offload_blocks" in names and not server.offload_block_us:
+        what = "a second memory at no price would always pay"
+        raise SpecError(what, where="tune.may_change", hint="Name what a block costs: server.offload_block_us")
     for name in names:
         if name not in possible:
             raise SpecError(
                 f"{name!r} is no key that can be searched on this server",
                 where="tune.may_change",
-                hint=f"Choose of {', '.join(dict.fromkeys(possible))}",
+                hint=f"Choose of {', '.join(possible)}",
             )
     return tuple(dict.fromkeys(names)) or default_levers(server)
 

@@ -1,7 +1,8 @@
 """The space of a search, as its printed bounds have it, and the search for the best of it by any figure.
 
 Requests at once, KV memory, prefix caching and policy are tried in every combination; the compiled sizes of the best
-combinations all, or by the steps that they ask for. Nothing is simulated here.
+combinations all, or by the steps that they ask for. From the best of these, every key is changed alone and beside each
+of the keys that are a row of the table. Nothing is simulated here.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.errors import PlanError, SpecError
-from harness.model.spec.server import MOST_SEQS, ROUTER_POLICIES
+from harness.model.spec.server import MOST_SEQS, ROUTER_POLICIES, SERVER_KEYS, VALUE_LEVERS
 from harness.tune.plans import Question
 from harness.tune.setups import (
     MORE_SIZES,
@@ -32,6 +33,8 @@ EVERY_LIMIT = 16
 """Up to here every number of requests at once is tried, beyond it the rungs of a ladder."""
 SAME = 1e-4
 """Values that differ by less, as a share, are the same."""
+DESCENTS = 4
+"""Combinations from which all keys together are searched, where keys of a row alone may change."""
 SHARED_SETS = 6
 """Good sets of sizes of a combination that are tried at all others with as many requests at once."""
 
@@ -58,10 +61,11 @@ class Thoroughness(NamedTuple):
 
 
 class Space:
-    """What a search may choose from. width: most sessions at once. endless: today's server with memory without end."""
+    """What a search may choose from. width: most sessions at once. endless: today's server with memory without end.
+    longest: tokens of the longest prompt."""
 
-    def __init__(self, question: Question, width: int, endless: Setup) -> None:
-        self.question, self.width, self.endless = question, width, endless
+    def __init__(self, question: Question, width: int, endless: Setup, longest: int = 0) -> None:
+        self.question, self.width, self.endless, self.longest = question, width, endless, longest
         self.base = Baseline(question.server)
         base, levers = self.base.setup, question.levers
         self.has_sizes = bool("decode_buckets" in levers and base.decode_buckets)
@@ -69,6 +73,7 @@ class Space:
         self.most_sizes = question.most_sizes or max(num_sizes, min(num_sizes + MORE_SIZES, MOST_SIZES))
         self.memory = "kv_slots" if base.kv_slots is not None else "num_gpu_blocks"
         self.limits = self._limits()
+        self.others = {key: self._values_of(key) for key in VALUE_LEVERS if key in levers}
         self.values: dict[Setup, float] = {}
         self.combinations: dict[Setup, float] = {}
         self._ends: dict[Setup, float] = {}
@@ -85,11 +90,23 @@ class Space:
         most = min(max(4 * base.max_num_seqs if follows else 1, self.width, base.max_num_seqs), MOST_SEQS)
         return sorted({base.max_num_seqs, *range(1, min(most, EVERY_LIMIT) + 1), *ladder(min(most, EVERY_LIMIT), most)})
 
+    def _values_of(self, key: str) -> list[int]:
+        """The values of a row's lever that differ for these prompts: what no step fills does as the next smaller."""
+        today, values = self.base.setup.value_of(key), sorted(SERVER_KEYS[key].values)
+        if key == "long_prefill_tokens":
+            values = [value for value in values if value < self.longest]
+        if key == "max_num_batched_tokens":
+            most = self.longest * self.width + self.width
+            values = [value for value, less in zip(values, [0, *values], strict=False) if less < most]
+        return sorted({today, *values})
+
     def num_setups(self, effort: Thoroughness) -> int:
         """About as many configurations are going to be tried."""
         rungs = 8 if self.memory in self.question.levers else 1
         combinations = len(self.limits) * rungs * len(self._kinds())
-        return 4 * combinations + effort.combinations * effort.sets if self.has_sizes else combinations
+        others = sum(len(values) for values in self.others.values())
+        moves = DESCENTS * others * (others + 8)
+        return moves + (4 * combinations + effort.combinations * effort.sets if self.has_sizes else combinations)
 
     @property
     def _starts(self) -> list[Setup]:
@@ -145,6 +162,8 @@ class Space:
             on_progress(place / len(self._starts))
         if self.has_sizes:
             self._search_sizes(effort)
+        if self.others:
+            self._search_others()
         return {setup: value for setup, value in self.values.items() if math.isfinite(value) and self._is_asked(setup)}
 
     def _is_asked(self, setup: Setup) -> bool:
@@ -243,6 +262,49 @@ class Space:
             total = len(self.combinations)
             self._left_out = f"all sizes at the {len(searched)} best of {total} combinations of the other keys"
 
+    def _search_others(self) -> None:
+        """Steepest descent over every key from the best combinations and from today's server: one key at a time, and
+        then two of which one is a row alone."""
+        ranked = sorted(filter(self._is_asked, self.values), key=self.values.__getitem__)
+        for start in dict.fromkeys([*ranked[:DESCENTS], self.base.setup]):
+            best, num_keys = start, 1
+            while num_keys <= 2:
+                step = min([best, *self._moves(best, num_keys)], key=self.value)
+                num_keys += step == best
+                best = step
+            end = self._bound(best)._replace(**{self.memory: getattr(self.endless, self.memory)})
+            if math.isfinite(least := self._value(end)):
+                self._ends[end] = least
+        self._left_out = "; ".join(
+            filter(None, (self._left_out, f"{', '.join(self.others)}: beside the others from the best {DESCENTS}"))
+        )
+
+    def _moves(self, setup: Setup, num_keys: int) -> Iterator[Setup]:
+        """What lies one change away, or two of which one is of a row's lever."""
+        rows = [(key, value) for key, values in self.others.items() for value in values]
+        single = [setup.with_other(key, value) for key, value in rows if value != setup.value_of(key)]
+        nearby = list(self._nearby(setup))
+        if num_keys == 1:
+            yield from (*single, *nearby)
+            return
+        for each in (*single, *nearby):
+            yield from (each.with_other(key, value) for key, value in rows if value != each.value_of(key))
+
+    def _nearby(self, setup: Setup) -> Iterator[Setup]:
+        """The next requests at once, memory and sizes; every caching and policy."""
+        place = self.limits.index(setup.max_num_seqs)
+        for limit in self.limits[max(0, place - 2) : place + 3]:
+            if limit != setup.max_num_seqs:
+                sizes = (*(size for size in setup.decode_buckets if size < limit), limit)[-self.most_sizes :]
+                memory = {self.memory: getattr(self._implied(limit), self.memory)} if self.base.follows else {}
+                yield setup._replace(max_num_seqs=limit, decode_buckets=sizes if setup.decode_buckets else (), **memory)
+        for memory in sorted(self._rungs if self.memory in self.question.levers else ()):
+            yield setup._replace(**{self.memory: memory})
+        yield from (setup._replace(**kind) for kind in self._kinds())
+        if self.has_sizes:
+            near = neighbours(setup.decode_buckets, setup.max_num_seqs)
+            yield from (setup._replace(decode_buckets=sizes) for sizes in near)
+
     def _sizes_of(self, setup: Setup, most_sets: int) -> None:
         """The sets of sizes of a combination: all, or from those that its steps ask for steepest descent."""
 
@@ -260,6 +322,10 @@ class Space:
                     best, step = step, min([step, *neighbours(step, limit)], key=with_sizes)
 
     @property
+    def _made(self) -> str:
+        return "captured" if self.question.server.is_paged else "compiled"
+
+    @property
     def bounds(self) -> list[str]:
         """What was searched, and what was left out, in lines."""
         levers = self.question.levers
@@ -272,10 +338,11 @@ class Space:
             lines.append("prefix_caching: on and off")
         if "router" in levers:
             lines.append(f"router.policy: {', '.join(ROUTER_POLICIES)}")
+        lines += [f"{key}: {in_ranges(values)}" for key, values in self.others.items()]
         if self.has_sizes:
-            lines.append(f"at most {self.most_sizes} compiled sizes")
+            lines.append(f"at most {self.most_sizes} {self._made} sizes")
         elif self.question.most_sizes and self.base.setup.decode_buckets:
-            lines.append(f"compiled sizes as today, the largest {self.most_sizes} for another max_num_seqs")
+            lines.append(f"{self._made} sizes as today, the largest {self.most_sizes} for another max_num_seqs")
         return [*lines, *([self._left_out] if self._left_out else [])]
 
 

@@ -16,7 +16,7 @@ from harness.model.plan.build import draw_plan
 from harness.model.sim.draws import perturbation_of
 from harness.model.spec import PerturbationSpec, ServerSpec, WorkloadSpec, parse_experiment
 from harness.stacks.rbln.rules.kv_rules import PAGED
-from harness.tune.answer import answer
+from harness.tune.answer import answer, commands
 from harness.tune.confirm import candidates_of
 from harness.tune.explore import QUICK, Effort, Explored, explore
 from harness.tune.plans import Plans, Question
@@ -263,3 +263,47 @@ def test_no_configuration_is_predicted_to_save_more_than_the_most_that_any_could
     assert explored.best.setup.max_num_seqs > 2
     assert explored.ceiling.ratio < explored.best.ratio.ratio + 0.002
     assert explored.most_saved <= 1 - explored.ceiling.ratio
+
+
+def test_keys_of_a_row_are_searched_together_with_the_others_and_written_by_their_names() -> None:
+    server = ServerSpec.model_validate(
+        {"rules": PAGED, "cost_model": "emulated-gpu", "max_num_seqs": 4, "num_gpu_blocks": 900, "slot_tokens": 4096}
+        | {"max_num_batched_tokens": 256, "decode_buckets": [1, 2, 3, 4]}
+    )
+    workload = WorkloadSpec(num_sessions=4, requests_per_session=2, wait_cap_s=2.0)
+    levers = ("max_num_batched_tokens", "long_prefill_tokens", "max_num_seqs")
+    explored = found(server, workload, levers, agents=(4,))
+    assert "long_prefill_tokens: 0, 128, 256, 512, 1024" in explored.bounds
+    assert any(line.startswith("max_num_batched_tokens: 256, 512, 1024") for line in explored.bounds)
+    assert explored.smallest is not None
+    base = Baseline(server)
+    assert base.keys(explored.smallest.setup).keys() == {"max_num_batched_tokens"}, "fewer steps for a prompt"
+    assert explored.smallest.words.startswith("max_num_batched_tokens ")
+    assert explored.smallest.setup.label.startswith("{1,2,3,4}/4, 900 blocks")
+    spec = parse_experiment(
+        {"name": "vllm", "backend": "vllm", "server": {"model": "any"}, "condition": [{"name": "base"}]}, where="test"
+    )
+    real = Baseline(ServerSpec(model="any", rules=PAGED), base.setup)
+    changed = real.setup.with_other("long_prefill_tokens", 512)
+    (line,) = commands(spec, changed, real)
+    assert "--long-prefill-token-threshold 512" in line
+    assert "--max-num-batched-tokens" not in line, "what stays is left to the server"
+
+
+def test_blocks_of_another_size_hold_as_many_tokens() -> None:
+    server = ServerSpec(rules=PAGED, cost_model="emulated-gpu", num_gpu_blocks=1601)
+    base = Baseline(server)
+    other = base.setup.with_other("block_size", 32)
+    assert other.num_gpu_blocks == 801
+    assert base.levers(other) == ("block_size",)
+    assert base.keys(other) == {"num_gpu_blocks": 801, "block_size": 32}
+    assert base.words(other) == "block_size 32"
+
+
+def test_a_second_memory_at_no_price_and_keys_that_only_models_have_are_refused() -> None:
+    with pytest.raises(SpecError, match="at no price would always pay"):
+        checked_levers(("offload_blocks",), ServerSpec(rules=PAGED))
+    priced = ServerSpec(rules=PAGED, offload_block_us=50.0)
+    assert checked_levers(("offload_blocks",), priced) == ("offload_blocks",)
+    with pytest.raises(SpecError, match="'offload_blocks' is no key that can be searched"):
+        checked_levers(("offload_blocks",), priced.model_copy(update={"model": "any"}))

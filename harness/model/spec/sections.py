@@ -182,7 +182,8 @@ class TuneSpec(Spec):
     may_change: tuple[str, ...] = Field(
         default=(),
         description="keys of [server] that may change: kv_slots, num_gpu_blocks, max_num_seqs, decode_buckets, "
-        "prefix_caching, router; default: all that this server has",
+        "prefix_caching, router, long_prefill_tokens, max_num_batched_tokens; default: all that this server has; and "
+        "where they are named async_scheduling, block_size, offload_blocks",
     )
     goal: Literal["cost", "sessions"] = Field(
         default="cost",

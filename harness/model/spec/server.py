@@ -198,7 +198,9 @@ class ServerKey(NamedTuple):
     flag: of ``vllm serve``. header: its name in the step log of a vLLM. backends: those whose launch applies it, so
     that nothing has to show it. engine: the engine's name of it, and unit: how many of the engine's units one of the
     key's is, where these differ. is_newer: records leave it out where it has its default. lever: its place among what a
-    search can change, the easiest change first; 0: not changed. change: that change in words.
+    search can change, the easiest change first; 0: not changed. change: that change in words. values: what a search
+    tries of it beside today's; of a row with them nothing else has to know the key. is_asked: it is searched only where
+    it is named.
     """
 
     kind: KeyKind
@@ -210,11 +212,18 @@ class ServerKey(NamedTuple):
     is_newer: bool = False
     lever: int = 0
     change: str = ""
+    values: tuple[int, ...] = ()
+    is_asked: bool = False
 
 
 def shown(kind: KeyKind, header: str, flag: str = "", lever: int = 0, change: str = "") -> ServerKey:
     """A row that a vLLM shows. flag: default: as the header has it."""
     return ServerKey(kind, flag or f"--{header.replace('_', '-')}", header, lever=lever, change=change)
+
+
+def searched(row: ServerKey, lever: int, values: tuple[int, ...], *, is_asked: bool = False) -> ServerKey:
+    """A row whose values a search tries; the change is named by the key."""
+    return row._replace(lever=lever, values=values, is_asked=is_asked)
 
 
 def key(row: ServerKey, default: Any, words: str, **limits: Any) -> Any:
@@ -279,22 +288,27 @@ class ServerSpec(Spec):
         "its blocks; default: what fits",
         ge=2,
     )
-    block_size: int | None = key(shown("paged", "block_size"), None, "tokens of a block; default: the server's", ge=1)
+    block_size: int | None = key(
+        searched(shown("paged", "block_size"), 11, (16, 32, 64, 128), is_asked=True),
+        None,
+        "tokens of a block; default: the server's",
+        ge=1,
+    )
     max_num_batched_tokens: int | None = key(
-        shown("paged", "max_num_batched_tokens"),
+        searched(shown("paged", "max_num_batched_tokens"), 9, (256, 512, 1024, 2048, 4096, 8192, 16384)),
         None,
         "most tokens of an engine step; default: the server's, which vLLM takes from the device: 2,048 below 70 GiB "
         "(so modelled ones), 8,192 on H100 and H200, 16,384 from 160 GiB",
         ge=1,
     )
     long_prefill_tokens: int | None = key(
-        shown("paged", "long_prefill_token_threshold"),
+        searched(shown("paged", "long_prefill_token_threshold"), 8, (0, 128, 256, 512, 1024, 2048)),
         None,
         "most tokens of one prompt in a step; default: the server's, which is 0: no such limit",
         ge=0,
     )
     async_scheduling: bool | None = key(
-        shown("paged", "async_scheduling"),
+        searched(shown("paged", "async_scheduling"), 10, (False, True), is_asked=True),
         None,
         "each step is decided when the one before it begins; default: the server's, or false where it is emulated or "
         "simulated",
@@ -306,7 +320,7 @@ class ServerSpec(Spec):
         gt=0,
     )
     offload_blocks: int | None = key(
-        ServerKey("modelled", is_newer=True),
+        searched(ServerKey("modelled", is_newer=True), 12, (0, 256, 1024, 4096, 16384), is_asked=True),
         None,
         "blocks of a second memory, which overwritten ones go to; default: none",
         ge=1,
@@ -586,3 +600,5 @@ ENGINE_KEYS = keys_of("engine", "slots", "paged", "modelled")
 """All settings of a simulated or emulated server."""
 LEVERS = sorted((key for key, row in SERVER_KEYS.items() if row.lever), key=lambda key: SERVER_KEYS[key].lever)
 """What a search can change, the easiest change first."""
+VALUE_LEVERS = tuple(key for key in LEVERS if SERVER_KEYS[key].values)
+"""Levers that are a row of the table and nothing else; of paged KV memory."""
