@@ -145,7 +145,7 @@ fuzz: dev  ## changed texts at every parser, for FUZZ_S seconds or FUZZ_INPUTS; 
 # An agent stamps its log before its request leaves: where that is allowed, it does not wait for other processes between.
 AT_ONCE = $(shell chrt -r 5 true 2>/dev/null && echo chrt -r 5)
 AGENTS ?=
-agents: dev  ## minutes, 1.5 GB of disk, npm: the newest Codex, mini-swe-agent and opencode against a scripted server, and what imports read wrongly
+agents: dev  ## minutes, 1.5 GB of disk, npm: the newest release of six agents against a scripted server, and what imports read wrongly
 	@$(AT_ONCE) $(BIN)/python -m tests.support.agents $(AGENTS)
 
 SEED ?= 1

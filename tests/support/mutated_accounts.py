@@ -28,7 +28,7 @@ from tests.support.naive_traces import NAIVE
 from tests.support.sound_traces import SOUND, at
 
 ROWS_INSIDE = {"atif": "steps", "openhands": "history", "swe-agent": "messages", "weka": "requests"}
-ROWS_INSIDE["opencode"] = "messages"
+ROWS_INSIDE.update({"opencode": "messages", "gemini-cli": "messages"})
 WAYS = ("removed", "doubled", "moved", "renamed")
 # LMCache's rows have no type: what would be renamed is a role in a prompt, which makes it another prompt.
 UNTYPED = ("lmcache", "mooncake", "csv")
@@ -121,7 +121,7 @@ def _with_shared(rows: Iterable[Any]) -> Iterator[Any]:
 
 
 RICHER = {"claude": _linked, "codex": _numbered, "otel": _with_tools, "atif": _with_totals, "swe-agent": _with_calls}
-RICHER["vllm-sessions"] = _with_shared
+RICHER.update({"vllm-sessions": _with_shared, "qwen-code": _linked})
 
 
 def mutated(kind: str, rng: random.Random) -> tuple[list[str], str]:

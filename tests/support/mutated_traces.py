@@ -24,10 +24,12 @@ from harness.model.traces.recording import read_trace
 from tests.support.agent_logs import assistant, result, text, tool, user
 from tests.support.sound_traces import (
     atif_document,
+    gemini_session,
     lmcache_rows,
     mini_swe_agent,
     opencode_session,
     openhands_events,
+    qwen_rows,
     vllm_sessions,
 )
 
@@ -160,6 +162,8 @@ RECORDS: dict[str, Callable[[int], Any]] = {
     "openhands": lambda at: {"instance_id": at, "history": [*openhands_events(f"s{at}", first_s=at)]},
     "swe-agent": lambda at: mini_swe_agent(f"s{at}", first_s=at) if at % 2 else _swe_agent(at),
     "opencode": lambda at: opencode_session(f"s{at}", first_s=at),
+    "gemini-cli": lambda at: gemini_session(f"s{at}", first_s=at),
+    "qwen-code": lambda at: [*qwen_rows(f"s{at // 7}", first_s=at)][at % 7],
     "lmcache": lambda at: [*lmcache_rows(f"s{at // 3}")][at % 3],
     "vllm-sessions": lambda at: [*vllm_sessions()][at % 7],
 }

@@ -350,6 +350,60 @@ def opencode(rows: Rows) -> Sessions:
     return sessions
 
 
+def gemini_cli(rows: Rows) -> Sessions:
+    """A message with counts is an answer; the others say when it was asked for."""
+
+    def events(messages: Rows) -> Iterator[_Event]:
+        for message in messages:
+            ids = [part["functionResponse"]["id"] for part in message["content"] if "functionResponse" in part]
+            tokens = message.get("tokens")
+            if message["type"] == "gemini":
+                counts = (tokens["input"], tokens["cached"], tokens["output"] + tokens["thoughts"], tokens["output"])
+                yield _ns(message["timestamp"]), {call["id"] for call in message["toolCalls"]}, counts
+            elif message["type"] == "user":
+                yield _ns(message["timestamp"]), set(ids), None
+
+    return [_waited(_with_tools(events(_once(row["messages"])))) for row in _once(rows)]
+
+
+def qwen_code(rows: Rows) -> Sessions:
+    """A row with usage is an answer; the others say when it was asked for."""
+
+    def events(group: Rows) -> Iterator[_Event]:
+        for row in group:
+            ids = {call["id"] for part in row["message"]["parts"] for call in part.values() if isinstance(call, dict)}
+            usage = row.get("usageMetadata")
+            if row["type"] == "assistant":
+                answer, hidden = usage["candidatesTokenCount"], usage["thoughtsTokenCount"]
+                counts = (usage["promptTokenCount"], usage["cachedContentTokenCount"], answer, answer - hidden)
+                yield _ns(row["timestamp"]), ids, counts
+            elif row["type"] in ("user", "tool_result"):
+                yield _ns(row["timestamp"]), ids, None
+
+    groups = _grouped(_once(rows), lambda row: row["sessionId"]).values()
+    return [_waited(_with_tools(events(group))) for group in groups]
+
+
+_Event = tuple[int, set[str], "tuple[int, int, int, int] | None"]
+"""An instant; the tools that an answer called, or whose results a row has; an answer's counts."""
+
+
+def _with_tools(events: Iterable[_Event]) -> list[Answer]:
+    """Answers; a call is lost where a tool's result has no call, or a call of a tool no result."""
+    answers: list[Answer] = []
+    asked: int | None = None
+    called: set[str] = set()
+    waiting: set[str] = set()
+    is_lost = False
+    for now, ids, counts in sorted(events, key=lambda event: event[0]):
+        if counts is None:
+            asked, is_lost, waiting = now, is_lost or not ids <= called, waiting - ids
+        else:
+            answers.append(Answer(asked, now, *counts, is_lost or bool(waiting)))
+            asked, is_lost, waiting, called = None, False, ids, called | ids
+    return answers
+
+
 def lmcache(rows: Rows) -> Sessions:
     """A row holds its whole prompt, 4 characters a token; an answer that comes again has its counted tokens."""
     sessions: Sessions = []
@@ -430,6 +484,8 @@ NAIVE: dict[str, Callable[[Rows], Sessions]] = {
     "openhands": openhands,
     "swe-agent": swe_agent,
     "opencode": opencode,
+    "gemini-cli": gemini_cli,
+    "qwen-code": qwen_code,
     "lmcache": lmcache,
     "vllm-sessions": vllm_sessions,
 }

@@ -217,6 +217,36 @@ def opencode_session(session: str, turns: int = TURNS, first_s: float = 0.0) -> 
     return {"info": info, "messages": messages}
 
 
+def gemini_session(session: str, turns: int = TURNS, first_s: float = 0.0) -> Any:
+    """A session that calls a tool in every turn, as a document of Gemini CLI."""
+    rows: list[Any] = [{"id": f"{session}-u", "timestamp": at(first_s), "type": "user", "content": [{"text": "x"}]}]
+    for turn in range(turns):
+        counts = {"input": 1000 + 200 * turn, "cached": 1000 * bool(turn), "output": 80, "thoughts": 20, "tool": 0}
+        counts |= {"total": counts["input"] + 100}
+        answer = {"content": "x", "tokens": counts, "toolCalls": [{"id": f"{session}-c{turn}", "name": "x"}]}
+        rows.append({"id": f"{session}-a{turn}", "timestamp": at(first_s + 10 * turn + 3), "type": "gemini", **answer})
+        content = [{"functionResponse": {"id": f"{session}-c{turn}"}}]
+        stamp = at(first_s + 10 * turn + 8)
+        rows.append({"id": f"{session}-r{turn}", "timestamp": stamp, "type": "user", "content": content})
+    return {"sessionId": session, "projectHash": "x", "kind": "main", "messages": rows}
+
+
+def qwen_rows(session: str, turns: int = TURNS, first_s: float = 0.0) -> Iterator[Any]:
+    """A session of Qwen Code that calls a tool in every turn."""
+
+    def row(name: str, seconds: float, kind: str, *parts: Any, **more: Any) -> Any:
+        ids = {"uuid": f"{session}-{name}", "sessionId": session, "timestamp": at(first_s + seconds)}
+        return {**ids, "type": kind, "provenance": "x", "message": {"parts": list(parts)}, **more}
+
+    yield row("u", 0, "user", {"text": "x"})
+    for turn in range(turns):
+        counts = {"promptTokenCount": 1000 + 200 * turn, "candidatesTokenCount": 100, "thoughtsTokenCount": 20}
+        counts |= {"cachedContentTokenCount": 1000 * bool(turn), "totalTokenCount": 1100 + 200 * turn}
+        call = {"functionCall": {"id": f"c{turn}", "name": "x"}}
+        yield row(f"a{turn}", 10 * turn + 3, "assistant", {"text": "x"}, call, usageMetadata=counts)
+        yield row(f"r{turn}", 10 * turn + 8, "tool_result", {"functionResponse": {"id": f"c{turn}"}})
+
+
 def lmcache_rows(session: str, turns: int = TURNS) -> Iterator[Any]:
     """Calls with their whole prompts."""
     messages: list[Any] = [{"role": "system", "content": f"{session} " * 40}]
@@ -265,6 +295,8 @@ SOUND: dict[str, Callable[[], Lines]] = {
     ),
     "swe-agent": _each(lambda name, first_s: iter([mini_swe_agent(name, first_s=first_s)])),
     "opencode": _each(lambda name, first_s: iter([opencode_session(name, first_s=first_s)])),
+    "gemini-cli": _each(lambda name, first_s: iter([gemini_session(name, first_s=first_s)])),
+    "qwen-code": _each(lambda name, first_s: qwen_rows(name, first_s=first_s)),
     "lmcache": _each(lambda name, _: lmcache_rows(name)),
     "vllm-sessions": lambda: _lines(vllm_sessions()),
 }

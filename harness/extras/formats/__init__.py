@@ -17,6 +17,8 @@ PLUGIN = Plugin(
         "otel": f"{_AT}.otel:FORMAT",
         "atif": f"{_AT}.atif:FORMAT",
         "openhands": f"{_AT}.openhands:FORMAT",
+        "gemini-cli": f"{_AT}.gemini_cli:FORMAT",
+        "qwen-code": f"{_AT}.qwen_code:FORMAT",
         "opencode": f"{_AT}.opencode:FORMAT",
         "swe-agent": f"{_AT}.swe_agent:FORMAT",
         "weka": f"{_AT}.weka:FORMAT",

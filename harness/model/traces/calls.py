@@ -12,7 +12,7 @@ from pathlib import Path
 
 from harness.model.plan.model import WaitKind
 from harness.model.traces.account import ReadNotes, Unread
-from harness.model.traces.base import Progress, Record, TraceLine, instant_ns, json_lines
+from harness.model.traces.base import Progress, Record, TraceLine, instant_ns, json_records
 
 Span = tuple[int, int]
 # No model call takes less: calls that close within it of one another were written down again, not made.
@@ -20,8 +20,8 @@ BURST_NS = 100_000_000
 # Rows of one moment may be written in any order.
 LATE_NS = 1_000_000_000
 ENDS_ROUND = 3
-# Tools that ask a person, of Claude Code, Codex and opencode: their result is a person's answer.
-ASK_A_PERSON = ("AskUserQuestion", "ExitPlanMode", "request_user_input", "ask_user_question", "question")
+# Tools that ask a person, of Claude Code, Codex, Qwen Code, opencode and Gemini CLI: their result is a person's answer.
+ASK_A_PERSON = ("AskUserQuestion", "ExitPlanMode", "request_user_input", "ask_user_question", "question", "ask_user")
 REPLAYED = "calls of a parent session that is not among the files, repeated at the start of a fork"
 
 
@@ -133,6 +133,11 @@ class Conversation:
         self.take_input(moment_ns, is_human=False)
         self._is_woken = True
 
+    def compact(self, at: str) -> None:
+        """The next prompt begins anew, with a summary that a call made which the log does not hold."""
+        self.is_compacted = True
+        self.notes.leave("calls that summarised a conversation: the log does not hold them", at)
+
     def add(self, moment_ns: int, identity: Hashable, at: str) -> Call:
         """A row is a call; as ``begin``."""
         self.notes.call()
@@ -191,7 +196,9 @@ class Conversation:
 
 
 class AgentLog:
-    """A file of an agent, row by row."""
+    """A file of an agent, row by row. folder: the name of the one that it lies in."""
+
+    folder = ""
 
     def __init__(self, name: str, notes: ReadNotes) -> None:
         self.name, self.notes = name, notes
@@ -222,11 +229,13 @@ def logs_of(
     """The conversations of each file; a file whose rows are out of order of time is read again in order."""
     for path in files:
         log = kind(path.stem, ReadNotes())
-        for at, record in json_lines(path, log.notes, progress):
+        log.folder = path.parent.name
+        for at, record in json_records(path, log.notes, progress):
             log.take(record, at)
         if log.num_late:
             num_late, log = log.num_late, kind(path.stem, ReadNotes())
-            for at, record in _by_time(json_lines(path, log.notes), log):
+            log.folder = path.parent.name
+            for at, record in _by_time(json_records(path, log.notes), log):
                 log.take(record, at)
             log.notes.assume("rows out of order of time: their file was sorted", num_late)
         yield from (calls for calls in log.logs() if calls)

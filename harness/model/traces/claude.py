@@ -28,11 +28,13 @@ Counts = list[tuple[str, list[int]]]
 
 
 class ClaudeLog(AgentLog):
-    """A file of Claude Code, row by row."""
+    """A file of Claude Code, row by row, or of a program whose rows have the same ids and links."""
+
+    program, held_to, passed = "Claude Code", HELD_TO, PASSED
 
     def __init__(self, name: str, notes: ReadNotes) -> None:
         super().__init__(name, notes)
-        self._chains: dict[str, _Chain] = {}
+        self._chains: dict[str, Chain] = {}
         self._side_roots: dict[str, str] = {}
         self._rows: set[str] = set()
         self._parents: set[str] = set()
@@ -43,31 +45,39 @@ class ClaudeLog(AgentLog):
         self.notes.assume("rows that name a row before them which is not in their file: rows are missing", len(missing))
         return [chain.log() for chain in self._chains.values()]
 
+    def new_chain(self, session: str) -> Chain:
+        """A conversation of this program."""
+        return _ClaudeChain(session, self.notes)
+
+    def kind_of(self, record: Record) -> str:
+        """The type of a row, by which ``passed`` and its conversation know it."""
+        return "compaction" if text_of(record, "subtype") == "compact_boundary" else text_of(record, "type")
+
     def take(self, record: Record, at: str) -> None:
-        kind, row, moment_ns = text_of(record, "type"), text_of(record, "uuid"), instant_ns(record.get("timestamp"))
+        kind, row, moment_ns = self.kind_of(record), text_of(record, "uuid"), instant_ns(record.get("timestamp"))
         if row in self._rows:
             self.notes.leave("rows that their own file holds already", at, 1)
             return
         self._rows |= {row} - {""}
         self._parents |= {text_of(record, "parentUuid")} - {""}
-        self.notes.check_release("Claude Code", text_of(record, "version"), HELD_TO)
-        if text_of(record, "subtype") != "compact_boundary" and self.notes.passes(kind, PASSED):
+        self.notes.check_release(self.program, text_of(record, "version"), self.held_to)
+        if self.notes.passes(kind, self.passed):
             return
         chain = self._chain(record, row)
         chain.unread.num_rows += 1
-        if kind not in ("user", "assistant", "attachment", "system"):
+        if kind not in chain.kinds:
             chain.unread.unknown(kind, at)
         elif moment_ns is None:
             chain.unread.broken("a row without its time", at)
         else:
             self.came_at(moment_ns)
-            chain.take(record, moment_ns, text_of(record, "sessionId") or self.name, at)
+            chain.take(kind, record, moment_ns, at)
 
-    def _chain(self, record: Record, row: str) -> _Chain:
+    def _chain(self, record: Record, row: str) -> Chain:
         """The conversation of a row, which this row may begin."""
         session = self._session(record)
         if session not in self._chains:
-            chain = self._chains[session] = _Chain(session, self.notes)
+            chain = self._chains[session] = self.new_chain(session)
             # A session goes on from the one that its first row follows: copies may keep that row's id.
             above = self._session_of.get(text_of(record, "parentUuid") or "-", "")
             if text_of(record, "agentId") and record.get("isSidechain") is True:
@@ -92,26 +102,38 @@ class ClaudeLog(AgentLog):
         return f"{session}/{root}"
 
 
-class _Chain(Conversation):
-    """One conversation of Claude Code; a side chain is a conversation too."""
+class Chain(Conversation):
+    """One conversation of a ``ClaudeLog``; a side chain is a conversation too. kinds: the types of its rows."""
 
+    kinds: tuple[str, ...] = ("user", "assistant", "attachment", "compaction")
+    follows: Call | None = None
+
+    def take(self, kind: str, record: Record, moment_ns: int, at: str) -> None:
+        """Read one row of these kinds."""
+        raise NotImplementedError
+
+    def log(self) -> Log:
+        """The calls so far."""
+        for turn in self.known()[:1]:
+            turn.follows = self.follows
+        return self.calls
+
+
+class _ClaudeChain(Chain):
     def __init__(self, session: str, notes: ReadNotes) -> None:
         super().__init__(session, notes)
-        self.follows: Call | None = None
         self._answers: dict[Hashable, tuple[Call, Counts]] = {}
 
-    def take(self, record: Record, moment_ns: int, session: str, at: str) -> None:
-        """Read one row of a known type; session: the one that its sub-agents belong to."""
-        kind, message = text_of(record, "type"), record_of(record.get("message"))
+    def take(self, kind: str, record: Record, moment_ns: int, at: str) -> None:
+        message = record_of(record.get("message"))
         parts = list(map(record_of, list_of(message.get("content"))))
         if kind == "assistant":
             self._answer(message, text_of(record, "requestId"), parts, moment_ns, at)
             return
         results = [part for part in parts if text_of(part, "type") == "tool_result"]
         is_hint = kind != "user" or record.get("isMeta") is True
-        if kind == "system":
-            self.is_compacted = True
-            self.notes.leave("calls that summarised a conversation: the log does not hold them", at)
+        if kind == "compaction":
+            self.compact(at)
         if text_of(record, "origin", "kind") in ("", "human"):
             self.take_input(moment_ns, is_human=not results and not is_hint, is_hint=is_hint)
         else:
@@ -119,7 +141,7 @@ class _Chain(Conversation):
         for part in results:
             turn = self.result(text_of(part, "tool_use_id"), moment_ns)
             if turn is not None and (agent := text_of(record, "toolUseResult", "agentId")):
-                turn.children.append(f"{session}/{agent}")
+                turn.children.append(f"{text_of(record, 'sessionId') or self.session}/{agent}")
         if unknown := {text_of(part, "type") or "without a type" for part in parts} - INPUTS:
             self.unread.unknown(f"user content {min(unknown)}", at)
         else:
@@ -150,8 +172,7 @@ class _Chain(Conversation):
 
     def log(self) -> Log:
         """The calls, one for each pass of the session's model."""
-        for turn in self.known()[:1]:
-            turn.follows = self.follows
+        super().log()
         return [each for turn, counts in self._answers.values() for each in _passes(turn, counts, self.notes)]
 
 

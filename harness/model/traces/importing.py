@@ -225,13 +225,10 @@ def detect(path: Path) -> str | None:
     if of_name := [name for name, form in forms if not form.keys and _unpacked(path).endswith(form.suffixes)]:
         return of_name[0]
     found: set[str] = set()
-    alike = [kind for kind in _other_kinds() if kind.get("is_alike")]
     for place, (_, record) in enumerate(json_records(path, ReadNotes())):
         found |= {name for name, form in TRACE_FORMATS.items() if any(keys <= record.keys() for keys in form.keys)}
         if place >= LINES_LOOKED_AT:
             break
-        if any(_is_of(kind, record) for kind in alike):
-            return None
     in_order = sorted(TRACE_FORMATS, key=lambda name: not TRACE_FORMATS[name].is_special)
     return next((name for name in in_order if name in found), None)
 

@@ -221,10 +221,6 @@ def test_files_packed_with_zstd_are_read_and_refused_where_their_end_is_missing(
         ({"type": "system", "session_id": "x", "uuid": "y"}, "~/.claude/projects"),
         ({"schema": "dynamo.request", "event_type": "end"}, "agentic-mooncake"),
         ({"session_id": "x", "turns": []}, "agentic-mooncake"),
-        (
-            {"type": "system", "sessionId": "x", "uuid": "y", "message": {}, "systemPayload": {}},
-            "a session of Qwen Code",
-        ),
         ({"first_key": 1, "key of a text": 2}, "its records have the keys first_key, key of a text"),
     ],
 )

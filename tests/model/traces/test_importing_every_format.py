@@ -17,7 +17,7 @@ from tests.support.sound_traces import SESSIONS, SOUND, TURNS, Lines
 KINDS = sorted(TRACE_FORMATS)
 NUM_REQUESTS = SESSIONS * TURNS
 ESTIMATED = ("atif", "lmcache", "otel", "vllm-sessions")  # of which every file is labelled
-DOCUMENTS = ("atif", "opencode", "openhands", "swe-agent", "weka")  # a row is a whole session
+DOCUMENTS = ("atif", "gemini-cli", "opencode", "openhands", "swe-agent", "weka")  # a row is a whole session
 
 
 def written(folder: Path, kind: str, lines: Lines, name: str = "in") -> Path:
@@ -196,7 +196,8 @@ def test_an_empty_file_beside_others_is_counted_and_alone_is_refused_as_empty(tm
 def test_many_answers_of_a_token_or_two_are_labelled(tmp_path: Path, kind: str) -> None:
     keys = {"codex": '"output_tokens": 100', "tracelab": '"output_tokens": 100', "weka": '"out": 90', "csv": ",90,"}
     keys |= {"vllm-sessions": '"generated_tokens": 60'}
-    keys |= {"opencode": '"output": 100, "reasoning": 20'}
+    keys |= {"opencode": '"output": 100, "reasoning": 20', "gemini-cli": '"output": 80, "thoughts": 20'}
+    keys |= {"qwen-code": '"candidatesTokenCount": 100'}
     counted = dict.fromkeys(("atif", "openhands", "swe-agent"), '"completion_tokens": 100')
     key = counted | {"claude": '"output_tokens": 400', "otel": '"gen_ai.usage.output_tokens": 100'} | keys
     old = key.get(kind, '"output_length": 60')

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import tempfile
 from pathlib import Path
 from types import ModuleType
 
-from tests.support.agents import codex, mini_swe_agent, opencode
+from tests.support.agents import codex, gemini_cli, mini_swe_agent, opencode, pydantic_ai, qwen_code
 from tests.support.agents.scripted_server import ScriptedServer, serving
 from tests.support.agents.truth import WAIT, SeenRequest, differences, requests_seen, truth_of
 from tests.support.agents.without_texts import write_without_texts
 
-AGENTS: dict[str, ModuleType] = {module.NAME: module for module in (codex, mini_swe_agent, opencode)}
+MODULES = (codex, mini_swe_agent, opencode, qwen_code, gemini_cli, pydantic_ai)
+AGENTS: dict[str, ModuleType] = {module.NAME: module for module in MODULES}
 
 
 def play(agent: ModuleType, folder: Path) -> tuple[str, list[Path], list[SeenRequest], ScriptedServer]:
@@ -35,8 +37,9 @@ def held(agent: ModuleType, folder: Path, keep: Path | None) -> bool:
     if keep is not None:
         kept = keep / f"{agent.NAME}-{release}"
         kept.mkdir(parents=True, exist_ok=True)
+        above = os.path.commonpath([log.parent for log in logs])
         for log in logs:
-            write_without_texts(log, kept / log.name)
+            write_without_texts(log, kept / log.relative_to(above))
         (kept / "truth.json").write_text(json.dumps(truth_of(agent.NAME, release, agent.FORMAT, seen), indent=1) + "\n")
     found, off_s = differences(seen, logs, agent.FORMAT)
     failed = sum(request.failed_attempts for request in seen)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,7 @@ COMPACTS_AT = {"model_auto_compact_token_limit": 12_500}
 
 
 class AppServer:
-    """Codex's app server, spoken to in lines of JSON."""
+    """An agent that is spoken to in lines of JSON, as Codex's app server."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process, self._number = process, 0
@@ -110,13 +110,13 @@ class AppServer:
         for line in self._process.stdout:
             message = json.loads(line)
             if "error" in message and "id" in message:
-                raise SystemExit(f"agents: Codex answers {message['error']}")
+                raise SystemExit(f"agents: the agent answers {message['error']}")
             yield message
-        raise SystemExit("agents: Codex's app server ended")
+        raise SystemExit("agents: the agent ended")
 
 
 @contextmanager
-def _app_server(binary: Path, folder: Path, variables: dict[str, str]) -> Iterator[AppServer]:
+def _app_server(binary: Path, folder: Path, variables: dict[str, str]) -> Generator[AppServer]:
     command = ["timeout", str(ANSWER_WITHIN_S), str(binary), "app-server"]
     with (folder / "codex.err").open("w") as errors:
         process = subprocess.Popen(

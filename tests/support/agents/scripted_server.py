@@ -1,7 +1,8 @@
 """A model server whose answers are written beforehand, for real agents on loopback, and the account of what it saw.
 
-It speaks ``/v1/responses`` and ``/v1/chat/completions``. A conversation is known by the ``script:NAME`` that ends what
-its user wrote; a tool's length, a failed attempt and a count of tokens stand in the script. No model runs.
+It speaks ``/v1/responses``, ``/v1/chat/completions`` and Gemini's API. A conversation is known by the ``script:NAME``
+that ends what its user wrote; a tool's length, a failed attempt and a count of tokens stand in the script. No model
+runs.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from itertools import islice
 from typing import Any, Literal
 
 from harness.clock import NS_PER_S, MonotonicClock
+from tests.support.agents import gemini_wire
 from tests.support.raw_server import CHUNKED_HEAD, CLOSE, KEEP, Asked, RawServer, Reply, chunked, whole
 
 CLOCK = MonotonicClock()
@@ -43,7 +45,8 @@ class ToolCall:
 class Answer:
     """One answer. after: what its request waited for. failures: how the attempts before it end. takes_s: from the
     request to the answer's end. hidden_tokens: of reasoning. is_fresh: its prompt was made anew, as after a compaction.
-    joins: the script of a sub-agent that the request waited for.
+    joins: the scripts of sub-agents that the request waited for. is_late: its agent computes between what it logs
+    and the request, so that the log has a shorter wait.
     """
 
     text: str = ""
@@ -54,6 +57,7 @@ class Answer:
     hidden_tokens: int = 0
     is_fresh: bool = False
     joins: str = ""
+    is_late: bool = False
 
 
 @dataclass(frozen=True)
@@ -261,6 +265,7 @@ def _reply(scripted: ScriptedServer, asked: Asked) -> Reply:
     if asked.method == "GET":
         return _document({"object": "list", "data": [{"id": "scripted", "object": "model"}], "models": []})
     received_ns, body = CLOCK.now_ns(), asked.fields
+    body = gemini_wire.as_chat(body) if "contents" in body else body
     scripted.tools += [name for tool in body.get("tools") or () if (name := _tool(tool)) not in scripted.tools]
     found = scripted.next_answer(body)
     if found is None:
@@ -270,13 +275,9 @@ def _reply(scripted: ScriptedServer, asked: Asked) -> Reply:
     if failure == "refused":
         busy = {"error": {"message": "overloaded, as the script says", "type": "server_error"}}
         pieces = _at(until_ns, _document(busy, 503).pieces)
-    elif asked.path.endswith("/responses"):
-        pieces = _stream(list(responses_events(f"{script}-{place}", answer, tokens)), until_ns, named=True)
-    elif body.get("stream"):
-        pieces = _stream(list(chat_events(f"{script}-{place}", answer, tokens)), until_ns, named=False)
     else:
-        whole_answer = _document(chat_document(f"{script}-{place}", answer, tokens)).pieces
-        pieces = _at(until_ns, [] if failure else whole_answer)
+        pieces = _answered(asked, f"{script}-{place}", answer, tokens, until_ns)
+        pieces = pieces if failure != "cut" or _is_streamed(asked) else _at(until_ns, [])
 
     def seen() -> Iterator[bytes]:
         # A stream that is cut ends after its head and its first event.
@@ -288,6 +289,23 @@ def _reply(scripted: ScriptedServer, asked: Asked) -> Reply:
         )
 
     return Reply(seen(), CLOSE if failure == "cut" else KEEP)
+
+
+def _is_streamed(asked: Asked) -> bool:
+    return bool(asked.fields.get("stream")) or ":stream" in asked.path or asked.path.endswith("/responses")
+
+
+def _answered(asked: Asked, name: str, answer: Answer, tokens: Sequence[int], until_ns: int) -> Iterator[bytes]:
+    """The answer in the words of the API that was asked."""
+    if asked.path.endswith("/responses"):
+        return _stream(list(responses_events(name, answer, tokens)), until_ns, named=True)
+    if "contents" in asked.fields:
+        events, document = list(gemini_wire.events(answer, tokens)), gemini_wire.document(answer, tokens)
+    else:
+        events, document = list(chat_events(name, answer, tokens)), chat_document(name, answer, tokens)
+    if _is_streamed(asked):
+        return _stream(events, until_ns, named=False)
+    return _at(until_ns, _document(document).pieces)
 
 
 def _document(value: Event, status: int = 200) -> Reply:
@@ -302,7 +320,8 @@ def _at(until_ns: int, pieces: Iterable[bytes]) -> Iterator[bytes]:
 def _stream(events: list[Event], until_ns: int, *, named: bool) -> Iterator[bytes]:
     """The head and the first event at once, the others at ``until_ns``."""
     texts = [(f"event: {event['type']}\n" if named else "") + f"data: {json.dumps(event)}\n\n" for event in events]
-    first, *others = chunked(text.encode() for text in [*texts, *([] if named else ["data: [DONE]\n\n"])])
+    ends = [] if named or "candidates" in events[0] else ["data: [DONE]\n\n"]
+    first, *others = chunked(text.encode() for text in [*texts, *ends])
     yield CHUNKED_HEAD
     yield first
     yield from _at(until_ns, others)

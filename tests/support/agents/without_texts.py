@@ -31,4 +31,5 @@ def write_without_texts(source: Path, target: Path) -> None:
     """A log of JSON lines, or of one document, without texts."""
     text = source.read_text()
     lines = [json.loads(line) for line in text.splitlines()] if source.suffix == ".jsonl" else [json.loads(text)]
+    target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text("".join(json.dumps(without_texts(line)) + "\n" for line in lines))

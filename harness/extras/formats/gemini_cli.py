@@ -1,0 +1,184 @@
+"""Gemini CLI's sessions: ``~/.gemini/tmp/PROJECT/chats/*.jsonl``, and those of sub-agents in a folder of their parent.
+
+A message is written again, under its id, when its counts or its tools are known; ``$set`` rows hold the conversation as
+it is then. After what release 0.61 writes. Only types, ids, times, lengths and counts are read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+
+from harness.model.traces.account import ReadNotes
+from harness.model.traces.base import Record, TraceFormat, counts_of, instant_ns, list_of, record_of, text_of, tokens_of
+from harness.model.traces.calls import AgentLog, Call, Conversation, Log
+from harness.model.traces.links import reader_of
+
+PASSED = {
+    **dict.fromkeys(("info", "warning", "error"), "a notice of the program"),
+    "state": "the session's settings, or its messages as they are, which have rows of their own",
+}
+# Of the prompt, the answer, its reasoning, what the cache held, and the prompt of a tool of the model's own; their sum.
+COUNTS = {name: name for name in ("input", "output", "thoughts", "cached", "tool", "total")}
+
+
+class GeminiLog(AgentLog):
+    """A file of Gemini CLI, or the document that older releases wrote. Its first row says which session it holds."""
+
+    def __init__(self, name: str, notes: ReadNotes) -> None:
+        super().__init__(name, notes)
+        self._session = _Session(name, notes)
+        self._sessions = {"": self._session}
+
+    def logs(self) -> Iterable[Log]:
+        return [session.log() for session in self._sessions.values()]
+
+    def take(self, record: Record, at: str) -> None:
+        if "projectHash" in record:  # it comes again when a session is resumed
+            name = text_of(record, "sessionId")
+            self._session = self._sessions.setdefault(name, _Session(name or self.name, self.notes))
+            # A sub-agent lies in a folder of its parent's id.
+            self._session.parent = self.folder if text_of(record, "kind") == "subagent" else ""
+        if messages := list_of(record.get("messages")):
+            self.notes.holds(len(messages))
+            what = "messages of a session out of order of time"
+            for place, message in enumerate(self.notes.in_order(map(record_of, messages), _moment_ns, what)):
+                self._session.take(message, f"{at}, message {place}")
+        elif record.keys() & {"projectHash", "$set", "$rewindTo"}:
+            self._session.take_state(record_of(record.get("$set")), text_of(record, "$rewindTo"), at)
+        else:
+            if _moment_ns(record) and not self._session.has(text_of(record, "id")):
+                self.came_at(_moment_ns(record))
+            self._session.take(record, at)
+
+
+def _moment_ns(message: Record) -> int:
+    """When a message was written; 0 where it does not say it."""
+    return instant_ns(message.get("timestamp")) or 0
+
+
+class _Session(Conversation):
+    """The messages of one session."""
+
+    def __init__(self, name: str, notes: ReadNotes) -> None:
+        super().__init__(name, notes)
+        self._answers: dict[str, Call | None] = {}
+        self._said: list[str] = []
+        self._tool_names: set[str] = set()
+
+    def has(self, name: str) -> bool:
+        """Whether a message of this id came before."""
+        return name in self._answers or name in self._said
+
+    def take_state(self, state: Record, rewound_to: str, at: str) -> None:
+        """What the conversation holds from now on. A list without an answer that came before is a compaction."""
+        self.notes.pass_over(f"state: {PASSED['state']}")
+        if rewound_to in self._said:
+            del self._said[self._said.index(rewound_to) :]
+        if "messages" in state:
+            kept = {text_of(record_of(message), "id") for message in list_of(state["messages"])}
+            is_compacted = not kept.issuperset(name for name in self._said if self._answers.get(name))
+            if is_compacted and len(kept) > 1:
+                self.compact(at)
+                self._said = [name for name in self._said if name in kept]
+
+    def take(self, message: Record, at: str) -> None:
+        """Read one message."""
+        kind, name, moment_ns = text_of(message, "type"), text_of(message, "id"), _moment_ns(message)
+        self.unread.num_rows += 1
+        if kind == "gemini" and name and moment_ns:
+            self._answer(message, name, moment_ns, at)
+        elif kind in ("gemini", "user"):
+            if name in self._said:
+                self.notes.leave("rows that their own file holds already", at, 1)
+            elif kind == "gemini" or not moment_ns:
+                self.unread.broken("a message without its id or time", at)
+            else:
+                self._said += [name] * bool(name)
+                self._input(message, moment_ns)
+        elif not self.notes.passes(kind, PASSED):
+            self.unread.unknown(f"message {kind}", at)
+
+    def _input(self, message: Record, moment_ns: int) -> None:
+        results = results_of(list_of(message.get("content")))
+        self.take_input(moment_ns, is_human=not results)
+        for result in results:
+            self.result(result, moment_ns)
+        self.notes.part()
+
+    def _answer(self, message: Record, name: str, moment_ns: int, at: str) -> None:
+        tokens, tools = record_of(message.get("tokens")), list(map(record_of, list_of(message.get("toolCalls"))))
+        turn = self._answers.get(name)
+        counts = counts_of(tokens, COUNTS) if turn is None and tokens else []
+        if counts is None:
+            self.unread.broken("an answer with a count that is no number of tokens", at)
+            return
+        if counts:
+            turn = self.add(moment_ns, ("gemini-cli", name), at)
+            self._said.append(name)
+            set_counts(turn, tokens, COUNTS)
+            turn.has_reasoning_apart, turn.provider = True, text_of(message, "model")
+            turn.answer_characters = len(text_of(message, "content"))
+            turn.unknown_wait = self._lost(name) or turn.unknown_wait
+        else:
+            self.notes.part()
+        # An editor's session has one message without counts for the tools of all its answers.
+        is_holder = turn is None and self.calls and tools and not text_of(message, "content")
+        if not is_holder:
+            self._answers[name] = turn
+        elif name not in self._said:
+            self._said.append(name)
+        for tool in tools if self.calls else ():
+            self._take_tool(turn or self.calls[-1], tool)
+
+    def _lost(self, name: str) -> str:
+        """Why it is not known when a call was asked for: a message before it has no counts."""
+        lost = [other for other, turn in self._answers.items() if turn is None and other != name]
+        for other in lost:
+            self.notes.leave("answers without token counts", other)
+            del self._answers[other]
+        return "a call before theirs has no token counts" if lost else ""
+
+    def _take_tool(self, turn: Call, tool: Record) -> None:
+        if (name := text_of(tool, "id")) not in self._tool_names:
+            self._tool_names.add(name)
+            self.call(name, turn, turn.end_ns, text_of(tool, "name"))
+            turn.answer_characters += len(json.dumps(tool.get("args")))
+        if (child := text_of(tool, "agentId")) and child not in turn.children:
+            turn.children.append(child)
+
+    def log(self) -> Log:
+        """The calls so far."""
+        self._lost("")
+        return self.known()
+
+
+def results_of(parts: Iterable[object]) -> list[str]:
+    """The ids of the calls of tools whose results these parts of a message are."""
+    found = (record_of(record_of(part).get("functionResponse")) for part in parts)
+    return [text_of(each, "id") for each in found if each]
+
+
+def set_counts(turn: Call, usage: Record, names: Mapping[str, str]) -> None:
+    """The counts of a call, from a usage object by the names of ``COUNTS``."""
+    counts = {what: tokens_of(usage.get(name) or 0) or 0 for what, name in names.items()}
+    turn.input_tokens, turn.output_tokens = counts["input"] + counts["tool"], counts["output"]
+    turn.reasoning_tokens, turn.total_tokens = counts["thoughts"], counts["total"] or None
+    turn.prefix_tokens = None if usage.get(names["cached"]) is None else counts["cached"]
+
+
+FORMAT = TraceFormat(
+    "Gemini CLI's sessions, with sub-agents",
+    reader_of(GeminiLog),
+    (
+        "a message stands under one id: it is written again as it grows, and its first row with counts is the call",
+        "what the counts hold: the sum that each states decides; a file without a cached token has none, labelled",
+        "calls without a message are there: those of summaries, of choosing a model and of compactions are not written",
+        "rows come in order of time: a file out of order is sorted, and labelled",
+        "a sub-agent is named by the tool that started it: one that no tool names runs by itself, labelled",
+    ),
+    (frozenset({"sessionId", "projectHash"}),),
+    suffixes=(".jsonl", ".json"),
+    passed=PASSED,
+    held_to="Gemini CLI 0.61.0",
+)

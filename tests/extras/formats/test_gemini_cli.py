@@ -1,0 +1,119 @@
+"""Sessions of Gemini CLI: messages that are written again, sessions that are resumed, rewound or compacted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from harness.model.traces.account import ReadNotes
+from harness.model.traces.importing import read_recordings
+from harness.model.traces.recording import Recording
+from tests.support.agent_logs import at
+from tests.support.sound_traces import gemini_session
+
+HEADER = {"sessionId": "s", "projectHash": "x", "kind": "main"}
+
+
+def rows_of(session: str = "s", turns: int = 3, first_s: float = 0.0) -> list[Any]:
+    """A session in lines: an answer is written when it has ended, and again with its tools."""
+    document = gemini_session(session, turns, first_s)
+    rows: list[Any] = [HEADER | {"sessionId": session}]
+    for message in document.pop("messages"):
+        if "toolCalls" in message:
+            rows.append({key: value for key, value in message.items() if key != "toolCalls"})
+        rows += [message, {"$set": {"lastUpdated": message["timestamp"]}}]
+    return rows
+
+
+def answers(turns: int) -> list[Any]:
+    return [row for row in rows_of("t", turns) if "toolCalls" in row]
+
+
+def read(folder: Path, rows: list[Any], name: str = "session-s.jsonl") -> tuple[list[Recording], ReadNotes]:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    _, recordings, notes = read_recordings([folder])
+    return recordings, notes
+
+
+def waits_s(recording: Recording) -> list[tuple[float, str]]:
+    return [(request.wait_ns / 1e9, request.wait_kind) for request in recording.requests]
+
+
+def test_a_message_that_is_written_again_is_one_call(tmp_path: Path) -> None:
+    (recording,), notes = read(tmp_path, rows_of())
+    assert waits_s(recording) == [(0, "none"), (5, "tool"), (5, "tool")]
+    assert [request.keep_tokens for request in recording.requests] == [0, 1000, 1000]
+    assert [request.generate_tokens for request in recording.requests] == [100, 100, 100], "with its reasoning"
+    assert not notes.labels
+
+
+def test_a_resumed_session_goes_on(tmp_path: Path) -> None:
+    resumed = [{key: message[key] for key in ("id", "type", "timestamp")} for message in rows_of() if "id" in message]
+    person = {"id": "p", "timestamp": at(60), "type": "user", "content": [{"text": "x"}]}
+    answer = answers(1)[0] | {"id": "more", "timestamp": at(64)}
+    rows = [*rows_of(), HEADER, {"$set": {"messages": resumed[:1]}}, {"$set": {"messages": resumed}}, person, answer]
+    (recording,), notes = read(tmp_path, rows)
+    assert waits_s(recording)[-1] == (37, "human")
+    assert recording.requests[-1].after == (2,)
+    assert not notes.left
+
+
+def test_a_list_without_an_answer_that_came_before_is_a_compaction(tmp_path: Path) -> None:
+    summary = [{"id": "sum", "type": "user", "timestamp": at(40)}, {"id": "ack", "type": "gemini", "timestamp": at(40)}]
+    person = {"id": "p", "timestamp": at(60), "type": "user", "content": [{"text": "x"}]}
+    answer = answers(2)[1] | {"id": "more", "timestamp": at(64)}
+    (recording,), notes = read(tmp_path, [*rows_of(), {"$set": {"messages": summary}}, person, answer])
+    assert recording.requests[-1].prompt_tokens == 1200
+    assert recording.requests[-1].keep_tokens == 0
+    assert notes.left == {"calls that summarised a conversation: the log does not hold them": 1}
+
+
+def test_what_was_rewound_is_no_compaction(tmp_path: Path) -> None:
+    kept = [
+        {key: message[key] for key in ("id", "type", "timestamp")} for message in rows_of(turns=2) if "id" in message
+    ]
+    rows = [*rows_of(), {"$rewindTo": "s-a2"}, {"$set": {"messages": kept}}]
+    _, notes = read(tmp_path, rows)
+    assert not notes.left
+
+
+def test_tools_in_a_message_of_their_own_belong_to_the_answer_before_them(tmp_path: Path) -> None:
+    held: list[Any] = []
+    rows: list[Any] = []
+    for row in rows_of():
+        if "toolCalls" in row:
+            held += row["toolCalls"]
+            row = {"id": "held", "timestamp": at(5), "type": "gemini", "content": "", "toolCalls": list(held)}
+        rows.append(row)
+    (recording,), notes = read(tmp_path, rows)
+    assert waits_s(recording) == [(0, "none"), (5, "tool"), (5, "tool")]
+    assert not notes.labels
+
+
+def test_a_sub_agent_is_linked_by_its_tool_or_by_its_folder_else_counted(tmp_path: Path) -> None:
+    child = [row | {"kind": "subagent"} if "projectHash" in row else row for row in rows_of("k", 1, 4.0)]
+    del child[-2:]  # its last result, which came after all
+    for name, tool_agent in (("s/k.jsonl", ""), ("other/k.jsonl", "k"), ("other/k.jsonl", "")):
+        folder = tmp_path / f"{name[0]}{tool_agent}"
+        rows = json.loads(json.dumps(rows_of()).replace('"id": "s-c0"', f'"agentId": "{tool_agent}", "id": "s-c0"', 2))
+        read(folder, child, name)
+        recordings, notes = read(folder, rows)
+        is_linked = name.startswith("s/") or bool(tool_agent)
+        assert len(recordings) == 1 + (not is_linked)
+        assert any("without a link" in label for label in notes.labels) != is_linked
+        if is_linked:
+            assert recordings[0].requests[2].after == (0, 1), "its end was waited for"
+
+
+def test_an_answer_without_counts_is_counted_and_the_wait_after_it_unknown(tmp_path: Path) -> None:
+    rows = [
+        {key: value for key, value in row.items() if key != "tokens"} if row.get("id") == "s-a1" else row
+        for row in rows_of()
+    ]
+    (recording,), notes = read(tmp_path, rows)
+    assert len(recording.requests) == 2
+    assert recording.requests[1].is_drawn
+    assert notes.left == {"answers without token counts": 1}

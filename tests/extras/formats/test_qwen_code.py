@@ -1,0 +1,71 @@
+"""Sessions of Qwen Code: compactions, news of background agents, forks, and sub-agents in files of their own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from harness.model.traces.account import ReadNotes
+from harness.model.traces.importing import detect, read_recordings
+from harness.model.traces.recording import Recording
+from tests.support.agent_logs import at
+from tests.support.sound_traces import qwen_rows
+
+
+def read(folder: Path, **files: list[Any]) -> tuple[list[Recording], ReadNotes]:
+    for name, rows in files.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        assert detect(folder / f"{name}.jsonl") == "qwen-code"
+    _, recordings, notes = read_recordings([folder])
+    return recordings, notes
+
+
+def system(subtype: str, seconds: float, name: str = "x") -> Any:
+    stamp = {"timestamp": at(seconds), "sessionId": "s", "uuid": f"s-{name}"}
+    return {**stamp, "type": "system", "subtype": subtype, "systemPayload": {}}
+
+
+def test_a_compaction_begins_a_fresh_prompt_and_state_is_passed_over(tmp_path: Path) -> None:
+    rows = list(qwen_rows("s"))
+    rows[3:3] = [system("chat_compression", 9), system("ui_telemetry", 9, "y")]
+    (recording,), notes = read(tmp_path, s=rows)
+    assert [request.keep_tokens for request in recording.requests] == [0, 0, 1000]
+    assert notes.left == {"calls that summarised a conversation: the log does not hold them": 1}
+    assert notes.passed.total() == 1
+
+
+def test_a_row_of_an_unknown_kind_makes_the_waits_unknown(tmp_path: Path) -> None:
+    rows = list(qwen_rows("s"))
+    rows.insert(3, system("a_new_kind", 9))
+    (recording,), notes = read(tmp_path, s=rows)
+    assert recording.requests[1].is_drawn
+    assert notes.unknown == {"a_new_kind": 1}
+
+
+def test_a_fork_goes_on_from_the_last_call_that_it_copied(tmp_path: Path) -> None:
+    copies = [row | {"sessionId": "f", "forkedFrom": {"sessionId": "s"}} for row in qwen_rows("s", 2)]
+    own = [row | {"uuid": f"own{place}"} for place, row in enumerate(qwen_rows("f", 1, 50.0))]
+    (recording,), notes = read(tmp_path, a=[*copies, *own], s=list(qwen_rows("s")))
+    assert notes.dropped.total() == 2
+    assert recording.requests[2].after == (1,)
+    assert recording.requests[2].wait_ns == 37_000_000_000
+
+
+def test_a_sub_agent_is_forked_from_its_parent_and_joined(tmp_path: Path) -> None:
+    more = {"isSidechain": True, "agentId": "k", "sessionId": "s"}
+    child = [{**row, **more} for row in qwen_rows("k", 1, 4.0)][:2]
+    tool = [{**child[1], "uuid": "k-tool", "timestamp": at(7.5), "message": {"parts": [{"functionCall": {"id": "c"}}]}}]
+    del tool[0]["usageMetadata"]
+    (recording,), notes = read(tmp_path, child=[*child, *tool], s=list(qwen_rows("s")))
+    assert [request.after for request in recording.requests] == [(), (0,), (0, 1), (2,)]
+    assert not notes.labels
+
+
+def test_the_news_of_a_background_agent_is_no_person(tmp_path: Path) -> None:
+    rows = list(qwen_rows("s"))
+    del rows[3]
+    stamp = {"timestamp": at(9), "sessionId": "s", "uuid": "s-n", "type": "user"}
+    rows.insert(3, {**stamp, "subtype": "notification", "message": {"parts": [{"text": "x"}]}})
+    (recording,), _ = read(tmp_path, s=rows)
+    assert recording.requests[1].wait_kind == "tool"

@@ -1,0 +1,74 @@
+"""Gemini CLI (npm ``@google/gemini-cli``) against the scripted server: a user lets a helper count."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.support.agents.acp import acp_agent
+from tests.support.agents.scripted_server import Answer, Script, ScriptedServer, ToolCall
+from tests.support.agents.tool import npm_install, offline, pause
+
+NAME, PACKAGE, LICENCE = "gemini-cli", "@google/gemini-cli", "Apache-2.0"
+FORMAT = "gemini-cli"
+SETTINGS = {
+    "general": {"enableAutoUpdate": False, "disableAutoUpdate": True},
+    "security": {"auth": {"selectedType": "gemini-api-key"}},
+    "privacy": {"usageStatisticsEnabled": False},
+}
+
+
+def shell(command: str) -> ToolCall:
+    """A call of its shell."""
+    return ToolCall("run_shell_command", {"command": command, "description": "Runs a step"})
+
+
+HELPER = {"agent_name": "generalist", "prompt": "Count the files. script:child"}
+SCRIPTS = {
+    "first": Script((Answer("A word.", after="none"),)),  # what a process is slow at once
+    "main": Script(
+        (
+            Answer("I look around first.", (shell("sleep 1.5; echo seen"),), "none", hidden_tokens=24),
+            Answer("Two things at once.", (shell("sleep 1.0; echo one"), shell("sleep 2.2; echo two"))),
+            Answer("It will break.", (shell("sleep 0.6; echo broken; exit 3"),), hidden_tokens=12),
+            Answer("The first part is done."),
+            Answer("A helper counts.", (ToolCall("invoke_agent", HELPER),), "human"),
+            Answer("The helper has counted.", joins="child"),
+        )
+    ),
+    "child": Script(
+        (
+            Answer("I count.", (shell("sleep 1.2; ls | wc -l"),), "none"),
+            Answer("", (ToolCall("complete_task", {"result": {"response": "There are 3 files."}}),)),
+        ),
+        started_by="main",
+    ),
+}
+
+
+def install(folder: Path) -> str:
+    """Install the newest release; returns its number."""
+    return npm_install(PACKAGE, folder)
+
+
+def run(installed: Path, folder: Path, server: ScriptedServer) -> list[Path]:
+    """Play the scripts; returns the sessions that Gemini CLI left."""
+    variables = offline(folder) | {
+        "GEMINI_API_KEY": "none",
+        "GOOGLE_GEMINI_BASE_URL": server.url.removesuffix("/v1"),
+        "GEMINI_CLI_TRUST_WORKSPACE": "true",
+    }
+    home = folder / ".gemini"
+    home.mkdir()
+    (home / "settings.json").write_text(json.dumps(SETTINGS))
+    command = [
+        str(installed / "node_modules/.bin/gemini"),
+        *["--acp", "--yolo", "--skip-trust", "-m", "gemini-2.5-flash"],
+    ]
+    with acp_agent(command, folder, variables) as agent:
+        agent.turn_of_user(agent.new_session(folder / "work"), "Say a word. script:first")
+        session = agent.new_session(folder / "work")
+        agent.turn_of_user(session, "Look at this folder. script:main")
+        pause(3.0)
+        agent.turn_of_user(session, "Let a helper count the files. script:main")
+    return sorted((home / "tmp").glob("*/chats/**/*.jsonl"))

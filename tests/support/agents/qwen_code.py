@@ -1,0 +1,85 @@
+"""Qwen Code (npm ``@qwen-code/qwen-code``) against the scripted server: a user asks, goes on, lets a helper count, and
+forks the session."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.support.agents.acp import acp_agent
+from tests.support.agents.scripted_server import Answer, Script, ScriptedServer, ToolCall
+from tests.support.agents.tool import npm_install, offline, pause
+
+NAME, PACKAGE, LICENCE = "qwen-code", "@qwen-code/qwen-code", "Apache-2.0"
+FORMAT = "qwen-code"
+SETTINGS = {
+    "general": {"enableAutoUpdate": False, "disableAutoUpdate": True},
+    "security": {"auth": {"selectedType": "openai"}},
+    "privacy": {"usageStatisticsEnabled": False},
+    "ui": {"enableFollowupSuggestions": False},
+    "memory": {"enableManagedAutoMemory": False, "enableManagedAutoDream": False},
+}
+
+
+def shell(command: str) -> ToolCall:
+    """A call of its shell."""
+    return ToolCall("run_shell_command", {"command": command, "description": "Runs a step", "is_background": False})
+
+
+HELPER = {
+    "description": "Count files",
+    "prompt": "Count the files. script:child",
+    "subagent_type": "general-purpose",
+    "run_in_background": False,
+}
+# The first request of each session comes seconds after its row: the agent computes what it sends.
+SCRIPTS = {
+    "first": Script((Answer("A word.", after="none"),)),  # what a process does slowly once
+    "main": Script(
+        (
+            Answer("I look around first.", (shell("sleep 1.5; echo seen"),), "none", hidden_tokens=24),
+            Answer("Two things at once.", (shell("sleep 1.0; echo one"), shell("sleep 1.2; echo two"))),
+            Answer("It will break.", (shell("sleep 0.6; echo broken; exit 3"),), hidden_tokens=12),
+            Answer("The first part is done."),
+            Answer("A helper counts.", (ToolCall("agent", HELPER),), "human"),
+            Answer("The helper has counted.", joins="child"),
+        )
+    ),
+    "child": Script(
+        (Answer("I count.", (shell("sleep 1.2; ls | wc -l"),), "none", is_late=True), Answer("There are 3 files.")),
+        started_by="main",
+    ),
+    "fork": Script(
+        (Answer("Here.", (shell("sleep 0.7; echo forked"),), "human", is_late=True), Answer("The other way is done.")),
+        continues="main",
+    ),
+}
+
+
+def install(folder: Path) -> str:
+    """Install the newest release; returns its number."""
+    return npm_install(PACKAGE, folder)
+
+
+def run(installed: Path, folder: Path, server: ScriptedServer) -> list[Path]:
+    """Play the scripts; returns the sessions that Qwen Code left."""
+    variables = offline(folder) | {"OPENAI_BASE_URL": server.url, "OPENAI_MODEL": "scripted"}
+    home = folder / ".qwen"
+    home.mkdir()
+    (home / "settings.json").write_text(json.dumps(SETTINGS))
+    command = [
+        str(installed / "node_modules/.bin/qwen"),
+        *["--acp", "--yolo", "--auth-type", "openai", "-m", "scripted"],
+    ]
+    with acp_agent(command, folder, variables) as agent:
+        agent.turn_of_user(agent.new_session(folder / "work"), "Say a word. script:first")
+        session = agent.new_session(folder / "work")
+        agent.turn_of_user(session, "Look at this folder. script:main")
+        pause(3.0)
+        agent.turn_of_user(session, "Let a helper count the files. script:main")
+        pause(1.5)
+        fork = agent.ask("qwen/control/session/branch", sessionId=session, cwd=str(folder / "work"))
+        fork = fork["newSessionId"]
+        agent.ask("session/load", sessionId=fork, cwd=str(folder / "work"), mcpServers=[])
+        agent.turn_of_user(fork, "Now the other way. script:fork")
+    return sorted(home.glob("projects/**/*.jsonl"))
