@@ -40,6 +40,8 @@ from harness.model.traces.drawn import DrawnWaits
 from harness.model.traces.links import kept_tokens
 from harness.model.traces.recording import RecordedRequest, Recording, hidden_name
 
+ALONE = "requests without a session among others that have one: each is a session of its own"
+UNSAID = "requests that do not say what they wait for among others that do"
 Key = tuple[int, str]
 """A request's file and id: two files may use the same ids."""
 
@@ -187,6 +189,10 @@ def _settle(calls: dict[Key, _Call], block_tokens: int, notes: ReadNotes) -> Non
         files_of.setdefault(key[1], []).append(key)
     sessions: dict[tuple[int, str], list[_Call]] = {}
     drawn = DrawnWaits(notes)
+    unsaid = {ALONE: [call.session == call.key[1] for call in calls.values()]}
+    unsaid |= {UNSAID: [call.wait_for is None for call in calls.values()]}
+    for what, are_unsaid in unsaid.items():
+        notes.assume(what, 0 if all(are_unsaid) else sum(are_unsaid))
     for call in calls.values():
         sessions.setdefault((call.key[0], call.session), []).append(call)
         for name in call.wait_for or ():

@@ -216,12 +216,17 @@ class _Tree:
             if ended_ns is None or span.call is None:
                 continue
             tools = (tool for each in earlier if each.call for tool in each.call.tool_spans)
+            ends = (end_ns for start_ns, end_ns in tools if start_ns < span.start_ns and end_ns > ended_ns)
+            tool_ns = max(ends, default=ended_ns)
             root = self._root(span)
             is_turn = root is not span and root is not self._root(earlier[-1]) and root.start_ns >= ended_ns
             is_turn = is_turn and (root.role == "agent" or root.num_within > 1)  # else only one request, wrapped
-            if any(start_ns < span.start_ns and end_ns > ended_ns for start_ns, end_ns in tools):
+            persons = {moment_ns for moment_ns in asked if ended_ns <= moment_ns <= span.start_ns}
+            asked_ns = max(persons | ({root.start_ns} if is_turn else set()), default=ended_ns - 1)
+            # Of a tool and a person the one that took longer.
+            if tool_ns > ended_ns and asked_ns - tool_ns <= tool_ns - ended_ns:
                 span.call.kind = "tool"
-            elif is_turn or any(ended_ns <= moment_ns <= span.start_ns for moment_ns in asked):
+            elif asked_ns >= ended_ns:
                 span.call.kind = "human"
             elif not has_tools and not asked and span.trace == earlier[-1].trace:
                 self._notes.assume(NO_TOOLS)

@@ -34,6 +34,7 @@ TYPES = ("n", "s", "")
 AFTER: dict[str, WaitKind] = {"tool_use": "tool", "end_turn": "human"}
 GAPS = "waits that are gaps between sendings: they hold the time of the answer before too"
 RELATIVE = "sub-agents whose times are counted from their own start, as those of one in their file must be"
+FEW_NAMES = "calls whose block names cover only a part of their prompt"
 INTERLEAVED = "calls that begin before the one above them has ended: several agents in one list"
 
 
@@ -110,6 +111,7 @@ class _Session:
             return "a request without its lengths or time, or above a million tokens"
         if len(names) > -(-prompt // self._block_tokens):
             return TOO_MANY_NAMES
+        self._notes.assume(FEW_NAMES, len(names) < prompt // self._block_tokens)
         if 0 < generate <= PLACEHOLDER_TOKENS and text_of(entry, "stop") == "tool_use":
             self._notes.assume("answers that call a tool in 1 or 2 tokens: likely placeholders, kept as recorded")
         call = Call(name, began_ns + at_ns, began_ns + at_ns + (spent_ns or 0), prompt, None, generate, at=self._at)

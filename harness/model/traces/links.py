@@ -26,6 +26,7 @@ REPEATED = "calls that were read before: copied into a resumed or forked session
 UNLINKED = "agents without a link run as sessions of their own"
 FIRST_CACHED = "cached tokens of a first call: the prompts that they are of are not in its conversation"
 SHARED = "cached tokens of a sub-agent's first call: taken as the beginning of a prompt before it"
+BY_MESSAGES = "prompts that keep what their messages share with one before: no cached tokens are given"
 AS_PART = "cached tokens taken as a part of the prompt: no call of the file contradicts it"
 NO_READING = "calls whose stated sum is that of no reading of their counts"
 IN_TURN = "sub-agents of one call that ran one after another: each is taken to wait for the one before"
@@ -355,8 +356,8 @@ class _Tree:
                 best = place, keep
         if is_first and follows is None:
             self._notes.assume(SHARED if best[1] else FIRST_CACHED, bool(call.prefix_tokens) and not call.blocks)
-        elif call.prefix_tokens is None and not _tells_prefix(call) and near:
-            self._notes.assume(NO_CACHE)
+        elif call.prefix_tokens is None and near and not call.block_tokens:
+            self._notes.assume(BY_MESSAGES if call.messages else NO_CACHE)
         return best
 
     def _above(self, call: Call, after: tuple[int, ...]) -> Log:

@@ -11,6 +11,7 @@ import pytest
 from harness.clock import NS_PER_S
 from harness.extras.formats.otel import JOINED, NO_TOOLS, ORPHANS, WHOSE
 from harness.model.traces.importing import import_trace
+from harness.model.traces.links import BY_MESSAGES
 from harness.model.traces.recording import TraceFile, read_trace
 
 START_S = 1_790_000_000
@@ -84,6 +85,7 @@ def test_a_wait_is_a_tools_where_one_ran_a_persons_before_a_new_root_and_else_no
         span("d", "a", 1, 5, "execute_tool"),
         chat("e", "a", 5, 600, 512, **more),
         chat("f", "a", 8, 700, 512, **more),
+        span("9", "a", 9, 9.5, "execute_tool"),  # as of a tool that gives the final answer
         span("1", "", 20, 30, "invoke_agent", OTHER),
         chat("2", "1", 20, 800, 640, OTHER, **more),
     ]
@@ -105,6 +107,11 @@ def test_traces_whose_messages_go_on_from_an_earlier_one_are_turns_of_one_sessio
     (recording,) = trace.recordings
     assert (recording.requests[1].base, recording.requests[1].keep_tokens) == (0, 512)
     assert said(trace, JOINED)
+    for row in rows:
+        del row["attributes"]["gen_ai.usage.cache_read.input_tokens"]
+    uncounted = imported(tmp_path, {"spans": rows})
+    assert uncounted.recordings[0].requests[1].keep_tokens == 540
+    assert said(uncounted, BY_MESSAGES)
     rows[1]["attributes"]["llm.input_messages.0.message.content"] = "another text"
     assert len(imported(tmp_path, {"spans": rows}).recordings) == 2
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 # Words, ids, numbers and stamps; a path, a sentence and a command are none.
-PLAIN = re.compile(r"[\w.:+@-]{0,80}")
+PLAIN = re.compile(r"[\w.:+@$#-]{0,80}")
 LEFT_OUT = "left out: {} characters"
 
 
