@@ -189,10 +189,10 @@ def _settle(calls: dict[Key, _Call], block_tokens: int, notes: ReadNotes) -> Non
         files_of.setdefault(key[1], []).append(key)
     sessions: dict[tuple[int, str], list[_Call]] = {}
     drawn = DrawnWaits(notes)
-    unsaid = {ALONE: [call.session == call.key[1] for call in calls.values()]}
-    unsaid |= {UNSAID: [call.wait_for is None for call in calls.values()]}
-    for what, are_unsaid in unsaid.items():
-        notes.assume(what, 0 if all(are_unsaid) else sum(are_unsaid))
+    num_alone = sum(call.session == call.key[1] for call in calls.values())
+    notes.assume(ALONE, num_alone * (num_alone < len(calls)))
+    if any(call.wait_for is not None for call in calls.values()):
+        notes.assume(UNSAID, sum(call.wait_for is None and call.at_ns is None for call in calls.values()))
     for call in calls.values():
         sessions.setdefault((call.key[0], call.session), []).append(call)
         for name in call.wait_for or ():

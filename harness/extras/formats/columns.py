@@ -16,11 +16,10 @@ from typing import NamedTuple
 from harness.clock import NS_PER_MS
 from harness.errors import SpecError
 from harness.inputs import open_unpacked
-from harness.model.plan.model import WaitKind
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import Progress, TraceFormat, tokens_of
-from harness.model.traces.drawn import DrawnWaits
-from harness.model.traces.recording import RecordedRequest, Recording, hidden_name
+from harness.model.traces.calls import Call, Log
+from harness.model.traces.links import through_calls
 
 COLUMNS = ("arrival_time", "round_idx", "prefix_len", "input_len", "output_len", "tool_wait_after_ms")
 MOST = 1e15  # a larger number is a slip, and not exact as a float
@@ -37,21 +36,18 @@ class _Row(NamedTuple):
     wait_after_ns: int
 
 
-def _recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Recording]:
-    """One recording per session id of each file, its rounds in order."""
-    paths, drawn = list(files), DrawnWaits(notes)
+def csv_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Log]:
+    """The rounds of each session id of each file, in order."""
     held: set[tuple[str, tuple[_Row, ...]]] = set()
     num_kept = 0
-    for place, path in enumerate(paths):
+    for place, path in enumerate(files):
         sessions = _sessions(path, notes, progress)
         for name in [name for name, rows in sessions.items() if (name, rows) in held]:
             notes.drop("rows of sessions that another file holds already", str(path), len(sessions.pop(name)))
         num_kept += bool(sessions)
         first_ns = min((rows[0].arrival_ns for rows in sessions.values()), default=0)
         for name, rows in sessions.items():
-            start_ns = rows[0].arrival_ns - first_ns
-            requests = tuple(_requests(rows, name, drawn, notes))
-            yield Recording(hidden_name(f"{place}/{name}" if place else name), start_ns, requests)
+            yield _calls(rows, f"{place}/{name}" if place else name, rows[0].arrival_ns - first_ns, notes)
         held |= sessions.items()
     notes.assume("files whose arrivals are counted from the first of each", num_kept * (num_kept > 1))
 
@@ -116,25 +112,24 @@ def _numbers(cells: dict[str, str | None]) -> _Row | None:
     return row if is_sound else None
 
 
-def _requests(rows: Sequence[_Row], session: str, drawn: DrawnWaits, notes: ReadNotes) -> Iterator[RecordedRequest]:
-    stream_tokens = 0
-    wait_ns = 0
+def _calls(rows: Sequence[_Row], session: str, at_ns: int, notes: ReadNotes) -> Log:
+    """The calls of a session that begins at ``at_ns``; calls take no time."""
+    log: Log = []
     for place, row in enumerate(rows):
-        keep = min(row.prefix, stream_tokens)
-        prompt, generate = row.prefix + row.new, notes.answered(row.generate)
-        kind: WaitKind = "tool" if place else "none"
-        is_drawn = place > 0 and row.round != rows[place - 1].round + 1
-        wait_ns = drawn.wait_ns(session, str(place)) if is_drawn else wait_ns
-        notes.assume("prefixes above what the turn before left: cut to that", place > 0 and row.prefix > stream_tokens)
-        base, after = (place - 1 if keep else None), ((place - 1,) if place else ())
-        yield RecordedRequest(base, after, wait_ns, kind, prompt, keep, generate, is_drawn=is_drawn)
-        stream_tokens = prompt + generate
-        wait_ns = row.wait_after_ns
+        before = rows[place - 1] if place else row._replace(wait_after_ns=0, round=row.round - 1)
+        at_ns += before.wait_after_ns
+        call = Call(session, at_ns, at_ns, row.prefix + row.new, row.prefix, row.generate, index=place)
+        call.wait_ns, call.is_prefix_given = before.wait_after_ns, True
+        call.unknown_wait = "a round before theirs is missing" if row.round != before.round + 1 else ""
+        streamed = before.prefix + before.new + before.generate
+        notes.assume("prefixes above what the turn before left: cut to that", place > 0 and row.prefix > streamed)
+        log.append(call)
+    return log
 
 
 FORMAT = TraceFormat(
     "TraceLab's replay columns",
-    _recordings,
+    through_calls(csv_logs),
     (
         "a round stands once: an equal row is dropped and counted; two rows of a round with other numbers break their "
         "session",

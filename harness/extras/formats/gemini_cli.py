@@ -20,6 +20,7 @@ PASSED = {
 }
 # Of the prompt, the answer, its reasoning, what the cache held, and the prompt of a tool of the model's own; their sum.
 COUNTS = {name: name for name in ("input", "output", "thoughts", "cached", "tool", "total")}
+ENDED = ("success", "error", "cancelled")
 
 
 class GeminiLog(AgentLog):
@@ -65,6 +66,7 @@ class _Session(Conversation):
         self._answers: dict[str, Call | None] = {}
         self._said: list[str] = []
         self._tool_names: set[str] = set()
+        self._ended: set[str] = set()
 
     def has(self, name: str) -> bool:
         """Whether a message of this id came before."""
@@ -144,6 +146,11 @@ class _Session(Conversation):
             self._tool_names.add(name)
             self.call(name, turn, turn.end_ns, text_of(tool, "name"))
             turn.answer_characters += len(json.dumps(tool.get("args")))
+        ended_ns = instant_ns(tool.get("timestamp"))
+        if ended_ns is not None and name not in self._ended and text_of(tool, "status") in ENDED:
+            self._ended.add(name)  # older releases write no row of its result
+            self.take_input(ended_ns, is_human=False)
+            self.result(name, ended_ns)
         if (child := text_of(tool, "agentId")) and child not in turn.children:
             turn.children.append(child)
 

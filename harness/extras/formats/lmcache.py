@@ -30,8 +30,8 @@ from harness.model.traces.base import (
     tokens_in,
     tokens_of,
 )
-from harness.model.traces.drawn import DrawnWaits
-from harness.model.traces.recording import RecordedRequest, Recording, hidden_name
+from harness.model.traces.calls import Call, Log
+from harness.model.traces.links import through_calls
 
 ESTIMATED = "prompts whose lengths are estimated from characters, 4 to a token"
 
@@ -64,8 +64,8 @@ class _Turn:
         return sum(each.is_answer for each in self.messages)
 
 
-def _recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Recording]:
-    """One recording per session, its calls by the length of their prompts' histories."""
+def lmcache_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Log]:
+    """The calls of each session by the length of their prompts' histories."""
     sessions: dict[str, list[_Turn]] = {}
     seen: set[bytes] = set()
     for path in files:
@@ -83,13 +83,13 @@ def _recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | No
                 continue
             seen.add(value)
             sessions.setdefault(name, []).append(turn)
-    names, drawn = BlockNames(), DrawnWaits(notes)
+    names = BlockNames()
     notes.block_tokens = MOONCAKE_BLOCK_TOKENS
     for name, turns in sessions.items():
         in_order = sorted(turns, key=lambda turn: (turn.since_ns or 0, len(turn.messages)))
         notes.assume("calls of a session out of order: sorted by how much came before", in_order != turns)
         notes.assume(ESTIMATED, len(turns))
-        yield Recording(hidden_name(name), 0, tuple(_requests(name, in_order, names, drawn, notes)))
+        yield _calls(name, in_order, names, notes)
 
 
 def _turn(record: Record, at: str) -> _Turn | None:
@@ -120,25 +120,24 @@ def _blocks(text: str) -> list[str]:
     return names
 
 
-def _requests(
-    session: str, turns: list[_Turn], names: BlockNames, drawn: DrawnWaits, notes: ReadNotes
-) -> Iterator[RecordedRequest]:
-    before: _Turn | None = None
-    prompt = 0
+def _calls(session: str, turns: list[_Turn], names: BlockNames, notes: ReadNotes) -> Log:
+    """The calls of a session; what a prompt keeps are the messages that come again."""
+    log: Log = []
     for place, turn in enumerate(turns):
-        keep, wait_ns, known_ns, prompt_before, prompt = 0, 0, 0, prompt, turn.prompt
-        if before is not None:
-            prompt, keep = _lengths(before, prompt_before, turn)
-            num_new = turn.num_answers - before.num_answers
-            notes.assume("calls whose messages hold answers of calls that are missing", num_new > 1)
-            known_ns = _wait_ns(before, turn, notes)
-            wait_ns = drawn.wait_ns(session, str(place)) if known_ns is None else known_ns
-        blocks = () if keep else (names.numbers(turn.blocks) or ())[: prompt // MOONCAKE_BLOCK_TOKENS]
-        base, after = (place - 1 if keep else None), ((place - 1,) if place else ())
-        kind = "tool" if place else "none"
-        lengths = (prompt, keep, notes.answered(turn.generate))
-        yield RecordedRequest(base, after, wait_ns, kind, *lengths, blocks, is_drawn=known_ns is None)
-        before = turn
+        prompt, keep, wait_ns, at_ns = turn.prompt, 0, 0, 0
+        if place:
+            before, call = turns[place - 1], log[-1]
+            prompt, keep = _lengths(before, call.input_tokens, turn)
+            notes.assume(
+                "calls whose messages hold answers of calls that are missing", turn.num_answers - before.num_answers > 1
+            )
+            wait_ns = _wait_ns(before, turn, notes)
+            at_ns = call.end_ns + (wait_ns or 0)
+        log.append(Call(session, at_ns, at_ns, prompt, keep, turn.generate, index=place, at=turn.at))
+        log[-1].wait_ns, log[-1].is_prefix_given = wait_ns, True
+        log[-1].unknown_wait = "no row says how long it was" if wait_ns is None else ""
+        log[-1].names = (names.numbers(() if keep else turn.blocks) or ())[: prompt // MOONCAKE_BLOCK_TOKENS]
+    return log
 
 
 def _wait_ns(before: _Turn, turn: _Turn, notes: ReadNotes) -> int | None:
@@ -170,7 +169,7 @@ def _lengths(before: _Turn, before_prompt: int, turn: _Turn) -> tuple[int, int]:
 
 FORMAT = TraceFormat(
     "LMCache's agentic traces, one call with its messages a row",
-    _recordings,
+    through_calls(lmcache_logs),
     (
         "the prompt's tokens are counted: they are estimated from characters, labelled",
         "a row stands once: one with an earlier row's session, messages, length and gap is dropped and counted",

@@ -83,6 +83,10 @@ class Call:
     messages: list[Message] = field(default_factory=list[Message])
     blocks: tuple[int, ...] = ()
     block_tokens: int = 0
+    names: tuple[int, ...] = ()
+    """Names of the whole blocks of its prompt that hold in every recording."""
+    is_prefix_given: bool = False
+    """The log says itself what its prompt begins with, and no provider's count."""
     wait_ns: int | None = None
     """The wait after the call before, where the log states it."""
     unknown_wait: str = ""

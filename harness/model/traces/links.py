@@ -104,7 +104,7 @@ def _fits(call: Call, is_cache_apart: bool, is_reasoning_apart: bool) -> bool:
 
 def _settle_cache(calls: Log) -> None:
     """Take zeros of a file as not counted, where no call has a cached token and prompts grow by their own answers."""
-    if not any(map(_cache_of, calls)) and any(call.prefix_tokens == 0 for call in calls):
+    if not any(map(_cache_of, calls)) and any(call.prefix_tokens == 0 and not call.is_prefix_given for call in calls):
         sessions: dict[str, Call] = {}
         has_grown = False
         for call in sorted(calls, key=lambda call: (call.submitted_ns, call.index)):
@@ -210,7 +210,7 @@ def _check_counts(group: Log, notes: ReadNotes) -> None:
         elif turn.output_tokens <= PLACEHOLDER_TOKENS and turn.tool_spans:
             notes.assume("answers that call a tool in 1 or 2 tokens: likely placeholders, kept as recorded")
     has_times = max(turn.end_ns for turn in group) > group[0].submitted_ns
-    if len(group) > 1 and not has_times:
+    if len(group) > 1 and not has_times and any(turn.wait_ns is None for turn in group):
         for turn in group:
             turn.unknown_wait = "all calls of their session have the same time"
 
@@ -338,7 +338,8 @@ class _Tree:
         is_new = not after or (is_first and call.follows not in self._places)
         kind: WaitKind = "none" if is_new else call.kind
         lengths = (call.input_tokens, keep, max(call.output_tokens, 1))
-        return RecordedRequest(base if keep else None, after, max(wait_ns, 0), kind, *lengths, is_drawn=is_drawn)
+        names = () if keep else call.names
+        return RecordedRequest(base if keep else None, after, max(wait_ns, 0), kind, *lengths, names, is_drawn=is_drawn)
 
     def _kept(self, call: Call, earlier: Log, after: tuple[int, ...], *, is_first: bool) -> tuple[int | None, int]:
         """(place of the request whose prompt and answer this prompt begins with, how many tokens of them it keeps)."""
