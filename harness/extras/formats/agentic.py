@@ -31,6 +31,7 @@ from harness.model.traces.base import (
     Progress,
     Record,
     TraceFormat,
+    described,
     list_of,
     seconds_ns,
     text_of,
@@ -335,21 +336,9 @@ def _recording(tree: list[_Call], block_tokens: int) -> Recording:
 
 
 FORMAT = TraceFormat(
-    "requests that wait for others (agentic Mooncake), or sessions with delays (AIPerf)",
-    _recordings,
-    (
-        "a request stands once: an id that came before in its file, and a row that another file holds too, is dropped "
-        "and counted; equal ids of different files are different requests",
-        "what a row waits for is there: a missing request, or a circle, is dropped and counted",
-        "the first row has `wait_for`: rows are recognised by any key that only this format has",
-        "a session says when its turns come: by `wait_for`, else by `delay` after the row before, else by its instant, "
-        "else by a wait that is drawn, labelled",
-        "input_length counts the whole prompt: in a session without `wait_for` the block names say so, labelled; rows "
-        "that grow without names are refused until --lengths says it",
-        "time is in milliseconds (--time-unit), a block has 512 tokens (--block-tokens): checked as for mooncake",
-        "output_length counts the answer: 0 is taken as 1, many answers of 1 or 2 are labelled",
-    ),
-    tuple(
+    **described(__file__, "agentic-mooncake"),
+    read=_recordings,
+    keys=tuple(
         frozenset({length, *keys})
         for length in ("input_length", "input_tokens")
         for keys in (("request_id", "output_length"), ("wait_for",), ("session_id", "output_length"), ("delay",))

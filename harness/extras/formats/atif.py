@@ -15,6 +15,7 @@ from harness.model.traces.base import (
     Progress,
     Record,
     TraceFormat,
+    described,
     instant_ns,
     json_records,
     list_of,
@@ -117,21 +118,9 @@ def _children(step: Record) -> list[str]:
 
 
 FORMAT = TraceFormat(
-    "trajectories of Harbor and of what reports to it (ATIF)",
-    through_calls(atif_logs),
-    (
-        "steps have times: a trajectory without gets waits from a distribution, labelled; a step has one time, so a "
-        "wait between two answers holds the second answer's own time too, labelled",
-        "steps have token counts: an agent's step without them is dropped and counted, and the wait after it unknown",
-        "a step is one call: several are taken as one, labelled",
-        "a step stands once: copied context is passed over and counted; steps with an earlier step's time and counts "
-        "are dropped and counted",
-        "cached_tokens is there: without, a prompt is taken to begin with the conversation before it, labelled",
-        "steps come in order: they are sorted by their id, and labelled",
-        "completion_tokens counts the answer: far fewer tokens than its characters are estimated from them, and "
-        "labelled",
-    ),
-    (frozenset({"schema_version", "steps", "agent"}),),
+    **described(__file__, "atif"),
+    read=through_calls(atif_logs),
+    keys=(frozenset({"schema_version", "steps", "agent"}),),
     suffixes=(".json", ".jsonl"),
     passed=PASSED,
     held_to=f"ATIF {HELD_TO}",

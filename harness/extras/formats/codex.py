@@ -11,7 +11,16 @@ from collections.abc import Iterable, Sequence
 
 from harness.extras.formats.reading import mark_replay
 from harness.model.traces.account import ReadNotes
-from harness.model.traces.base import Record, TraceFormat, counts_of, instant_ns, record_of, text_of, types_of
+from harness.model.traces.base import (
+    Record,
+    TraceFormat,
+    counts_of,
+    described,
+    instant_ns,
+    record_of,
+    text_of,
+    types_of,
+)
 from harness.model.traces.calls import BURST_NS, ENDS_ROUND, REPLAYED, AgentLog, Call, Conversation, Log
 from harness.model.traces.links import reader_of
 
@@ -234,19 +243,9 @@ def role_of(payload: Record, kind: str, form: str) -> str:
 
 
 FORMAT = TraceFormat(
-    "Codex's rollout logs",
-    reader_of(CodexLog),
-    (
-        "a call stands in one file: a fork or a sub-agent begins with its parent's calls, stamped anew; those whose "
-        "usage counts and running totals equal the parent's from its start are dropped and counted, and the fork goes "
-        "on from the parent's call",
-        "the parent's file is there: a burst of calls at the start of a fork's file is dropped and counted as well",
-        "a token_count is a new call: one whose running total did not change is passed over",
-        "the running totals are the calls: a step that is not the next call is labelled",
-        "rows come in order of time: a file out of order is sorted, and labelled",
-        "every call has a token count: one without is dropped and counted",
-    ),
-    (frozenset({"timestamp", "type", "payload"}),),
+    **described(__file__, "codex"),
+    read=reader_of(CodexLog),
+    keys=(frozenset({"timestamp", "type", "payload"}),),
     passed=PASSED,
     held_to=f"Codex {HELD_TO}",
 )

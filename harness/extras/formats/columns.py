@@ -17,7 +17,7 @@ from harness.clock import NS_PER_MS
 from harness.errors import SpecError
 from harness.inputs import open_unpacked
 from harness.model.traces.account import ReadNotes
-from harness.model.traces.base import Progress, TraceFormat, tokens_of
+from harness.model.traces.base import Progress, TraceFormat, described, tokens_of
 from harness.model.traces.calls import Call, Log
 from harness.model.traces.links import through_calls
 
@@ -128,17 +128,5 @@ def _calls(rows: Sequence[_Row], session: str, at_ns: int, notes: ReadNotes) -> 
 
 
 FORMAT = TraceFormat(
-    "TraceLab's replay columns",
-    through_calls(csv_logs),
-    (
-        "a round stands once: an equal row is dropped and counted; two rows of a round with other numbers break their "
-        "session",
-        "a session stands in one file: one that another file holds with the same rows is dropped and counted",
-        "rows come in order and all of them: they are sorted by their round, and missing rounds are labelled",
-        "files have one clock: the arrivals of each count from its own first, labelled",
-        "output_len counts the answer: many answers of 1 or 2 are labelled",
-    ),
-    (),
-    "recorded",
-    suffixes=(".csv",),
+    **described(__file__, "csv"), read=through_calls(csv_logs), keys=(), arrivals="recorded", suffixes=(".csv",)
 )

@@ -10,7 +10,17 @@ import json
 from collections.abc import Iterable, Mapping
 
 from harness.model.traces.account import ReadNotes
-from harness.model.traces.base import Record, TraceFormat, counts_of, instant_ns, list_of, record_of, text_of, tokens_of
+from harness.model.traces.base import (
+    Record,
+    TraceFormat,
+    counts_of,
+    described,
+    instant_ns,
+    list_of,
+    record_of,
+    text_of,
+    tokens_of,
+)
 from harness.model.traces.calls import AgentLog, Call, Conversation, Log
 from harness.model.traces.links import reader_of
 
@@ -175,16 +185,9 @@ def set_counts(turn: Call, usage: Record, names: Mapping[str, str]) -> None:
 
 
 FORMAT = TraceFormat(
-    "Gemini CLI's sessions, with sub-agents",
-    reader_of(GeminiLog),
-    (
-        "a message stands under one id: it is written again as it grows, and its first row with counts is the call",
-        "what the counts hold: the sum that each states decides; a file without a cached token has none, labelled",
-        "calls without a message are there: those of summaries, of choosing a model and of compactions are not written",
-        "rows come in order of time: a file out of order is sorted, and labelled",
-        "a sub-agent is named by the tool that started it: one that no tool names runs by itself, labelled",
-    ),
-    (frozenset({"sessionId", "projectHash"}),),
+    **described(__file__, "gemini-cli"),
+    read=reader_of(GeminiLog),
+    keys=(frozenset({"sessionId", "projectHash"}),),
     suffixes=(".jsonl", ".json"),
     passed=PASSED,
     held_to="Gemini CLI 0.61.0",

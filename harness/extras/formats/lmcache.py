@@ -22,6 +22,7 @@ from harness.model.traces.base import (
     Progress,
     Record,
     TraceFormat,
+    described,
     json_records,
     list_of,
     record_of,
@@ -168,17 +169,9 @@ def _lengths(before: _Turn, before_prompt: int, turn: _Turn) -> tuple[int, int]:
 
 
 FORMAT = TraceFormat(
-    "LMCache's agentic traces, one call with its messages a row",
-    through_calls(lmcache_logs),
-    (
-        "the prompt's tokens are counted: they are estimated from characters, labelled",
-        "a row stands once: one with an earlier row's session, messages, length and gap is dropped and counted",
-        "rows of a session come in order: they are sorted by how much came before, and labelled",
-        "a gap is there: else the time between calls, which holds the answer's own, or a drawn wait, labelled",
-        "when sessions began against one another: all start together",
-        "output_length counts the answer: 0 is taken as 1, many answers of 1 or 2 are labelled",
-    ),
-    (frozenset({"session_id", "input", "output_length"}), frozenset({"session_id", "messages", "output_length"})),
+    **described(__file__, "lmcache"),
+    read=through_calls(lmcache_logs),
+    keys=(frozenset({"session_id", "input", "output_length"}), frozenset({"session_id", "messages", "output_length"})),
     block_tokens=MOONCAKE_BLOCK_TOKENS,
     suffixes=(".jsonl", ".jsonl.gz", ".parquet"),
     is_special=True,

@@ -21,7 +21,7 @@ from harness.extras.formats.blocks import (
 )
 from harness.extras.formats.reading import parsed_lines
 from harness.model.traces.account import ReadNotes
-from harness.model.traces.base import Progress, Read, Record, TraceFormat, list_of, seconds_ns
+from harness.model.traces.base import Progress, Read, Record, TraceFormat, described, list_of, seconds_ns
 from harness.model.traces.recording import RecordedRequest, Recording, hidden_name
 
 BAILIAN_BLOCK_TOKENS = 16
@@ -142,38 +142,20 @@ def check_instants(instants_ns: Sequence[int], unit_ns: int, notes: ReadNotes) -
             )
 
 
-NOT_PROMISED = (
-    "a request stands in one file: a row that an earlier file holds too is dropped and counted; equal rows of one file "
-    "are kept, and labelled",
-    "rows come in order of time: they are sorted, and labelled",
-    "time is in {unit}: a rate outside {low:g} to {high:g} requests a second is labelled; --time-unit sets it",
-    "a block has {size} tokens: rows with more names than their prompt has blocks are refused, and so are rows with "
-    "fewer where another size fits all; --block-tokens sets it; a size that is not the only one to fit is labelled",
-    "names of several files are one set: files that number their blocks from 0 anew are kept apart; labelled "
-    "either way",
-    "a name stands for all tokens before it too: one that follows different names is labelled",
-    "output_length counts the answer: 0 is taken as 1, many answers of 1 or 2 are labelled",
-)
-
-
-def _not_promised(unit: str, size: int) -> tuple[str, ...]:
-    low, high = LIKELY_RATES
-    return tuple(each.format(unit=unit, size=size, low=low, high=high) for each in NOT_PROMISED)
-
-
 FORMAT = TraceFormat(
-    "production requests with 512-token blocks",
-    _reader(MOONCAKE_BLOCK_TOKENS, NS_PER_MS),
-    _not_promised("milliseconds", MOONCAKE_BLOCK_TOKENS),
-    (frozenset({"timestamp", "input_length", "output_length"}), frozenset({"timestamp", "input_length", "hash_ids"})),
-    "recorded",
-    MOONCAKE_BLOCK_TOKENS,
+    **described(__file__, "mooncake"),
+    read=_reader(MOONCAKE_BLOCK_TOKENS, NS_PER_MS),
+    keys=(
+        frozenset({"timestamp", "input_length", "output_length"}),
+        frozenset({"timestamp", "input_length", "hash_ids"}),
+    ),
+    arrivals="recorded",
+    block_tokens=MOONCAKE_BLOCK_TOKENS,
 )
 BAILIAN = TraceFormat(
-    "production requests with chat ids and 16-token blocks",
-    _reader(BAILIAN_BLOCK_TOKENS, NS_PER_S),
-    (*_not_promised("seconds", BAILIAN_BLOCK_TOKENS), "who continues whom: chat ids only tell rows apart"),
-    (frozenset({"chat_id", "parent_chat_id", "input_length"}),),
-    "recorded",
-    BAILIAN_BLOCK_TOKENS,
+    **described(__file__, "bailian"),
+    read=_reader(BAILIAN_BLOCK_TOKENS, NS_PER_S),
+    keys=(frozenset({"chat_id", "parent_chat_id", "input_length"}),),
+    arrivals="recorded",
+    block_tokens=BAILIAN_BLOCK_TOKENS,
 )

@@ -18,6 +18,7 @@ from harness.model.traces.base import (
     Progress,
     Record,
     TraceFormat,
+    described,
     json_records,
     list_of,
     record_of,
@@ -163,18 +164,9 @@ def _instant_ns(record: Record, name: str) -> int | None:
 
 
 FORMAT = TraceFormat(
-    "opencode's exported sessions (opencode export)",
-    through_calls(opencode_logs),
-    (
-        "a message was made in this session: a fork's export begins with copies; those that are another session's "
-        "calls are dropped and counted, and the fork goes on from there",
-        "an answer's end is written: it is that of its text or reasoning, else the start of its first tool, labelled",
-        "an answer has its token counts and is one call: one without, or of several, is broken, and the wait after it "
-        "unknown",
-        "the session's own sums are those of its calls: a difference is named with both numbers",
-        "an attempt that failed is written: it is not; a call's time begins with the first attempt",
-    ),
-    (frozenset({"info", "messages"}),),
+    **described(__file__, "opencode"),
+    read=through_calls(opencode_logs),
+    keys=(frozenset({"info", "messages"}),),
     suffixes=(".json",),
     held_to=HELD_TO,
 )

@@ -19,6 +19,7 @@ from harness.model.traces.base import (
     Record,
     TraceFormat,
     counts_of,
+    described,
     instant_ns,
     json_records,
     list_of,
@@ -154,18 +155,9 @@ def _is_input(event: Record) -> bool:
 
 
 FORMAT = TraceFormat(
-    "event streams and conversations of OpenHands",
-    through_calls(openhands_logs),
-    (
-        "an answer has its usage: one without is dropped and counted, the wait after it unknown (give the whole folder "
-        "of a conversation of the SDK: its base_state.json has the usage)",
-        "an answer is one event: actions with one answer's id are one call",
-        "an event stands once: a call whose answer id and time came before is dropped and counted",
-        "events come in order of time: they are sorted, and labelled",
-        "cached tokens are there: without, a prompt is taken to begin with the conversation before it, labelled",
-        "which calls a condenser made: those without an event are not read",
-    ),
-    (
+    **described(__file__, "openhands"),
+    read=through_calls(openhands_logs),
+    keys=(
         frozenset({"id", "timestamp", "source", "action"}),
         frozenset({"id", "timestamp", "source", "observation"}),
         frozenset({"id", "timestamp", "source", "kind"}),

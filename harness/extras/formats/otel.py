@@ -14,7 +14,7 @@ from pathlib import Path
 from harness.extras.formats.otel_spans import HELD_TO, PASSED, Doubt, Span, read_span
 from harness.extras.formats.otlp import KEYS, spans_in
 from harness.model.traces.account import ReadNotes
-from harness.model.traces.base import Progress, TraceFormat, json_records
+from harness.model.traces.base import Progress, TraceFormat, described, json_records
 from harness.model.traces.calls import Log
 from harness.model.traces.links import through_calls
 
@@ -236,27 +236,10 @@ class _Tree:
 
 
 FORMAT = TraceFormat(
-    "OpenTelemetry GenAI spans and logs: OTLP JSON, flat, of the SDK's console, Tempo, Jaeger or Phoenix",
-    through_calls(otel_logs),
-    (
-        "spans come in order, a trace in one file: they are sorted by start, and joined over files where "
-        "ids are long enough to be unique",
-        "a span stands once: one with the ids, times and counts of an earlier one is dropped and counted",
-        "a call has one span: a chat around a chat with the same counts is dropped and counted",
-        "a span says that it is a call: one with a model and counts is one, whatever its operation is called, unless "
-        "it is around others; any other span of an unknown operation is counted",
-        "who started whom: parent spans say it; traces without a conversation are joined where the messages of one "
-        "begin with those of another, labelled; a parent that is not in the files is labelled",
-        "what a wait was for: a tool's span in it, or a new root span after it; else not known, labelled",
-        "an input count holds the cached tokens: sums that spans state decide, or a call that shows more of them; "
-        "labelled",
-        "a call succeeds: one with an error and no counts is dropped and counted, and its time is part of the wait",
-        "usage is there: lengths without it are estimated from characters, and labelled, as is a count of a few tokens "
-        "beside a long answer",
-        "files have one clock: those with short ids count from their own first instant, labelled",
-    ),
-    KEYS,
-    "recorded",
+    **described(__file__, "otel"),
+    read=through_calls(otel_logs),
+    keys=KEYS,
+    arrivals="recorded",
     suffixes=(".json", ".jsonl", ".json.gz", ".jsonl.gz"),
     passed=PASSED,
     held_to=f"semantic conventions {HELD_TO}",

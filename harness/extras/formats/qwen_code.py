@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 
 from harness.extras.formats.gemini_cli import results_of, set_counts
-from harness.model.traces.base import Record, TraceFormat, by_type, counts_of, list_of, record_of, text_of
+from harness.model.traces.base import Record, TraceFormat, by_type, counts_of, described, list_of, record_of, text_of
 from harness.model.traces.claude import Chain, ClaudeLog
 from harness.model.traces.links import reader_of
 
@@ -91,20 +91,13 @@ class _QwenChain(Chain):
 
 
 FORMAT = TraceFormat(
-    "Qwen Code's sessions, with sub-agents",
-    reader_of(QwenLog),
-    (
-        "a row stands in one session: a fork begins with copies of another's rows; a call counts once, by its row's id",
-        "what the counts hold: the sum that each states decides; a file without a cached token has none, labelled",
-        "calls without a row are there: those of titles and of compactions are not written as rows",
-        "rows come in order of time, once each, and name the row before them: as for claude",
-        "a sub-agent has a file that names its session: it was started by the last call before it",
-    ),
-    tuple(
+    **described(__file__, "qwen-code"),
+    read=reader_of(QwenLog),
+    keys=tuple(
         frozenset({"uuid", "sessionId", name})
         for name in ("usageMetadata", "provenance", "systemPayload", "toolCallResult", "contextWindowSize")
     ),
-    is_special=True,  # its rows have the keys of Claude Code's too
+    is_special=True,
     passed=PASSED,
     held_to=f"Qwen Code {HELD_TO}",
 )

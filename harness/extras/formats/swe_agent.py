@@ -18,6 +18,7 @@ from harness.model.traces.base import (
     Progress,
     Record,
     TraceFormat,
+    described,
     instant_ns,
     json_records,
     list_of,
@@ -138,20 +139,10 @@ def _of_messages(messages: list[object], at: str, unread: Unread, notes: ReadNot
 
 
 FORMAT = TraceFormat(
-    "trajectories of SWE-agent and mini-swe-agent (.traj)",
-    through_calls(swe_agent_logs),
-    (
-        "a step has token counts: SWE-agent's lengths are made from characters, so that they sum to the run's counted "
-        "tokens, else 4 to a token; labelled either way. An answer of mini-swe-agent without usage is dropped, "
-        "and the wait after it unknown",
-        "the messages of a step are there: a file without `query` and without usage is refused",
-        "a step has times: the wait before a call is the execution time of the step before, else drawn, labelled",
-        "cached tokens are there: without, a prompt is taken to begin with the conversation before it, labelled",
-        "a trajectory stands once: calls that came before are dropped and counted",
-        "when trajectories began against one another: those without times all start together",
-    ),
-    (frozenset({"trajectory", "info"}), frozenset({"messages", "trajectory_format"})),
+    **described(__file__, "swe-agent"),
+    read=through_calls(swe_agent_logs),
+    keys=(frozenset({"trajectory", "info"}), frozenset({"messages", "trajectory_format"})),
     suffixes=(".traj", ".traj.json", ".json"),
-    is_special=True,  # mini-swe-agent's documents have the keys of opencode's too
+    is_special=True,
     passed=PASSED,
 )

@@ -11,6 +11,7 @@ from harness.model.traces.base import (
     Progress,
     Record,
     TraceFormat,
+    described,
     instant_ns,
     list_of,
     record_of,
@@ -77,14 +78,7 @@ def _round_of(record: Record, at: str) -> Call | None:
 
 
 FORMAT = TraceFormat(
-    "rounds of TraceLab's releases",
-    through_calls(tracelab_logs),
-    (
-        "a round stands once: a round with the same times and counts, in whatever session or file, counts once",
-        "a fork is called one: a burst of rounds at a session's start that repeats another session's counts is dropped "
-        "and counted",
-        "output_tokens counts the answer: far fewer tokens than its characters are estimated from them, and labelled",
-        "rounds come in order and all of them: they are sorted by their index, and what is missing by it is labelled",
-    ),
-    (frozenset({"round_index", "timing_events"}),),
+    **described(__file__, "tracelab"),
+    read=through_calls(tracelab_logs),
+    keys=(frozenset({"round_index", "timing_events"}),),
 )

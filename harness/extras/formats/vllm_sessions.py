@@ -17,6 +17,7 @@ from harness.model.traces.base import (
     ReadNotes,
     Record,
     TraceFormat,
+    described,
     json_lines,
     record_of,
     text_of,
@@ -465,21 +466,10 @@ def _requests(tree: list[ObservedRequest], blocks: tuple[int, ...], notes: ReadN
 
 
 FORMAT = TraceFormat(
-    "sessions recorded in a vLLM server (harness server observe)",
-    _recordings,
-    (
-        "a request ends in its files: one that had not is dropped and counted, and so are ends of requests from before",
-        "a session is a chain of whole KV blocks: what begins with a first prompt whose answer fills none is taken to "
-        "continue it where nobody else begins so, else its blocks are shared; labelled either way",
-        "a prompt repeats the answer before it: one without its reasoning keeps a part, or begins a session; labelled",
-        "what a wait was for: a person or a tool, not known; labelled",
-        "joins: which other requests had to end first is not known",
-        "prefix caching is on: without it no request has a block, and each is a session by itself, labelled",
-        "several engines: a session that moves to another begins anew there; likewise after a rotation, labelled",
-        "the clock of the day is right where files of several machines are read together; labelled",
-    ),
-    (frozenset({"vllm_sessions", "recorder"}),),
-    "recorded",
+    **described(__file__, "vllm-sessions"),
+    read=_recordings,
+    keys=(frozenset({"vllm_sessions", "recorder"}),),
+    arrivals="recorded",
     is_special=True,
     passed={
         "the settings of a server": "its header",

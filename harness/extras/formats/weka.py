@@ -17,6 +17,7 @@ from harness.model.traces.base import (
     Progress,
     Record,
     TraceFormat,
+    described,
     json_records,
     list_of,
     record_of,
@@ -163,20 +164,9 @@ def _recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | No
 
 
 FORMAT = TraceFormat(
-    "agent sessions with chained block hashes (cc-traces)",
-    _recordings,
-    (
-        "a session stands once: one whose id and requests came before is passed over and counted",
-        "requests come in order of `t`: they are sorted, and labelled",
-        "a sub-agent stands once: a second one of the same id is passed over and counted",
-        "hash_ids name whole blocks of `block_size`: a request with more names than its prompt has blocks is broken "
-        "and counted; --block-tokens sets the size; a name for the part at the end is passed over",
-        "`out` counts the answer: 0 is taken as 1, a tool call in 1 or 2 tokens is labelled",
-        "calls of several agents in one list are told apart by the blocks that they begin with, labelled; times within "
-        "sub-agents count from their own start in a whole file, where one of it must, labelled",
-        "when sessions began against one another: all start together",
-    ),
-    (frozenset({"requests", "hash_id_scope"}), frozenset({"requests", "block_size"})),
+    **described(__file__, "weka"),
+    read=_recordings,
+    keys=(frozenset({"requests", "hash_id_scope"}), frozenset({"requests", "block_size"})),
     suffixes=(".jsonl", ".jsonl.gz", ".json"),
     is_special=True,
 )

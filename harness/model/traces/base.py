@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
@@ -237,6 +238,17 @@ def _six_digits(text: str) -> str:
 def read_tables(path: Path) -> dict[str, dict[str, list[str]]]:
     """The tables of a reader: types of rows, or names, by what they are to it."""
     return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+@lru_cache(maxsize=1)
+def _promises(path: Path) -> dict[str, dict[str, Any]]:
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+def described(reader: str, name: str) -> dict[str, Any]:
+    """What a format is and does not promise, from the file ``promises.toml`` beside its reader."""
+    table = _promises(Path(reader).with_name("promises.toml"))[name]
+    return table | {"not_promised": tuple(table["not_promised"])}
 
 
 def types_of(reader: str) -> dict[str, dict[str, str]]:
