@@ -6,38 +6,30 @@ sessions the target of a session. Nothing is run here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import PlanError
 from harness.model.engine.config import EngineConfig
 from harness.model.plan.build import derive_seed
 from harness.model.sim.draws import nominal, simulator_of
 from harness.model.sim.kernel import arrays as layout
-from harness.model.spec import SloSpec, WorkloadSpec
+from harness.model.spec import WorkloadSpec
 from harness.tune.capacity import PROPOSED, Capacity
 from harness.tune.confirm import BASE
 from harness.tune.explore import Chosen, Effort, Explored, concluded, space_of
 from harness.tune.plans import SEED_RANGE, Question, agents_key, agents_of, at_a_time, drawn_plans
 from harness.tune.setups import Setup
+from harness.tune.targets import Counts, Targets, counts_of, share_met
 
 PLANS, SEARCHED_PLANS, LEAST_SEARCHED = 96, 48, 6
 """Simulated plans of each number of agents, in the end and in the search."""
 MOST_AGENTS = 512
 NEARLY = 0.999
 """How near a number that does not hold can come to one that does."""
-
-
-class Counts(NamedTuple):
-    """What met its target in one run: (met, all) of requests and of sessions; None where there is no such target."""
-
-    requests: tuple[int, int] | None
-    sessions: tuple[int, int] | None
 
 
 def most_held(holds: Callable[[int], bool], start: int, most: int) -> int:
@@ -59,13 +51,6 @@ def most_held(holds: Callable[[int], bool], start: int, most: int) -> int:
 def most_agents(workload: WorkloadSpec) -> int:
     """The largest number that is tried: sessions that follow one another are not more than there are."""
     return MOST_AGENTS if workload.concurrency is None else min(MOST_AGENTS, workload.num_sessions or MOST_AGENTS)
-
-
-class Targets(NamedTuple):
-    """Targets of requests and of sessions, and the share that is to meet them."""
-
-    slo: SloSpec
-    share: float
 
 
 class Simulated:
@@ -90,7 +75,7 @@ class Simulated:
     def counts(self, setup: Setup, agents: int) -> list[Counts]:
         """Of each plan; PlanError where a request does not fit."""
         arrays, outcome = self._played(setup, agents)
-        return counts_of(arrays, outcome, self.slo)
+        return counts_of(arrays, outcome, self.slo, setup.on(self.question.server), self.question.model)
 
     def _plans(self, agents: int) -> layout.PlanArrays:
         if agents not in self._arrays:
@@ -110,10 +95,9 @@ class Simulated:
     def met(self, setup: Setup, agents: int) -> float:
         """The least share that meets a target, of requests and of sessions; 0 where a request does not fit."""
         try:
-            counts = self.counts(setup, agents)
+            return share_met(self.counts(setup, agents))
         except PlanError:
             return 0.0
-        return min(sum(met for met, _ in part) / sum(of for _, of in part) for part in parts_of(counts))
 
     def holds(self, setup: Setup, agents: int) -> bool:
         return self.met(setup, agents) >= self.share
@@ -139,39 +123,6 @@ class Simulated:
         """At the first number of agents that no configuration was seen to hold."""
         _, outcome = self._played(setup, min(self._best + 1, self.most))
         yield outcome.histogram.sum(axis=0)
-
-
-def counts_of(arrays: layout.PlanArrays, outcome: layout.SimOutcome, slo: SloSpec) -> list[Counts]:
-    """What met its target in each simulated plan. A session's active time is the sum over its requests."""
-    made, num_plans = outcome.requests, len(arrays.plans)
-    ttft_ns = made["first_token_ns"] - made["arrival_ns"]
-    e2e_ns = made["completed_ns"] - made["arrival_ns"]
-    met = np.ones(len(arrays.requests), dtype=np.bool_)
-    if slo.ttft_ms is not None:
-        met &= ttft_ns <= slo.ttft_ms * NS_PER_MS
-    if slo.tpot_ms is not None:
-        met &= e2e_ns - ttft_ns <= slo.tpot_ms * NS_PER_MS * np.maximum(arrays.requests["generate"] - 1, 0)
-    if slo.e2e_ms is not None:
-        met &= e2e_ns <= slo.e2e_ms * NS_PER_MS
-    requests = _by_plan(met, arrays.plans["num_requests"]) if slo.is_set else [None] * num_plans
-    sessions: Sequence[tuple[int, int] | None] = [None] * num_plans
-    if slo.session_s is not None:
-        first = np.repeat(arrays.plans["first_session"], arrays.plans["num_requests"])
-        own_ns = np.bincount(first + arrays.requests["session"], weights=e2e_ns, minlength=len(arrays.sessions))
-        sessions = _by_plan(own_ns <= slo.session_s * NS_PER_S, arrays.plans["num_sessions"])
-    return [Counts(*pair) for pair in zip(requests, sessions, strict=True)]
-
-
-def _by_plan(met: npt.NDArray[np.bool_], sizes: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
-    """(met, all) of each plan."""
-    parts = np.split(met, np.cumsum(sizes)[:-1])
-    return [(int(part.sum()), len(part)) for part in parts]
-
-
-def parts_of(counts: Sequence[Counts]) -> list[list[tuple[int, int]]]:
-    """The counts of requests and of sessions over runs, each where there is a target."""
-    columns = ([each.requests for each in counts], [each.sessions for each in counts])
-    return [[pair for pair in column if pair is not None] for column in columns if None not in column]
 
 
 def boundary(simulated: Simulated, capacity: Capacity) -> Iterator[str]:

@@ -18,7 +18,8 @@ from harness.kinds import kind_named, kind_of_run
 from harness.model.spec import ExperimentSpec, ServerSpec, TuneSpec
 from harness.model.spec.server import VALUE_LEVERS
 from harness.stacks.vllm.launch import key_arguments
-from harness.tune.capacity import Capacity
+from harness.table import with_error
+from harness.tune.capacity import Capacity, Point
 from harness.tune.confirm import BEST, SMALLEST, Confirmed
 from harness.tune.diagnose import Diagnosis
 from harness.tune.explore import Explored
@@ -26,13 +27,14 @@ from harness.tune.plans import MARGIN
 from harness.tune.predict import Option
 from harness.tune.setups import Baseline, Setup
 
-State = Literal["keep", "confirmed", "not told apart", "predicted", "cannot tell"]
+State = Literal["keep", "confirmed", "not told apart", "predicted", "cannot tell", "none within the targets"]
 EXIT_CODES = {
     "keep": ExitCode.PASS,
     "confirmed": ExitCode.PASS,
     "predicted": ExitCode.PASS,
     "not told apart": ExitCode.CANNOT_TELL,
     "cannot tell": ExitCode.CANNOT_TELL,
+    "none within the targets": ExitCode.RULE_FAILED,
 }
 MOST_WORDS = 25
 """Of the sentence; what it rests on is the second line."""
@@ -83,6 +85,8 @@ def answer(  # noqa: PLR0913  # keywords with defaults, of one call
     search took costs that are not this server's, in words: what they leave out is not shown to be worthless.
     """
     base = explored.baseline.label
+    if explored.is_missed and explored.smallest is None:
+        return _none_meets(spec, explored, borrowed)
     if explored.smallest is None or explored.best is None:
         return _kept(
             f"Keep {base}: no configuration within the bounds is predicted to save 1 %.", _most(explored), borrowed
@@ -91,22 +95,55 @@ def answer(  # noqa: PLR0913  # keywords with defaults, of one call
     by_name = {each.name: each for each in measured}
     proposal = explored.smallest
     if not by_name:
-        sentence = _sentence(
-            "{change}: {result}", base, proposal, f"{proposal.percent} less device time, predicted, not measured."
-        )
-        return Answer("predicted", sentence, proposal, why=why, rests=_second(_beside_prediction(explored), borrowed))
-    less = [name for name in (SMALLEST, BEST) if name in by_name and by_name[name].verdict == "less"]
-    if not less:
+        sentence = _sentence("{change}: {result}", base, proposal, f"{_predicted(proposal)}, predicted, not measured.")
+        rests = _second(_beside_prediction(explored), _felt(explored, proposal), borrowed)
+        return Answer("predicted", sentence, proposal, why=why, rests=rests)
+    better = [name for name in (SMALLEST, BEST) if name in by_name and by_name[name].is_better]
+    if not better:
         return _not_less(base, options, measured, why, borrowed)
     # The smallest change that is shown to pay, unless the larger one is shown to pay more.
-    chosen = BEST if best_is_better and BEST in less else less[0]
+    chosen = BEST if best_is_better and BEST in better else better[0]
     shown = by_name[chosen]
     beside = [name for name in by_name if name != chosen]
     rest = _beside(options[beside[0]], by_name[beside[0]]) if beside else explored.alike_in_words
     where = f" ({made})" if (made := modelled(spec, backend)) else ""
     sentence = _sentence("{change}: {result}", base, options[chosen], f"{shown.words}, confirmed{where}.")
-    rests = _second(f"on {shown.num_blocks} new plans{where}", rest, shown.excess, shown.beside)
+    shares = [shown.share.share_words if shown.share else "", _todays_share(shown)]
+    felt = _felt(explored, options[chosen])
+    rests = _second(f"on {shown.num_blocks} new plans{where}", *shares, felt, rest, shown.excess, shown.beside)
     return Answer("confirmed", sentence, options[chosen], tuple(measured), why, rests=rests)
+
+
+def _none_meets(spec: ExperimentSpec, explored: Explored, borrowed: str) -> Answer:
+    """The answer where nothing within the bounds is predicted to meet the targets."""
+    wanted = (spec.tune or TuneSpec()).percentile
+    near = explored.nearest
+    words, felt = ("what runs today", explored.today) if near is None else (near.words, near.felt)
+    share = (
+        "" if felt is None or felt.share is None else f": {100 * felt.share:.1f} % of {wanted:g} % within the targets"
+    )
+    rests = [f"nearest: {words}{share}", "" if near is None else _felt(explored, near), borrowed]
+    sentence = f"None within the targets: no configuration within the bounds is predicted to hold {wanted:g} %."
+    return Answer("cannot tell" if borrowed else "none within the targets", sentence, None, rests=_second(*rests))
+
+
+def _predicted(option: Option) -> str:
+    """ "12.3 +- 0.4 % less device time"."""
+    if option.saving >= 0:
+        return f"{option.percent} less device time"
+    return f"{with_error(-100 * option.saving, 100 * option.ratio.error, 1)} % more device time"
+
+
+def _felt(explored: Explored, option: Option) -> str:
+    """What times to tokens do under a configuration beside today's, in simulation; "" where that is not known."""
+    if explored.today is None or option.felt is None:
+        return ""
+    share = "" if option.felt.share is None else f"; {100 * option.felt.share:.1f} % within the targets"
+    return f"simulated: {option.felt.beside(explored.today)}{share}"
+
+
+def _todays_share(shown: Confirmed) -> str:
+    return "" if shown.today is None else f"today's: {shown.today.share_words}"
 
 
 def _sentence(form: str, base: str, option: Option, result: str) -> str:
@@ -197,11 +234,20 @@ def _not_less(base: str, options: dict[str, Option], measured: Sequence[Confirme
         what = "costs more" if first.verdict == "more" else f"costs the same within {100 * MARGIN:g} %"
         sentence = _sentence("Keep {base}: {change} {result}", base, option, f"{what} ({first.words}).")
         return _kept(sentence, "; ".join(rests), borrowed, measured, why)
-    result = f"not told apart ({first.words})."
+    told = "not told apart"
+    if first.verdict == "less" and first.share is not None:
+        told = "out of the targets" if first.share.verdict == "fails" else "not shown within the targets"
+    result = f"{told} ({first.words})."
     sentence = _sentence("Keep {base} for now: {change} is {result}", base, option, result)
     withheld = f"withheld: {first.apart}" if first.apart else ""
-    rest = _second(*rests, withheld, first.beside, borrowed)
+    share = "" if first.share is None else f"{first.share.share_words}{_cannot_show(first.share)}"
+    rest = _second(*rests, share, _todays_share(first), withheld, first.beside, borrowed)
     return Answer("not told apart", sentence, None, tuple(measured), why, rests=rest)
+
+
+def _cannot_show(point: Point) -> str:
+    runs = f"; {point.num_runs} runs cannot show more than {100 * point.most_shown:.1f} %"
+    return runs if point.verdict == "open" else ""
 
 
 def _most(explored: Explored) -> str:
@@ -269,6 +315,8 @@ def commands(spec: ExperimentSpec, setup: Setup, base: Baseline, backend: str = 
         # Of the model, such as qwen3-4b, which ships.
         yield shlex.join(["harness", "server", "compile", "FILE", *words])
         return
+    if server.is_paged:
+        yield shlex.join(["vllm", "serve", "MODEL", *key_arguments(_changed(setup, base))])
     memory = f" --kv-slots {setup.kv_slots}" if setup.kv_slots is not None else ""
     memory += f" --num-gpu-blocks {setup.num_gpu_blocks}" if has_blocks else ""
     changed = [key for key in base.levers(setup) if key in VALUE_LEVERS]

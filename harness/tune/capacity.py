@@ -47,14 +47,19 @@ class Point:
 
     @property
     def words(self) -> str:
-        """ "12 agents at a time: requests 97.1 % (94.0 to 98.6), holds"."""
+        """ "12 agents at a time: requests 97.1 % (94.0 to 98.6) within the targets, holds"."""
+        return f"{self.agents} agents at a time: {self.share_words}"
+
+    @property
+    def share_words(self) -> str:
+        """ "requests 97.1 % (94.0 to 98.6) within the targets, holds"."""
         parts = [
             f"{name} {100 * each.share:.1f} % ({interval_text(100 * each.low, 100 * each.high, 1)})"
             for name, each in (("requests", self.requests), ("sessions", self.sessions))
             if each is not None
         ]
         told = {"holds": "holds", "fails": "does not hold", "open": "not told"}[self.verdict]
-        return f"{self.agents} agents at a time: {', '.join(parts)} within the targets, {told}"
+        return f"{', '.join(parts)} within the targets, {told}"
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from harness.model.plan.build import derive_seed
 from harness.model.spec import ConditionSpec, ExperimentSpec, ServerSpec, StopSpec, parse_experiment
 from harness.model.spec.sections import Basis
 from harness.table import interval_text
+from harness.tune.capacity import Point
 from harness.tune.explore import Explored
 from harness.tune.folder import CONFIRM, EXPLORED, TuneFolder
 from harness.tune.plans import MARGIN, SEED_RANGE
@@ -140,7 +141,8 @@ def confirm_text(spec: ExperimentSpec, wanted: Measurement) -> str:
             "margin": MARGIN,
             "alpha": ALPHA,
             "budget": budget,
-            "looks": looks_within(budget),
+            # A share takes all plans.
+            "looks": [budget] if spec.slo.is_set or spec.slo.session_s else looks_within(budget),
             "channel": wanted.channel,
         },
         "condition": conditions,
@@ -214,7 +216,8 @@ class Confirmed:
     verdict: "less", "more", "equal" within MARGIN, or "" where it was not told apart. apart: why nothing is told:
     modelled device time (A) and time in flight (B) contradict each other, or there is no interval; "" otherwise.
     beside: what the time in flight of a device's server says of the device time; "" where it is not asked. excess: that
-    gains of so few plans are too high in the mean.
+    gains of so few plans are too high in the mean. share, today: what of its runs, and of today's, met the targets of
+    [slo]; None without.
     """
 
     name: str
@@ -227,6 +230,16 @@ class Confirmed:
     apart: str = ""
     beside: str = ""
     excess: str = ""
+    share: Point | None = None
+    today: Point | None = None
+
+    @property
+    def is_better(self) -> bool:
+        """Whether it is shown to cost less, and within the targets where there are any; or to meet those that today's
+        server misses."""
+        if self.share is None or self.today is None:
+            return self.verdict == "less"
+        return self.share.verdict == "holds" and (self.verdict == "less" or self.today.verdict == "fails")
 
     @property
     def words(self) -> str:

@@ -18,10 +18,11 @@ from harness.analysis.compare.drawn import DrawnRatio
 from harness.errors import SpecError
 from harness.judge.planning.deciding import unmeasured_in_words
 from harness.model.engine.config import EngineConfig
-from harness.tune.plans import LEAST_PLANS, MARGIN, Plans, Question, Rounds, agents_of, nearby_agents
+from harness.tune.plans import LEAST_PLANS, MARGIN, SURE, Plans, Question, Rounds, agents_of, nearby_agents
 from harness.tune.predict import Option, Predictor
 from harness.tune.setups import Baseline, Setup
 from harness.tune.space import Space, Thoroughness
+from harness.tune.targets import Felt, share_met
 
 MOST_PLANS = 96
 """Plans of the first pass at most."""
@@ -30,6 +31,7 @@ ROUNDS = 4
 FINALISTS = 10
 TIE = 0.001
 """Of configurations this close to the best, the smallest change is called the best."""
+MISSED = 1000.0
 BEST_OF_EACH = 4
 """Configurations of the same memory and number of sizes that a picture shows."""
 
@@ -65,7 +67,9 @@ class Explored:
     ceiling: the ratio of a server with every size and memory without end; None of a search for agents. options: every
     configuration that was predicted on the last plans, the baseline apart. bounds: what was searched and what was left
     out, in lines. screened: the best of each kind, with their ratios on the first plans. alike: what serves other hours
-    better than the proposal, and here does the same on every plan, so that it is not measured.
+    better than the proposal, and here does the same on every plan, so that it is not measured. today: what today's
+    server makes people feel. felt: ratio and p99 of TTFT, ms, of what was tried and meets the targets, for a picture.
+    nearest: where nothing is predicted to meet the targets, what comes nearest. is_missed: today's does not meet them.
     """
 
     baseline: Setup
@@ -78,6 +82,10 @@ class Explored:
     num_simulated: int
     screened: tuple[tuple[Setup, float], ...] = field(default=(), repr=False)
     alike: Setup | None = None
+    today: Felt | None = None
+    felt: tuple[tuple[float, float], ...] = field(default=(), repr=False)
+    nearest: Option | None = None
+    is_missed: bool = False
 
     @property
     def alike_in_words(self) -> str:
@@ -93,17 +101,23 @@ class Explored:
 class Chosen(NamedTuple):
     """What the last plans judge: the best, the smallest change that is as good, and others of each kind.
 
-    alike: the best where it costs the same as the smallest on every plan; ``best`` is then the smallest.
+    alike: the best where it costs the same as the smallest on every plan; ``best`` is then the smallest. nearest: where
+    nothing meets the targets, what comes nearest. is_missed: today's server does not meet them.
     """
 
     best: Setup
     smallest: Setup
     others: tuple[Setup, ...] = ()
     alike: Setup | None = None
+    nearest: Setup | None = None
+    is_missed: bool = False
 
 
 class DeviceTime:
-    """Judges by the ratio of device time to what runs today, of each number of agents that decides alike."""
+    """Judges by the ratio of device time to what runs today, of each number of agents that decides alike.
+
+    What misses the targets is worth MISSED and its shortfall, more than anything that meets them.
+    """
 
     close = 2 * MARGIN
 
@@ -112,6 +126,10 @@ class DeviceTime:
 
     def value(self, setup: Setup) -> float:
         own, base = (self._plans.device_ns(each, self._num_deciding) for each in (setup, self._plans.base))
+        if targets := self._plans.question.targets:
+            share = share_met(self._plans.met(setup, self._num_deciding))
+            if share < targets.share:
+                return MISSED + targets.share - share
         return float((own.sum(axis=1) / base.sum(axis=1)).mean())
 
     def steps(self, setup: Setup) -> Iterator[npt.NDArray[np.int64]]:
@@ -166,7 +184,9 @@ def explore(
     notes = [f"sizes are chosen for {others} agents at a time, {alike}"] * (len(agents) > 1)
     found = concluded(space, chosen, effort, tuple(also), notes)
     simulated = found.num_simulated + plans.num_simulated + rounds.num_simulated
-    return replace(found, num_simulated=simulated, screened=_frontier(values))
+    able = {setup: value for setup, value in values.items() if value < MISSED}
+    felt = tuple((value, plans.played(setup).ttft_p99_ms) for setup, value in able.items())
+    return replace(found, num_simulated=simulated, screened=_frontier(able), felt=felt)
 
 
 def space_of(question: Question, agents: Sequence[int]) -> tuple[Space, Plans]:
@@ -203,20 +223,30 @@ def _chosen(base: Baseline, values: Mapping[Setup, float], rounds: Rounds, effor
         close = [setup for setup in of_kind if values[setup] <= values[of_kind[0]] + MARGIN]
         small = sorted(close, key=base.size_of)
         left += dict.fromkeys([*of_kind[: effort.few], *small[: effort.few]])
-    least = base.setup
+    least, nearest, is_missed = base.setup, None, False
     for _ in range(ROUNDS):
-        if not (left := rounds.play(left, effort.choosing // ROUNDS)):
-            return Chosen(base.setup, base.setup)
-        least = min(left, key=rounds.own_ratio)
-        left = [setup for setup in left if rounds.is_close(setup, least)]
-    good = [setup for setup in left if rounds.is_as_good(setup, least)]
+        left = rounds.play(left, effort.choosing // ROUNDS)
+        is_missed = not rounds.meets(base.setup, 0.0)
+        if not left:
+            return Chosen(base.setup, base.setup, is_missed=is_missed)
+        nearest = None if rounds.targets is None else max(left, key=rounds.share)
+        # What may still meet the targets, and of it what surely does: these have the least to beat.
+        able = [setup for setup in left if rounds.meets(setup, -SURE)]
+        sure = [setup for setup in able if rounds.meets(setup)]
+        if not able:
+            return Chosen(base.setup, base.setup, nearest=nearest, is_missed=is_missed)
+        least = min(sure or able, key=rounds.own_ratio)
+        left = [setup for setup in able if rounds.is_close(setup, least)]
+    good = [setup for setup in left if rounds.is_as_good(setup, least) and rounds.meets(setup)]
+    if not good:
+        return Chosen(base.setup, base.setup, nearest=nearest, is_missed=is_missed)
     ratios = {setup: rounds.ratio(setup) for setup in good}
     best = min((setup for setup in good if ratios[setup] <= min(ratios.values()) + TIE), key=base.size_of)
     smallest = min(good, key=base.size_of)
     others = tuple(of_kind[0] for of_kind in by_kind.values())
     if best != smallest and rounds.is_alike(smallest, best):
-        return Chosen(smallest, smallest, (best, *others), best)
-    return Chosen(best, smallest, others)
+        return Chosen(smallest, smallest, (best, *others), best, is_missed=is_missed)
+    return Chosen(best, smallest, others, is_missed=is_missed)
 
 
 def concluded(
@@ -224,7 +254,8 @@ def concluded(
 ) -> Explored:
     """The ratios of what was chosen, and of ``also``, on the last plans, and what pays by them."""
     question, base = space.question, space.base.setup
-    finalists = list(dict.fromkeys([chosen.best, chosen.smallest, *chosen.others]))[:FINALISTS]
+    named = [chosen.best, chosen.smallest, *([chosen.nearest] if chosen.nearest else []), *chosen.others]
+    finalists = list(dict.fromkeys(named))[:FINALISTS]
     shown = [setup for setup in dict.fromkeys([*finalists, *also]) if setup != base]
     predictor = Predictor(question, effort.predicting, len(shown) + 2)
     options = {setup: _option(space, predictor, setup) for setup in shown}
@@ -234,8 +265,12 @@ def concluded(
         if setup in chosen[:2] and option.saving >= asked and not question.server.is_routed:
             options[setup] = replace(option, turns=predictor.turns(setup))
     best, smallest = options.get(chosen.best), options.get(chosen.smallest)
-    if best is None or smallest is None or max(best.most_saving, smallest.most_saving) < MARGIN:
+    has_gain = best is not None and smallest is not None and max(best.most_saving, smallest.most_saving) >= MARGIN
+    if best is None or smallest is None or not (has_gain or chosen.is_missed):
         best = smallest = None
+    elif chosen.is_missed and smallest.ratio.ratio <= best.ratio.ratio * (1 + MARGIN):
+        # Its gain is that it meets the targets.
+        pass
     elif smallest.most_saving < MARGIN or smallest.ratio.ratio > best.ratio.ratio * (1 + MARGIN):
         # What was as good on the plans that chose it need not be on these.
         smallest = best
@@ -244,7 +279,18 @@ def concluded(
     alike = None if smallest is None else chosen.alike
     bounds, num = (*space.bounds, *notes), space.num_tried
     return Explored(
-        base, ceiling, tuple(options.values()), best, smallest, bounds, num, predictor.num_simulated, alike=alike
+        base,
+        ceiling,
+        tuple(options.values()),
+        best,
+        smallest,
+        bounds,
+        num,
+        predictor.num_simulated,
+        alike=alike,
+        today=predictor.felt(base),
+        nearest=options.get(chosen.nearest) if chosen.nearest and best is None and chosen.is_missed else None,
+        is_missed=chosen.is_missed,
     )
 
 
@@ -273,4 +319,5 @@ def _option(space: Space, predictor: Predictor, setup: Setup) -> Option:
         base.memory_gib(setup),
         base.compile_s(setup),
         unmeasured_in_words(space.question.model, sizes),
+        felt=predictor.felt(setup),
     )

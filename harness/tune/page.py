@@ -6,6 +6,7 @@ One file without a script; every number of a picture stands in a table below. No
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, NamedTuple
@@ -55,7 +56,8 @@ def tune_page(found: TuneResult) -> str:
     if found.answer.capacities:
         parts.append(section("Agents at a time", _agents(found.answer.capacities, spec, _seen(found))))
     elif explored is not None and explored.screened:
-        parts.append(section("What was searched", _frontier(explored, base, found.answer, _seen(found))))
+        drawn = _frontier(explored, base, found.answer, _seen(found)) + _cost_and_ttft(explored)
+        parts.append(section("What was searched", drawn))
     copied = "\n".join([*to_copy(spec, found.answer, base), "", _server_table(base, found.answer)]).strip()
     parts += [
         section("What to copy", code(copied)),
@@ -197,6 +199,39 @@ def _frontier(explored: Explored, base: Baseline, answer: Answer, seen: str) -> 
         f'<div class="narrow-only">{svgs[1]}</div>'
         f"<figcaption>{caption}</figcaption></figure>"
     )
+
+
+def _cost_and_ttft(explored: Explored) -> str:
+    """Device time against p99 of TTFT, with the configurations that none beats in both; "" where it is not known."""
+    if explored.today is None or not explored.felt:
+        return ""
+    least = math.inf
+    front: list[tuple[float, float]] = []
+    for ratio, p99_ms in sorted(explored.felt):
+        if p99_ms < least:
+            front.append((ratio, p99_ms))
+            least = p99_ms
+    label = "Predicted device time against the p99 of TTFT, with the front of both"
+    with Sheet() as sheet:
+        figure = sheet.figure(PAGE_WIDTH_IN, 3.2)
+        axes = figure.subplots()
+        # Points that no eye tells apart are one.
+        shown = {(float(f"{p99_ms:.3g}"), round(ratio, 3)) for ratio, p99_ms in explored.felt if ratio < 1.5}
+        axes.plot(*zip(*shown, strict=True), ".", color=MUTED, alpha=0.35, ms=4)
+        axes.step([p99_ms for _, p99_ms in front], [ratio for ratio, _ in front], color=INK, lw=0.9, where="pre")
+        axes.plot(explored.today.ttft_p99, 1.0, "s", color=INK, ms=5)
+        for number, (_, option) in enumerate(_named(explored)):
+            if option.felt is not None:
+                color = condition_color(COLOURS[number])
+                axes.plot(option.felt.ttft_p99, option.ratio.ratio, "o", color=color, ms=7)
+        axes.set_xlabel("p99 of TTFT, ms")
+        axes.set_ylabel("device time, of today's")
+        svg = sheet.render(figure, name="cost-ttft", label=label)
+    caption = (
+        "Grey: predicted by the first pass. The line: no configuration has less of one without more of the other. "
+        "Filled: predicted on plans that chose nothing. The square is what runs today."
+    )
+    return f'<figure><div class="scroll">{svg}</div><figcaption>{caption}</figcaption></figure>'
 
 
 def _named(explored: Explored) -> list[tuple[str, Option]]:

@@ -30,7 +30,7 @@ from harness.runner import ExperimentOutcome
 from harness.runner.experiment import checked, refuse_what_is_missing, will_fail_again
 from harness.runner.progress import predicted_replay_s
 from harness.table import with_error
-from harness.tune.agents import Targets, boundary, explore_agents, final, most_agents
+from harness.tune.agents import boundary, explore_agents, final, most_agents
 from harness.tune.answer import Answer, answer, commands, sessions_answer, tuned_text, without_search
 from harness.tune.capacity import PROPOSED, Capacity
 from harness.tune.compiling import FOLDER, Compiler, Say, about
@@ -38,6 +38,7 @@ from harness.tune.confirm import (
     BASE,
     LEAST_BLOCKS,
     BudgetTooShortError,
+    Confirmed,
     Measurement,
     base_of,
     best_is_better,
@@ -78,6 +79,7 @@ from harness.tune.sessions import (
     round_text,
 )
 from harness.tune.setups import Baseline, Setup, checked_levers
+from harness.tune.targets import Targets
 
 DIAGNOSE_RUNS = 3
 RETRIES = 2
@@ -146,7 +148,14 @@ class Tune:
             agents=settings.agents,
             memory_gib=settings.memory_gib,
             most_sizes=settings.most_sizes,
+            targets=self._targets if settings.goal == "cost" else None,
         )
+
+    @property
+    def _targets(self) -> Targets | None:
+        """What [slo] asks of a configuration; None without it."""
+        slo = self.spec.slo
+        return Targets(slo, self.settings.percentile / 100) if slo.is_set or slo.session_s else None
 
     @property
     def _levers(self) -> tuple[str, ...]:
@@ -200,10 +209,15 @@ class Tune:
             return self
         return replace(self, spec=with_costs(self.spec, costs))
 
-    def _blocks(self, num_conditions: int, before_s: float = 0.0) -> int:
+    def _blocks(self, num_conditions: int, before_s: float = 0.0, most: int = 0) -> int:
         """Plans of a measurement that what is left of the budget has room for, after so many seconds."""
         left_s = max(0.0, self._left_s - before_s)
-        return blocks_within(left_s, num_conditions * self._today_s, self.settings.budget_s - left_s)
+        return blocks_within(left_s, num_conditions * self._today_s, self.settings.budget_s - left_s, most)
+
+    @property
+    def _most_plans(self) -> int:
+        """Plans of a measurement at most: as many as show the share of [slo]; 0 without it."""
+        return 0 if self._targets is None else plans_needed(*self._targets)
 
     @property
     def _store(self) -> RunStore:
@@ -245,6 +259,9 @@ class Tune:
             raise SpecError(what, where="--candidate", hint="Leave it out")
         if self.settings.goal == "sessions":
             check_goal(self.spec)
+        if self.spec.slo.itl_ms is not None and self.first.server.is_routed:
+            hint = "Set slo.tpot_ms in its place"
+            raise SpecError("is not predicted behind a router", where="slo.itl_ms", hint=hint)
 
     @property
     def _price_s(self) -> float:
@@ -361,7 +378,8 @@ class Tune:
 
     def _sessions(self, folder: TuneFolder, diagnosis: Diagnosis | None, *, only_explore: bool) -> TuneResult:
         """The stages of goal = "sessions" after the price."""
-        targets, question = Targets(self.spec.slo, self.settings.percentile / 100), self.question
+        targets, question = self._targets, self.question
+        assert targets is not None, "the goal was checked"
         search = partial(explore_agents, question, targets, self.effort, self.on_search)
         found = list[Capacity]()
 
@@ -465,7 +483,7 @@ class Tune:
         if not candidates:
             return answer(self.spec, explored, why=why, borrowed=self.borrowed)
         why = f"not measured, as it has no {place_key(self.spec)}: {', '.join(without)}" if without else ""
-        blocks = LEAST_BLOCKS if folder.frozen() else self._blocks(1 + len(candidates))
+        blocks = LEAST_BLOCKS if folder.frozen() else self._blocks(1 + len(candidates), most=self._most_plans)
         wanted = Measurement(candidates, blocks, base, places, self.channel)
         self._hold(wanted)
         spec = freeze(folder, self.spec, wanted)
@@ -484,13 +502,24 @@ class Tune:
             self.say(f"  {why}")
         if num_invalid := sum(not run.is_valid for run in runs):
             self.say(f"  {num_invalid} of {len(runs)} runs are INVALID and do not count: {_commonest(runs)}")
-        shown = confirmed(spec, runs) if runs else ()
+        shown = tuple(map(partial(self._with_share, runs), confirmed(spec, runs))) if runs else ()
         for each in shown:
             self.say(f"  {each.name}: {each.words} on {each.num_blocks} plans{f'; {each.beside}' * bool(each.beside)}")
             self.say(f"    {unseen_in_words(each.num_blocks)}")
         better = bool(runs) and best_is_better(spec, runs)
         answered = partial(answer, self.spec, explored, shown, best_is_better=better, why=why)
         return answered(backend=self.seen_as, borrowed=self.borrowed)
+
+    def _with_share(self, runs: Sequence[SealedRun], shown: Confirmed) -> Confirmed:
+        """With the share of its runs that met the targets, and today's, where there are any."""
+        if self._targets is None:
+            return shown
+        slo, share = self._targets
+        points = [
+            point_of(0, [counts_of_run(run, slo) for run in runs if run.is_valid and run.condition == name], share)
+            for name in (shown.name, BASE)
+        ]
+        return replace(shown, share=points[0], today=points[1])
 
     def _commands(self, setups: Mapping[str, Setup], base: Baseline) -> list[str]:
         """What starts the server of each candidate."""

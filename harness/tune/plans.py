@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from harness.clock import NS_PER_MS
 from harness.errors import HarnessError
 from harness.model.engine.config import EngineConfig
 from harness.model.engine.cost import CostModel
@@ -26,14 +27,17 @@ from harness.model.sim.plans import Input, input_arrays, joined, plan_arrays
 from harness.model.sim.simulate import run_batch
 from harness.model.spec import ServerSpec, Treatment, WorkloadSpec
 from harness.tune.setups import Setup, checked_levers
+from harness.tune.targets import Counts, Targets, counts_of, parts_of, share_met
 
 FloatArray = npt.NDArray[np.float64]
 SEED_RANGE = 2**31
-PAGED_SLOWNESS, ROUTED_SLOWNESS = 5, 3
+PAGED_SLOWNESS, ROUTED_SLOWNESS, GAPS_SLOWNESS = 5, 3, 3
 MARGIN = 0.01
 """A saving below this share is none."""
 AS_GOOD = 0.0075
 """What a change may cost more than the best to be as good, its error counted in; below MARGIN."""
+SURE = 2.5
+"""Standard errors by which a predicted share lies above the wanted one."""
 LEAST_PLANS, MOST_PLANS = 4, 400
 """Plans of a round."""
 
@@ -43,7 +47,8 @@ class Question:
     """What is searched: a server with its costs, the sessions it serves, and what may change.
 
     perturbation: sizes of what repeats differ in. agents: numbers of sessions at a time that sizes are chosen for, the
-    workload's own first. memory_gib: of one device, None: no limit. seed: of all plans.
+    workload's own first. memory_gib: of one device, None: no limit. seed: of all plans. targets: what a configuration
+    has to meet to be proposed.
     """
 
     server: ServerSpec
@@ -56,25 +61,31 @@ class Question:
     memory_gib: float | None = None
     most_sizes: int = 0
     seed: int = 1
+    targets: Targets | None = None
 
     @property
     def slowness(self) -> int:
         """How many times as long its simulator takes for a request as that of KV slots."""
-        return ROUTED_SLOWNESS if self.server.is_routed else PAGED_SLOWNESS if self.server.is_paged else 1
+        of_server = ROUTED_SLOWNESS if self.server.is_routed else PAGED_SLOWNESS if self.server.is_paged else 1
+        has_gaps = self.targets is not None and self.targets.slo.itl_ms is not None
+        return of_server * (GAPS_SLOWNESS if has_gaps else 1)
 
 
 class _Played(NamedTuple):
-    """One configuration on the plans of a group, in sums of each plan."""
+    """One configuration on the plans of a group, in sums of each plan. met: what met the targets, none without them.
+    ttft_p99_ms: over all requests."""
 
     device_ns: FloatArray
     histogram: npt.NDArray[np.int64]
+    met: list[Counts]
+    ttft_p99_ms: float
 
 
 class Plans:
     """The plans of a question in groups by agents at a time, each with the client's jitter, and what was played."""
 
     def __init__(self, question: Question, part: str, count: int, agents: Sequence[int]) -> None:
-        self._question, self.base = question, Setup.of(question.server)
+        self.question, self.base = question, Setup.of(question.server)
         seed = derive_seed(question.seed, f"tune/{part}") % SEED_RANGE
         key = zlib.crc32(part.encode())
         self.groups = [
@@ -100,25 +111,29 @@ class Plans:
         """One configuration on one group; PlanError where a request does not fit."""
         if (group, setup) in self._played:
             return self._played[group, setup]
-        server = setup.on(self._question.server)
+        server = setup.on(self.question.server)
         config = EngineConfig.from_server(server.replica)
         key = (group, *(self._shared(config, group) or (setup,)))
         if key not in self._played:
             arrays = self.groups[group]
             self.num_simulated += len(arrays.plans)
-            if self._question.slowness > 1:
-                outcome = simulator_of(server)(nominal(arrays, self._question.model), config)
+            if self.question.slowness > 1:
+                outcome = simulator_of(server)(nominal(arrays, self.question.model), config)
             else:
-                outcome = run_batch(arrays, config, self._question.model)
+                outcome = run_batch(arrays, config, self.question.model)
             totals = outcome.totals
             device_ns = np.asarray(totals["decode_ns"] + totals["prefill_ns"], dtype=np.float64)
-            self._played[key] = _Played(device_ns, outcome.histogram.sum(axis=0))
+            targets, model = self.question.targets, self.question.model
+            met = [] if targets is None else counts_of(arrays, outcome, targets.slo, server, model)
+            ttft_ns = outcome.requests["first_token_ns"] - outcome.requests["arrival_ns"]
+            p99_ms = float(np.quantile(ttft_ns, 0.99)) / NS_PER_MS
+            self._played[key] = _Played(device_ns, outcome.histogram.sum(axis=0), met, p99_ms)
         self._played[group, setup] = self._played[key]
         return self._played[key]
 
     def _shared(self, config: EngineConfig, group: int) -> tuple[object, ...]:
         """What decides on these plans; configurations that agree in it give equal figures. Empty: everything does."""
-        if self._question.slowness > 1:
+        if self.question.slowness > 1:
             return ()
         width = self._widths[group]
         limit = min(config.max_num_seqs, width + 1)
@@ -129,6 +144,10 @@ class Plans:
     def device_ns(self, setup: Setup, num_groups: int | None = None) -> FloatArray:
         """Device time of each plan; shape (numbers of agents, plans). num_groups: of the first ones alone."""
         return np.array([self.played(setup, group).device_ns for group in range(len(self.groups))[:num_groups]])
+
+    def met(self, setup: Setup, num_groups: int | None = None) -> list[Counts]:
+        """What met the targets in each plan of the first groups."""
+        return [each for group in range(len(self.groups))[:num_groups] for each in self.played(setup, group).met]
 
 
 def _width(arrays: layout.PlanArrays) -> int:
@@ -185,6 +204,10 @@ class Rounds:
         self._rounds: list[Plans] = []
 
     @property
+    def targets(self) -> Targets | None:
+        return self._question.targets
+
+    @property
     def num_simulated(self) -> int:
         return sum(plans.num_simulated for plans in self._rounds)
 
@@ -228,6 +251,26 @@ class Rounds:
     def is_as_good(self, setup: Setup, least: Setup) -> bool:
         """Whether it costs little more, its standard error counted in."""
         return sum(self._behind(setup, least)) <= AS_GOOD
+
+    def share(self, setup: Setup) -> float:
+        """The share that meets the targets, of the numbers of agents that decide."""
+        return share_met(self._met(setup))
+
+    def _met(self, setup: Setup) -> list[Counts]:
+        return [each for plans in self._rounds for each in plans.met(setup, self._num_deciding)]
+
+    def meets(self, setup: Setup, sure: float = SURE) -> bool:
+        """Whether its share lies above the wanted one, by so many standard errors over plans; with none below zero."""
+        if (targets := self._question.targets) is None:
+            return True
+        for part in parts_of(self._met(setup)):
+            met, of = np.array(part, dtype=np.float64).T
+            share = met.sum() / of.sum()
+            error = math.sqrt(((met - share * of) ** 2).sum()) / of.sum()
+            # Plans of which none misses leave as much open as one that misses once.
+            if share - sure * max(error, 1 / of.sum()) < targets.share:
+                return False
+        return True
 
     def is_alike(self, setup: Setup, best: Setup) -> bool:
         """Whether it costs the same on every plan of the first number of agents."""

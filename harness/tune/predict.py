@@ -15,9 +15,12 @@ from harness.judge.planning.deciding import NO_CHANGE, BreakEven, CostChange, br
 from harness.model.engine.config import EngineConfig
 from harness.model.plan.build import derive_seed
 from harness.model.sim.draws import Draws, artifact_key, jittered_draw, perturbed, simulator_of
+from harness.model.sim.kernel.arrays import SimOutcome
+from harness.model.spec import ServerSpec
 from harness.table import with_error
 from harness.tune.plans import SEED_RANGE, FloatArray, Question, drawn_plans
 from harness.tune.setups import Setup
+from harness.tune.targets import Felt, counts_of, felt_of, share_met
 
 REPLICATES = 6
 """Plans of one imagined experiment."""
@@ -32,7 +35,7 @@ class Option:
     ratio: mean device time over draws, with its 95 % error. low, high: of 90 % of experiments of REPLICATES plans.
     block_sd: of one plan, as a share of the mean cost, which decides how many plans a measurement takes.
     reuse: share of the reusable tokens that are reused. memory_gib, compile_s: see Baseline.
-    unmeasured: which of its sizes have no measured cost, in words.
+    unmeasured: which of its sizes have no measured cost, in words. felt: times to tokens, and the share within targets.
     """
 
     setup: Setup
@@ -46,6 +49,7 @@ class Option:
     compile_s: float | None
     unmeasured: str = ""
     turns: BreakEven | None = None
+    felt: Felt | None = None
 
     @property
     def saving(self) -> float:
@@ -84,6 +88,7 @@ class Predictor:
         self._perturbation = replace(question.perturbation, seed=seed)
         self._arrays = drawn_plans(question.workload, question.treatment, seed, REPLICATES * self.draws)
         self._known: dict[tuple[Setup, CostChange], tuple[FloatArray, int]] = {}
+        self._felt: dict[Setup, Felt] = {}
         self.num_simulated = 0
 
     def _play(self, setup: Setup, costs: CostChange = NO_CHANGE) -> tuple[FloatArray, int]:
@@ -98,11 +103,24 @@ class Predictor:
             ]
             models = [truth for truth in truths for _ in range(REPLICATES)]
             draws: Draws = jittered_draw(self._arrays, models, self._perturbation, zlib.crc32(repr(setup).encode()))
-            totals = simulator_of(server)(draws, config).totals
+            outcome = simulator_of(server)(draws, config)
+            totals = outcome.totals
             self.num_simulated += len(draws.arrays.plans)
             device_ns = np.asarray(totals["decode_ns"] + totals["prefill_ns"], dtype=np.float64)
+            if costs == NO_CHANGE:
+                self._felt[setup] = self._felt_of(draws, outcome, server)
             self._known[key] = device_ns.reshape(self.draws, REPLICATES), int(totals["cached_tokens"].sum())
         return self._known[key]
+
+    def _felt_of(self, draws: Draws, outcome: SimOutcome, server: ServerSpec) -> Felt:
+        model, targets = self._question.model, self._question.targets
+        share = None if targets is None else share_met(counts_of(draws.arrays, outcome, targets.slo, server, model))
+        return felt_of(draws.arrays, outcome, server, model, share)
+
+    def felt(self, setup: Setup) -> Felt:
+        """What a configuration makes people feel."""
+        self._play(setup)
+        return self._felt[setup]
 
     def ratios(self, setup: Setup, costs: CostChange = NO_CHANGE) -> FloatArray:
         """The cost ratio of each imagined experiment."""

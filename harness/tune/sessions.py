@@ -20,10 +20,10 @@ from harness.errors import SpecError
 from harness.measure.records.run import SealedRun
 from harness.model.plan.build import derive_seed
 from harness.model.spec import ExperimentSpec, SloSpec
-from harness.tune.agents import Counts, parts_of
 from harness.tune.capacity import ALPHA, Capacity, Point, Share, Verdict, most_shown
 from harness.tune.confirm import base_condition, plain_table, server_of
 from harness.tune.plans import SEED_RANGE, agents_key, agents_of
+from harness.tune.targets import Counts, parts_of
 
 LEAST_PLANS, MOST_PLANS = 12, 1_000
 """Measured plans of each number of agents."""
@@ -40,10 +40,8 @@ def check_goal(spec: ExperimentSpec) -> None:
     workload = spec.workload_of(base_condition(spec))
     if not (slo.is_set or slo.session_s):
         raise SpecError(
-            "no target is set that could hold", where="tune.goal", hint="Set slo.ttft_ms, slo.tpot_ms or slo.session_s"
+            "no target is set that could hold", where="tune.goal", hint="Set slo.ttft_ms, slo.itl_ms or slo.session_s"
         )
-    if slo.itl_ms is not None:
-        raise SpecError("is not predicted, so no number of agents can be found by it", where="slo.itl_ms", hint=_TPOT)
     if server.is_routed:
         raise SpecError("is searched for one server, not behind a router", where="tune.goal", hint='Say goal = "cost"')
     if agents_of(workload) is None:
@@ -52,9 +50,6 @@ def check_goal(spec: ExperimentSpec) -> None:
             where="tune.goal",
             hint="Set workload.concurrency, or workload.num_sessions of sessions that start together",
         )
-
-
-_TPOT = "Set slo.tpot_ms in its place"
 
 
 def counts_of_run(run: SealedRun, slo: SloSpec) -> Counts:

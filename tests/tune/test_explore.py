@@ -5,16 +5,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from harness.errors import SpecError
+from harness.analysis.serving import latencies
+from harness.errors import ExitCode, SpecError
+from harness.model.engine.config import EngineConfig
 from harness.model.engine.cost import find_cost_file, load_cost_model
 from harness.model.plan.build import draw_plan
 from harness.model.sim.draws import perturbation_of
-from harness.model.spec import PerturbationSpec, ServerSpec, WorkloadSpec, parse_experiment
+from harness.model.sim.plans import plan_arrays
+from harness.model.spec import PerturbationSpec, ServerSpec, SloSpec, WorkloadSpec, parse_experiment
+from harness.runner import run_experiment
 from harness.stacks.rbln.rules.kv_rules import PAGED
 from harness.tune.answer import answer, commands
 from harness.tune.confirm import candidates_of
@@ -22,6 +27,7 @@ from harness.tune.explore import QUICK, Effort, Explored, explore
 from harness.tune.plans import Plans, Question
 from harness.tune.setups import Baseline, Setup, best_for_steps, checked_levers, ladder
 from harness.tune.space import Thoroughness
+from harness.tune.targets import Targets, gaps_ns, share_met
 from tests.support.naive_tune import NEW_SEED, costs, every_setup, ratio
 
 pytestmark = pytest.mark.same_everywhere
@@ -307,3 +313,50 @@ def test_a_second_memory_at_no_price_and_keys_that_only_models_have_are_refused(
     assert checked_levers(("offload_blocks",), priced) == ("offload_blocks",)
     with pytest.raises(SpecError, match="'offload_blocks' is no key that can be searched"):
         checked_levers(("offload_blocks",), priced.model_copy(update={"model": "any"}))
+
+
+def test_what_is_proposed_lies_within_the_targets_on_new_plans_and_todays_server_does_not() -> None:
+    server = ServerSpec(max_num_seqs=2, decode_buckets=(2,))
+    workload = WorkloadSpec(num_sessions=4, requests_per_session=2, wait_cap_s=3.0)
+    targets = Targets(SloSpec(ttft_ms=800.0), 0.8)
+    question = asked(server, workload, agents=(4,), targets=targets)
+    explored = explore(question, BRIEF)
+    assert explored.smallest is not None
+    assert explored.is_missed
+    assert explored.today.share < 0.8
+    assert explored.smallest.felt.share > 0.8
+    new = Plans(replace(question, seed=question.seed + 1), "test", 100, (4,))
+    assert share_met(new.met(explored.smallest.setup)) >= 0.8
+    assert share_met(new.met(explored.baseline)) < 0.8
+    assert all(ratio < 2 for ratio, _ in explored.felt), "what misses the targets is in no picture"
+
+
+def test_where_nothing_meets_the_targets_the_nearest_is_named_and_what_it_misses() -> None:
+    server = ServerSpec(max_num_seqs=2, decode_buckets=(2,))
+    targets = Targets(SloSpec(itl_ms=0.5), 0.9)
+    question = asked(server, WorkloadSpec(num_sessions=3), ("kv_slots",), agents=(3,), targets=targets)
+    explored = explore(question, BRIEF)
+    assert (explored.best, explored.smallest) == (None, None)
+    table = {"name": "aim", "backend": "sim", "tune": {"percentile": 90}, "condition": [{"name": "base"}]}
+    found = answer(parse_experiment(table, where="test"), explored)
+    assert found.exit_code is ExitCode.RULE_FAILED
+    assert found.sentence.startswith("None within the targets: no configuration within the bounds")
+    assert "0.0 % of 90 % within the targets" in found.rests
+
+
+@pytest.mark.parametrize("rules", ["vendor-0.11.1", PAGED])
+def test_gaps_between_tokens_are_those_of_simulated_runs(tmp_path: Path, rules: str) -> None:
+    costs = "emulated-gpu" if rules == PAGED else "paper"
+    table = {
+        "name": "gaps",
+        "backend": "sim",
+        "replicates": 1,
+        "server": {"rules": rules, "cost_model": costs, "max_num_seqs": 3},
+        "workload": {"num_sessions": 5, "requests_per_session": 2, "wait_cap_s": 1.0},
+        "condition": [{"name": "base"}],
+    }
+    (run,) = run_experiment(parse_experiment(table, where="test"), runs_root=tmp_path).runs
+    model = load_cost_model(costs)
+    expected = np.sort(latencies(run).itl_ns)
+    gaps = gaps_ns(plan_arrays([run.plan]), EngineConfig.from_server(run.server), model)
+    assert np.sort(np.concatenate(gaps)) == pytest.approx(expected, abs=1e6)

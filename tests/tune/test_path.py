@@ -7,6 +7,7 @@ import random
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -244,3 +245,17 @@ def test_a_budget_that_decides_nothing_says_how_much_would(tmp_path: Path) -> No
     made = Tune(spec, tmp_path / "runs", perform, lambda _line: None)
     with pytest.raises(SpecError, match=r"tune.budget: it leaves room for 0 plans of .* Allow \d+ min"):
         made.forecast()
+
+
+def test_confirmed_needs_the_share_within_the_targets_and_the_cost_on_the_same_plans(tmp_path: Path) -> None:
+    asked = {"may_change": ["kv_slots"], "percentile": 60}
+    stages, _ = tuned(tmp_path, experiment(tune=asked, slo={"ttft_ms": 5000.0}))
+    answer = stages.answer
+    assert answer.state == "confirmed"
+    assert re.search(r"requests [0-9.]+ % .* within the targets, holds; today's: requests", answer.rests)
+    confirm_file = tmp_path / "runs" / "small-tune" / "confirm.toml"
+    stop = tomllib.loads(confirm_file.read_text(encoding="utf-8"))["stop"]
+    assert stop["looks"] == [stop["budget"]], "a share takes all plans"
+    assert answer.measured[0].share is not None
+    few = replace(answer.measured[0], share=replace(answer.measured[0].share, verdict="open"))
+    assert not few.is_better

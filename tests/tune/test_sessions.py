@@ -22,7 +22,7 @@ from harness.model.sim.plans import plan_arrays
 from harness.model.sim.simulate import run_batch
 from harness.model.spec import ServerSpec, SloSpec, TuneSpec, parse_experiment
 from harness.runner import run_experiment
-from harness.tune.agents import Counts, Targets, counts_of, explore_agents, most_held
+from harness.tune.agents import explore_agents, most_held
 from harness.tune.answer import sessions_answer
 from harness.tune.capacity import Capacity, Point
 from harness.tune.explore import QUICK, Explored
@@ -30,6 +30,7 @@ from harness.tune.path import Tune
 from harness.tune.predict import Option
 from harness.tune.sessions import counts_of_run, next_points, point_of, share_of
 from harness.tune.setups import Setup
+from harness.tune.targets import Counts, Targets, counts_of
 
 SETUP = Setup(8, (1, 2, 4, 8), 8, None)
 SLO = {"ttft_ms": 700.0, "session_s": 8.0}
@@ -137,8 +138,9 @@ def test_intervals_of_a_share_hold_the_true_share_though_runs_differ() -> None:
     assert held >= 370
 
 
-def test_a_simulated_run_and_its_sealed_record_meet_the_same_targets(tmp_path: Path) -> None:
-    spec, slo = experiment(replicates=3), SloSpec(ttft_ms=400.0, tpot_ms=24.0, session_s=8.0)
+@pytest.mark.parametrize("slo", [SloSpec(ttft_ms=400.0, tpot_ms=24.0, session_s=8.0), SloSpec(itl_ms=200.0)])
+def test_a_simulated_run_and_its_sealed_record_meet_the_same_targets(tmp_path: Path, slo: SloSpec) -> None:
+    spec = experiment(replicates=3)
     sealed = run_experiment(spec, runs_root=tmp_path).runs
     seen = simulated([run.plan for run in resolve(spec).runs], spec.server, slo)
     assert seen == [counts_of_run(run, slo) for run in sealed]
@@ -147,7 +149,8 @@ def test_a_simulated_run_and_its_sealed_record_meet_the_same_targets(tmp_path: P
 
 def simulated(plans: Sequence[Plan], server: ServerSpec, slo: SloSpec) -> list[Counts]:
     arrays, config = plan_arrays(plans), EngineConfig.from_server(server)
-    return counts_of(arrays, run_batch(arrays, config, load_cost_model(server.cost_model)), slo)
+    model = load_cost_model(server.cost_model)
+    return counts_of(arrays, run_batch(arrays, config, model), slo, server, model)
 
 
 def test_it_ends_in_an_interval_of_agents_and_goes_on_to_the_same(tmp_path: Path) -> None:
@@ -226,7 +229,6 @@ def perform(spec: Any, folder: Path, until_ns: int, **options: Any) -> Any:
     ("changes", "named"),
     [
         ({"slo": {}}, "tune.goal: no target is set that could hold"),
-        ({"slo": {"itl_ms": 50.0}}, "slo.itl_ms: is not predicted"),
         ({"workload": {"num_sessions": 4, "start_offset_s": 1.0}}, "tune.goal: this workload has no number of agents"),
         ({"server": {"replicas": 2, "router": {"policy": "round-robin"}}}, "tune.goal: is searched for one server"),
     ],

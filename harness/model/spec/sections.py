@@ -187,13 +187,14 @@ class TuneSpec(Spec):
     )
     goal: Literal["cost", "sessions"] = Field(
         default="cost",
-        description='"cost": least device time; "sessions": most agents at a time whose targets in [slo] hold',
+        description='"cost": least device time within the targets in [slo], if any; "sessions": most agents at a time '
+        "whose targets in [slo] hold",
     )
     percentile: float = Field(
         default=95.0,
         gt=0,
         lt=100,
-        description='of goal = "sessions": share of requests, and of sessions, in percent that meets the targets',
+        description="share of requests, and of sessions, in percent that is to meet the targets in [slo], if any",
     )
     memory: str = Field(default="", description="of one device, '14GiB'; default: no limit on a modelled server")
     agents: tuple[int, ...] = Field(

@@ -1,0 +1,150 @@
+"""What simulated requests and sessions felt: how many met the targets of [slo], and the times to tokens.
+
+A request that was preempted gave no token for a while: the steps without one count as one gap at its start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.clock import NS_PER_MS, NS_PER_S
+from harness.model.engine.config import EngineConfig
+from harness.model.engine.cost import CostModel
+from harness.model.engine.state import STEP_PREFILL
+from harness.model.sim.kernel import arrays as layout
+from harness.model.sim.plans import one_plan
+from harness.model.sim.simulate import run_arrays
+from harness.model.spec import ServerSpec, SloSpec
+
+FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+FELT_PLANS = 12
+"""Plans whose steps say how tokens came."""
+
+
+class Counts(NamedTuple):
+    """What met its target in one run: (met, all) of requests and of sessions; None where there is no such target."""
+
+    requests: tuple[int, int] | None
+    sessions: tuple[int, int] | None
+
+
+class Targets(NamedTuple):
+    """Targets of requests and of sessions, and the share that is to meet them."""
+
+    slo: SloSpec
+    share: float
+
+
+class Felt(NamedTuple):
+    """Times over requests, model ms; of gaps between tokens None where no steps are simulated. share: of requests, or
+    of sessions where fewer of them do, within the targets; None without targets."""
+
+    ttft_p50: float
+    ttft_p99: float
+    itl_p50: float | None
+    itl_p99: float | None
+    share: float | None = None
+
+    def beside(self, today: Felt) -> str:
+        """ "TTFT p50 80 -> 78 ms, p99 518 -> 70 ms; ITL p50 9 -> 9 ms, p99 167 -> 28 ms"."""
+        parts = [("TTFT", self[:2], today[:2]), ("ITL", self[2:4], today[2:4])]
+        return "; ".join(
+            f"{name} p50 {was[0]:.3g} -> {now[0]:.3g} ms, p99 {was[1]:.3g} -> {now[1]:.3g} ms"
+            for name, now, was in parts
+            if None not in (*now, *was)
+        )
+
+
+def counts_of(
+    arrays: layout.PlanArrays, outcome: layout.SimOutcome, slo: SloSpec, server: ServerSpec, model: CostModel
+) -> list[Counts]:
+    """What met its target in each simulated plan. A session's active time is the sum over its requests.
+
+    server, model: of which the steps are simulated again where slo.itl_ms is set.
+    """
+    made, num_plans = outcome.requests, len(arrays.plans)
+    ttft_ns = made["first_token_ns"] - made["arrival_ns"]
+    e2e_ns = made["completed_ns"] - made["arrival_ns"]
+    met = np.ones(len(arrays.requests), dtype=np.bool_)
+    if slo.ttft_ms is not None:
+        met &= ttft_ns <= slo.ttft_ms * NS_PER_MS
+    if slo.tpot_ms is not None:
+        met &= e2e_ns - ttft_ns <= slo.tpot_ms * NS_PER_MS * np.maximum(arrays.requests["generate"] - 1, 0)
+    if slo.e2e_ms is not None:
+        met &= e2e_ns <= slo.e2e_ms * NS_PER_MS
+    if slo.itl_ms is not None:
+        met &= _short_gaps(arrays, server, model, slo)
+    requests = _by_plan(met, arrays.plans["num_requests"]) if slo.is_set else [None] * num_plans
+    sessions: Sequence[tuple[int, int] | None] = [None] * num_plans
+    if slo.session_s is not None:
+        first = np.repeat(arrays.plans["first_session"], arrays.plans["num_requests"])
+        own_ns = np.bincount(first + arrays.requests["session"], weights=e2e_ns, minlength=len(arrays.sessions))
+        sessions = _by_plan(own_ns <= slo.session_s * NS_PER_S, arrays.plans["num_sessions"])
+    return [Counts(*pair) for pair in zip(requests, sessions, strict=True)]
+
+
+def _by_plan(met: BoolArray, sizes: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
+    """(met, all) of each plan."""
+    parts = np.split(met, np.cumsum(sizes)[:-1])
+    return [(int(part.sum()), len(part)) for part in parts]
+
+
+def parts_of(counts: Sequence[Counts]) -> list[list[tuple[int, int]]]:
+    """The counts of requests and of sessions over runs, each where there is a target."""
+    columns = ([each.requests for each in counts], [each.sessions for each in counts])
+    return [[pair for pair in column if pair is not None] for column in columns if None not in column]
+
+
+def share_met(counts: Sequence[Counts]) -> float:
+    """The least share that meets a target, of requests and of sessions."""
+    return min(sum(met for met, _ in part) / sum(of for _, of in part) for part in parts_of(counts))
+
+
+def gaps_ns(arrays: layout.PlanArrays, config: EngineConfig, model: CostModel) -> list[FloatArray]:
+    """The gaps between the tokens of every request, in plan order, as its plan alone has them at these costs."""
+    gaps: list[FloatArray] = []
+    for plan in range(len(arrays.plans)):
+        alone = one_plan(arrays, plan)
+        outcome = run_arrays(alone, config, model)
+        steps = outcome.steps[: int(outcome.totals["num_step_records"][0])]
+        steps = steps[steps["kind"] != STEP_PREFILL]
+        count = steps["count"]
+        place = np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
+        ends = np.repeat(steps["start_ns"], count) + (place + 1) * np.repeat(steps["duration_ns"], count)
+        made = outcome.requests
+        for first_ns, done_ns, tokens in zip(
+            made["first_token_ns"], made["completed_ns"], alone.requests["generate"], strict=True
+        ):
+            low, high = np.searchsorted(ends, (first_ns, done_ns), side="right")
+            low += max(0, high - low - (int(tokens) - 1))
+            gaps.append(np.diff(ends[low:high], prepend=first_ns).astype(np.float64))
+    return gaps
+
+
+def _short_gaps(arrays: layout.PlanArrays, server: ServerSpec, model: CostModel, slo: SloSpec) -> BoolArray:
+    """Which requests meet slo.itl_ms; an answer of one token has no gap that could be too long."""
+    limit_ns = (slo.itl_ms or 0.0) * NS_PER_MS
+    found = gaps_ns(arrays, EngineConfig.from_server(server), model)
+    return np.array([not len(gaps) or np.percentile(gaps, slo.itl_percentile) <= limit_ns for gaps in found])
+
+
+def felt_of(
+    arrays: layout.PlanArrays, outcome: layout.SimOutcome, server: ServerSpec, model: CostModel, share: float | None
+) -> Felt:
+    """Quantiles over all requests; of gaps over those of FELT_PLANS plans, none of replicas behind a router."""
+    ttft_ms = (outcome.requests["first_token_ns"] - outcome.requests["arrival_ns"]) / NS_PER_MS
+    p50, p99 = (float(value) for value in np.quantile(ttft_ms, (0.5, 0.99)))
+    if server.is_routed:
+        return Felt(p50, p99, None, None, share)
+    count = min(FELT_PLANS, len(arrays.plans))
+    few = layout.PlanArrays(arrays.plans[:count], *arrays[1:])
+    gaps = np.concatenate(gaps_ns(few, EngineConfig.from_server(server), model)) / NS_PER_MS
+    if not len(gaps):
+        return Felt(p50, p99, None, None, share)
+    itl_p50, itl_p99 = (float(value) for value in np.quantile(gaps, (0.5, 0.99)))
+    return Felt(p50, p99, itl_p50, itl_p99, share)
