@@ -74,7 +74,9 @@ def settled_block_tokens(lengths: Iterable[tuple[int, int]], usual: int, notes: 
     A row names its whole blocks, and the part at its end or not. usual: the size in the format's own traces, taken
     unless the person gave a size. Raises SpecError where more than SHARE_OF_SLIPS of the rows contradict it.
     """
-    rows = [(prompt, names) for prompt, names in lengths if names]
+    given = list(lengths)
+    rows = [(prompt, names) for prompt, names in given if names]
+    notes.assume("rows that name no block among others that do", len(given) - len(rows) if rows else 0)
     size = notes.options.block_tokens or usual
     num_above = sum(names > -(-prompt // size) for prompt, names in rows)
     num_below = sum(names < prompt // size for prompt, names in rows)
