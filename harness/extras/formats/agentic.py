@@ -27,16 +27,7 @@ from harness.extras.formats.mooncake import REPEATED
 from harness.extras.formats.reading import parsed_lines
 from harness.model.plan.model import WAIT_KINDS, WaitKind, has_ended
 from harness.model.traces.account import ReadNotes
-from harness.model.traces.base import (
-    Progress,
-    Record,
-    TraceFormat,
-    described,
-    list_of,
-    seconds_ns,
-    text_of,
-    tokens_of,
-)
+from harness.model.traces.base import Progress, Record, list_of, seconds_ns, text_of, tokens_of, trace_format
 from harness.model.traces.drawn import DrawnWaits
 from harness.model.traces.links import kept_tokens
 from harness.model.traces.recording import RecordedRequest, Recording, hidden_name
@@ -335,9 +326,10 @@ def _recording(tree: list[_Call], block_tokens: int) -> Recording:
     return Recording(hidden_name(f"{tree[0].key[0]}/{tree[0].key[1]}"), start_ns, tuple(requests))
 
 
-FORMAT = TraceFormat(
-    **described(__file__, "agentic-mooncake"),
-    read=_recordings,
+FORMAT = trace_format(
+    __file__,
+    "agentic-mooncake",
+    _recordings,
     keys=tuple(
         frozenset({length, *keys})
         for length in ("input_length", "input_tokens")

@@ -14,14 +14,13 @@ from harness.model.traces.account import ReadNotes, Unread
 from harness.model.traces.base import (
     Progress,
     Record,
-    TraceFormat,
-    described,
     instant_ns,
     json_records,
     list_of,
     record_of,
     text_of,
     tokens_of,
+    trace_format,
 )
 from harness.model.traces.calls import Call, Log
 from harness.model.traces.links import through_calls
@@ -117,9 +116,10 @@ def _children(step: Record) -> list[str]:
     return [name for name in names if name]
 
 
-FORMAT = TraceFormat(
-    **described(__file__, "atif"),
-    read=through_calls(atif_logs),
+FORMAT = trace_format(
+    __file__,
+    "atif",
+    through_calls(atif_logs),
     keys=(frozenset({"schema_version", "steps", "agent"}),),
     suffixes=(".json", ".jsonl"),
     passed=PASSED,

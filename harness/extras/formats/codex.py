@@ -11,16 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from harness.extras.formats.reading import mark_replay
 from harness.model.traces.account import ReadNotes
-from harness.model.traces.base import (
-    Record,
-    TraceFormat,
-    counts_of,
-    described,
-    instant_ns,
-    record_of,
-    text_of,
-    types_of,
-)
+from harness.model.traces.base import Record, counts_of, instant_ns, record_of, text_of, trace_format, types_of
 from harness.model.traces.calls import BURST_NS, ENDS_ROUND, REPLAYED, AgentLog, Call, Conversation, Log
 from harness.model.traces.links import reader_of
 
@@ -242,9 +233,10 @@ def role_of(payload: Record, kind: str, form: str) -> str:
     return "passed" if role == "count" and payload.get("info") is None else role
 
 
-FORMAT = TraceFormat(
-    **described(__file__, "codex"),
-    read=reader_of(CodexLog),
+FORMAT = trace_format(
+    __file__,
+    "codex",
+    reader_of(CodexLog),
     keys=(frozenset({"timestamp", "type", "payload"}),),
     passed=PASSED,
     held_to=f"Codex {HELD_TO}",

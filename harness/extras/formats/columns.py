@@ -17,7 +17,7 @@ from harness.clock import NS_PER_MS
 from harness.errors import SpecError
 from harness.inputs import open_unpacked
 from harness.model.traces.account import ReadNotes
-from harness.model.traces.base import Progress, TraceFormat, described, tokens_of
+from harness.model.traces.base import Progress, tokens_of, trace_format
 from harness.model.traces.calls import Call, Log
 from harness.model.traces.links import through_calls
 
@@ -127,6 +127,4 @@ def _calls(rows: Sequence[_Row], session: str, at_ns: int, notes: ReadNotes) -> 
     return log
 
 
-FORMAT = TraceFormat(
-    **described(__file__, "csv"), read=through_calls(csv_logs), keys=(), arrivals="recorded", suffixes=(".csv",)
-)
+FORMAT = trace_format(__file__, "csv", through_calls(csv_logs), keys=(), arrivals="recorded", suffixes=(".csv",))

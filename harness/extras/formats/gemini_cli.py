@@ -12,14 +12,13 @@ from collections.abc import Iterable, Mapping
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import (
     Record,
-    TraceFormat,
     counts_of,
-    described,
     instant_ns,
     list_of,
     record_of,
     text_of,
     tokens_of,
+    trace_format,
 )
 from harness.model.traces.calls import AgentLog, Call, Conversation, Log
 from harness.model.traces.links import reader_of
@@ -184,9 +183,10 @@ def set_counts(turn: Call, usage: Record, names: Mapping[str, str]) -> None:
     turn.prefix_tokens = None if usage.get(names["cached"]) is None else counts["cached"]
 
 
-FORMAT = TraceFormat(
-    **described(__file__, "gemini-cli"),
-    read=reader_of(GeminiLog),
+FORMAT = trace_format(
+    __file__,
+    "gemini-cli",
+    reader_of(GeminiLog),
     keys=(frozenset({"sessionId", "projectHash"}),),
     suffixes=(".jsonl", ".json"),
     passed=PASSED,

@@ -21,8 +21,6 @@ from harness.model.traces.base import (
     CHARACTERS_PER_TOKEN,
     Progress,
     Record,
-    TraceFormat,
-    described,
     json_records,
     list_of,
     record_of,
@@ -30,6 +28,7 @@ from harness.model.traces.base import (
     text_of,
     tokens_in,
     tokens_of,
+    trace_format,
 )
 from harness.model.traces.calls import Call, Log
 from harness.model.traces.links import through_calls
@@ -168,9 +167,10 @@ def _lengths(before: _Turn, before_prompt: int, turn: _Turn) -> tuple[int, int]:
     return kept + sum(each.tokens for each in (rest[1:] if rest[0].is_answer else rest)), kept
 
 
-FORMAT = TraceFormat(
-    **described(__file__, "lmcache"),
-    read=through_calls(lmcache_logs),
+FORMAT = trace_format(
+    __file__,
+    "lmcache",
+    through_calls(lmcache_logs),
     keys=(frozenset({"session_id", "input", "output_length"}), frozenset({"session_id", "messages", "output_length"})),
     block_tokens=MOONCAKE_BLOCK_TOKENS,
     suffixes=(".jsonl", ".jsonl.gz", ".parquet"),

@@ -21,7 +21,7 @@ from harness.extras.formats.blocks import (
 )
 from harness.extras.formats.reading import parsed_lines
 from harness.model.traces.account import ReadNotes
-from harness.model.traces.base import Progress, Read, Record, TraceFormat, described, list_of, seconds_ns
+from harness.model.traces.base import Progress, Read, Record, list_of, seconds_ns, trace_format
 from harness.model.traces.recording import RecordedRequest, Recording, hidden_name
 
 BAILIAN_BLOCK_TOKENS = 16
@@ -142,9 +142,10 @@ def check_instants(instants_ns: Sequence[int], unit_ns: int, notes: ReadNotes) -
             )
 
 
-FORMAT = TraceFormat(
-    **described(__file__, "mooncake"),
-    read=_reader(MOONCAKE_BLOCK_TOKENS, NS_PER_MS),
+FORMAT = trace_format(
+    __file__,
+    "mooncake",
+    _reader(MOONCAKE_BLOCK_TOKENS, NS_PER_MS),
     keys=(
         frozenset({"timestamp", "input_length", "output_length"}),
         frozenset({"timestamp", "input_length", "hash_ids"}),
@@ -152,9 +153,10 @@ FORMAT = TraceFormat(
     arrivals="recorded",
     block_tokens=MOONCAKE_BLOCK_TOKENS,
 )
-BAILIAN = TraceFormat(
-    **described(__file__, "bailian"),
-    read=_reader(BAILIAN_BLOCK_TOKENS, NS_PER_S),
+BAILIAN = trace_format(
+    __file__,
+    "bailian",
+    _reader(BAILIAN_BLOCK_TOKENS, NS_PER_S),
     keys=(frozenset({"chat_id", "parent_chat_id", "input_length"}),),
     arrivals="recorded",
     block_tokens=BAILIAN_BLOCK_TOKENS,

@@ -17,14 +17,13 @@ from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import (
     Progress,
     Record,
-    TraceFormat,
-    described,
     json_records,
     list_of,
     record_of,
     seconds_ns,
     text_of,
     tokens_of,
+    trace_format,
 )
 from harness.model.traces.calls import ASK_A_PERSON, Call, Conversation, Log
 from harness.model.traces.links import through_calls
@@ -163,9 +162,10 @@ def _instant_ns(record: Record, name: str) -> int | None:
     return seconds_ns(record_of(record.get("time")).get(name), NS_PER_MS)
 
 
-FORMAT = TraceFormat(
-    **described(__file__, "opencode"),
-    read=through_calls(opencode_logs),
+FORMAT = trace_format(
+    __file__,
+    "opencode",
+    through_calls(opencode_logs),
     keys=(frozenset({"info", "messages"}),),
     suffixes=(".json",),
     held_to=HELD_TO,

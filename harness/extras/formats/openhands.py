@@ -17,14 +17,13 @@ from harness.model.traces.account import ReadNotes, Unread
 from harness.model.traces.base import (
     Progress,
     Record,
-    TraceFormat,
     counts_of,
-    described,
     instant_ns,
     json_records,
     list_of,
     record_of,
     text_of,
+    trace_format,
 )
 from harness.model.traces.calls import LATE_NS, Call, Log
 from harness.model.traces.links import through_calls
@@ -154,9 +153,10 @@ def _is_input(event: Record) -> bool:
     return "observation" in event or (text_of(event, "source") == "user" and text_of(event, "action") == "message")
 
 
-FORMAT = TraceFormat(
-    **described(__file__, "openhands"),
-    read=through_calls(openhands_logs),
+FORMAT = trace_format(
+    __file__,
+    "openhands",
+    through_calls(openhands_logs),
     keys=(
         frozenset({"id", "timestamp", "source", "action"}),
         frozenset({"id", "timestamp", "source", "observation"}),

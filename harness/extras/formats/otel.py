@@ -14,7 +14,7 @@ from pathlib import Path
 from harness.extras.formats.otel_spans import HELD_TO, PASSED, Doubt, Span, read_span
 from harness.extras.formats.otlp import KEYS, spans_in
 from harness.model.traces.account import ReadNotes
-from harness.model.traces.base import Progress, TraceFormat, described, json_records
+from harness.model.traces.base import Progress, json_records, trace_format
 from harness.model.traces.calls import Log
 from harness.model.traces.links import through_calls
 
@@ -235,9 +235,10 @@ class _Tree:
                 self._notes.assume(WHOSE)
 
 
-FORMAT = TraceFormat(
-    **described(__file__, "otel"),
-    read=through_calls(otel_logs),
+FORMAT = trace_format(
+    __file__,
+    "otel",
+    through_calls(otel_logs),
     keys=KEYS,
     arrivals="recorded",
     suffixes=(".json", ".jsonl", ".json.gz", ".jsonl.gz"),

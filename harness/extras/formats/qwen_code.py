@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 
 from harness.extras.formats.gemini_cli import results_of, set_counts
-from harness.model.traces.base import Record, TraceFormat, by_type, counts_of, described, list_of, record_of, text_of
+from harness.model.traces.base import Record, by_type, counts_of, list_of, record_of, text_of, trace_format
 from harness.model.traces.claude import Chain, ClaudeLog
 from harness.model.traces.links import reader_of
 
@@ -90,9 +90,10 @@ class _QwenChain(Chain):
             turn.answer_characters += len(json.dumps(tool.get("args")))
 
 
-FORMAT = TraceFormat(
-    **described(__file__, "qwen-code"),
-    read=reader_of(QwenLog),
+FORMAT = trace_format(
+    __file__,
+    "qwen-code",
+    reader_of(QwenLog),
     keys=tuple(
         frozenset({"uuid", "sessionId", name})
         for name in ("usageMetadata", "provenance", "systemPayload", "toolCallResult", "contextWindowSize")

@@ -17,8 +17,6 @@ from harness.model.traces.base import (
     CHARACTERS_PER_TOKEN,
     Progress,
     Record,
-    TraceFormat,
-    described,
     instant_ns,
     json_records,
     list_of,
@@ -26,6 +24,7 @@ from harness.model.traces.base import (
     seconds_ns,
     text_of,
     tokens_of,
+    trace_format,
 )
 from harness.model.traces.calls import Call, Log
 from harness.model.traces.links import through_calls
@@ -138,9 +137,10 @@ def _of_messages(messages: list[object], at: str, unread: Unread, notes: ReadNot
         yield call
 
 
-FORMAT = TraceFormat(
-    **described(__file__, "swe-agent"),
-    read=through_calls(swe_agent_logs),
+FORMAT = trace_format(
+    __file__,
+    "swe-agent",
+    through_calls(swe_agent_logs),
     keys=(frozenset({"trajectory", "info"}), frozenset({"messages", "trajectory_format"})),
     suffixes=(".traj", ".traj.json", ".json"),
     is_special=True,

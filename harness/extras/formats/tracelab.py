@@ -7,17 +7,7 @@ from pathlib import Path
 
 from harness.extras.formats.reading import mark_replay, parsed_lines
 from harness.model.traces.account import ReadNotes
-from harness.model.traces.base import (
-    Progress,
-    Record,
-    TraceFormat,
-    described,
-    instant_ns,
-    list_of,
-    record_of,
-    text_of,
-    tokens_of,
-)
+from harness.model.traces.base import Progress, Record, instant_ns, list_of, record_of, text_of, tokens_of, trace_format
 from harness.model.traces.calls import Call, Log
 from harness.model.traces.links import through_calls
 
@@ -77,8 +67,9 @@ def _round_of(record: Record, at: str) -> Call | None:
     )
 
 
-FORMAT = TraceFormat(
-    **described(__file__, "tracelab"),
-    read=through_calls(tracelab_logs),
+FORMAT = trace_format(
+    __file__,
+    "tracelab",
+    through_calls(tracelab_logs),
     keys=(frozenset({"round_index", "timing_events"}),),
 )

@@ -16,12 +16,11 @@ from harness.model.traces.base import (
     Progress,
     ReadNotes,
     Record,
-    TraceFormat,
-    described,
     json_lines,
     record_of,
     text_of,
     tokens_of,
+    trace_format,
 )
 from harness.model.traces.recording import RecordedRequest, Recording, hidden_name
 
@@ -465,9 +464,10 @@ def _requests(tree: list[ObservedRequest], blocks: tuple[int, ...], notes: ReadN
         yield RecordedRequest(base, after, wait_ns, "none", *lengths, () if after else blocks, left_ns, left_tokens)
 
 
-FORMAT = TraceFormat(
-    **described(__file__, "vllm-sessions"),
-    read=_recordings,
+FORMAT = trace_format(
+    __file__,
+    "vllm-sessions",
+    _recordings,
     keys=(frozenset({"vllm_sessions", "recorder"}),),
     arrivals="recorded",
     is_special=True,

@@ -16,14 +16,13 @@ from harness.model.traces.account import PLACEHOLDER_TOKENS, ReadNotes
 from harness.model.traces.base import (
     Progress,
     Record,
-    TraceFormat,
-    described,
     json_records,
     list_of,
     record_of,
     seconds_ns,
     text_of,
     tokens_of,
+    trace_format,
 )
 from harness.model.traces.calls import Call, Log
 from harness.model.traces.links import UNLINKED, recordings_of
@@ -163,9 +162,10 @@ def _recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | No
             yield from recordings_of(session.logs, notes)
 
 
-FORMAT = TraceFormat(
-    **described(__file__, "weka"),
-    read=_recordings,
+FORMAT = trace_format(
+    __file__,
+    "weka",
+    _recordings,
     keys=(frozenset({"requests", "hash_id_scope"}), frozenset({"requests", "block_size"})),
     suffixes=(".jsonl", ".jsonl.gz", ".json"),
     is_special=True,

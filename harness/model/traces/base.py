@@ -240,15 +240,15 @@ def read_tables(path: Path) -> dict[str, dict[str, list[str]]]:
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
-@lru_cache(maxsize=1)
+@lru_cache
 def _promises(path: Path) -> dict[str, dict[str, Any]]:
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
-def described(reader: str, name: str) -> dict[str, Any]:
-    """What a format is and does not promise, from the file ``promises.toml`` beside its reader."""
+def trace_format(reader: str, name: str, read: Read, **facts: Any) -> TraceFormat:
+    """A format whose description and promises stand in ``promises.toml`` beside its reader."""
     table = _promises(Path(reader).with_name("promises.toml"))[name]
-    return table | {"not_promised": tuple(table["not_promised"])}
+    return TraceFormat(table["description"], read, tuple(table["not_promised"]), **facts)
 
 
 def types_of(reader: str) -> dict[str, dict[str, str]]:

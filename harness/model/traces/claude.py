@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import replace
 
 from harness.model.traces.account import ReadNotes
-from harness.model.traces.base import Record, TraceFormat, counts_of, instant_ns, list_of, record_of, text_of, types_of
+from harness.model.traces.base import Record, counts_of, instant_ns, list_of, record_of, text_of, trace_format, types_of
 from harness.model.traces.calls import AgentLog, Call, Conversation, Log
 from harness.model.traces.links import UNLINKED, reader_of
 
@@ -217,20 +217,11 @@ def _passes(turn: Call, counts: Counts, notes: ReadNotes) -> Log:
     return calls
 
 
-FORMAT = TraceFormat(
-    "Claude Code's session logs, with sub-agents",
+FORMAT = trace_format(
+    __file__,
+    "claude",
     reader_of(ClaudeLog),
-    (
-        "a message stands in one file: a resumed or forked session may begin with a copy of another's; a call counts "
-        "once, in the session that made it, by its message id over all files of the import",
-        "output_tokens counts the answer: a placeholder of a few tokens beside a long answer is estimated from "
-        "characters, and labelled",
-        "rows come in order of time, once each: a file out of order is sorted and labelled, a row id that came before "
-        "is passed over and counted; a row that names a missing row before it is labelled",
-        "a call has usage: a call that counts no prompt token is dropped and counted",
-        "a side chain names its agent: without, it runs as a session of its own, labelled",
-    ),
-    (frozenset({"type", "sessionId", "uuid"}), frozenset({"type", "sessionId", "message"})),
+    keys=(frozenset({"type", "sessionId", "uuid"}), frozenset({"type", "sessionId", "message"})),
     passed=PASSED,
     held_to=f"Claude Code {HELD_TO}",
 )
