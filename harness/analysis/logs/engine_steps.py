@@ -21,6 +21,9 @@ from harness.measure.records.findings import finding
 from harness.measure.records.manifest import WARMED_UP, Finding, Manifest, table_at
 from harness.measure.records.run import SealedRun, once_per_run
 from harness.model.engine.cost import attended_tokens
+from harness.stacks.vllm.draft_steps import draft_figures
+from harness.stacks.vllm.graph_flags import flags_of_header, graph_flags
+from harness.stacks.vllm.graph_rules import covering_sizes as covering_graphs
 from harness.stacks.vllm.step_log import StepLog, load_step_log, merged, numbered_through
 
 
@@ -244,8 +247,41 @@ def _findings(log: StepLog, manifest: Manifest) -> Iterator[Finding]:
         who = "observing them in the engine core" if log.cores else "the step log"
         evidence = f"n, b and padding are of {counts.get('decode', 0):,} pure decode steps; beside them {others}"
         yield finding("steps-apart", evidence + (f"; {who} took {cost['p50']:.0f} us a step (median)" if cost else ""))
-    if eager := log.eager_by_n:
+    if log.num_drafts:
+        yield from _check_drafts(log)
+    elif eager := log.eager_by_n:
         yield eager_finding(eager, manifest.decode_buckets, log.decode_steps.num_rows)
+
+
+def _check_drafts(log: StepLog) -> Iterator[Finding]:
+    """What a server that drafts did, in tokens: acceptance by position, padding, and steps without a graph."""
+    figures = draft_figures(log)
+    if figures is None or not figures.num_steps:
+        return
+    rates = ", ".join(f"{rate:.3f}" for rate in figures.acceptance)
+    evidence = (
+        f"{figures.num_steps:,} decode steps with drafts: of {figures.draft_tokens:,} drafted tokens "
+        f"{figures.accepted_tokens:,} were accepted"
+    )
+    evidence += f"; accepted at least 1 to {len(figures.acceptance)} drafts: {rates}" if rates else ""
+    if figures.num_padded:
+        evidence += f"; beside them {figures.num_padded:,} admissions padded with drafts that are always rejected"
+    if figures.padded_tokens:
+        share = 100 * (1 - figures.tokens / figures.padded_tokens)
+        evidence += f"; {share:.2f} % of {figures.padded_tokens:,} computed tokens were padding"
+    yield finding("steps-drafts", evidence)
+    if not figures.eager:
+        return
+    batches = ", ".join(f"{n} ({tokens} tokens, {count:,} steps)" for (n, tokens), count in figures.eager.items())
+    share = 100 * sum(figures.eager.values()) / figures.num_steps
+    try:
+        sizes = covering_graphs(graph_flags(flags_of_header({"vllm": log.vllm, "effective": log.effective})))
+    except ValueError:
+        sizes = None
+    named = " ".join(map(str, sizes or ()))
+    do = f"Capture them too: --cudagraph-capture-sizes {named}" if sizes else "`harness server sizes` lists the graphs"
+    evidence = f"{share:.1f} % of the decode steps ran without a graph although graphs are on: n = {batches}"
+    yield finding("steps-eager", evidence, do=do)
 
 
 def _check_engines(log: StepLog, manifest: Manifest) -> Iterator[Finding]:

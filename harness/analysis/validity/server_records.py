@@ -19,6 +19,7 @@ from harness.analysis.run_tables import (
     MOVED_COUNTER,
     PREEMPTED_COUNTER,
     counter_increment,
+    counts_of,
     join_request_id,
 )
 from harness.analysis.validity.evidence import Evidence
@@ -30,6 +31,7 @@ from harness.measure.records.manifest import Finding, Manifest
 from harness.measure.records.schema import ABORTED, rows_where, values_of
 from harness.model.engine.config import EngineConfig
 from harness.model.spec import ServerSpec
+from harness.stacks.vllm.draft_steps import draft_figures
 
 if TYPE_CHECKING:
     from harness.analysis.logs.derived import Derived
@@ -44,6 +46,7 @@ def check_log_lines(run: Evidence) -> Iterator[Finding]:
     """Findings about the lines of a run's log. requests: REQUESTS schema."""
     if run.derived.step_log is not None:
         yield from _check_graph_sizes(run.derived.step_log)
+        yield from _check_drafts(run.derived.step_log, run)
     elif run.derived.steps_source == "bucket-log":
         yield from _check_compiled_sizes(run.derived.tables["steps"], run.manifest.decode_buckets)
     if run.derived.num_kv_lines and _logs_slots(run.manifest):
@@ -104,6 +107,23 @@ def _check_graph_sizes(log: StepLog) -> Iterator[Finding]:
             f"{sorted(sizes) or 'no captured sizes'}, first step {first} with {n[first]} requests in size {b[first]}, "
             f"graph mode {steps['runtime_mode'][first].as_py()}",
             do="Lines of the step log were changed, or its header is of another server",
+        )
+
+
+def _check_drafts(log: StepLog, run: Evidence) -> Iterator[Finding]:
+    """What the steps drafted and accepted is what the server counted; a grammar takes drafts out of its count."""
+    figures = draft_figures(log)
+    counts = {} if figures is None else counts_of(run.derived.tables["metrics"])
+    if figures is None or "draft_tokens" not in counts:
+        return
+    stepped = (figures.num_drafts, figures.accepted_tokens)
+    counted = (counts.get("drafts"), counts.get("accepted_draft_tokens"))
+    if stepped != counted or counts["draft_tokens"] > figures.draft_tokens:
+        yield finding(
+            "drafts-differ",
+            f"its steps show {figures.num_drafts:,} drafted requests, {figures.draft_tokens:,} drafted and "
+            f"{figures.accepted_tokens:,} accepted tokens; its metrics {counts.get('drafts', 0):,}, "
+            f"{counts['draft_tokens']:,} and {counts.get('accepted_draft_tokens', 0):,}",
         )
 
 

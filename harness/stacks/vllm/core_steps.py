@@ -23,6 +23,8 @@ COLUMNS = (
     *("preempted", "finished", "running", "waiting", "skipped_waiting", "free_blocks", "generated_tokens"),
     *("unpadded_tokens", "padded_tokens", "runtime_mode", "observer_ns"),
 )
+DRAFT_COLUMNS = ("drafts", "accepted")
+"""Of a server that decodes speculatively, before the last column."""
 MAX_COUNT = 1 << 62
 MAX_ID_CHARS = 512
 MAX_MODE_CHARS = 64
@@ -57,21 +59,33 @@ tokens computed again after preemptions.
 class CoreStep(NamedTuple):
     """A step that ended. request_ids, tokens: of the batch, in its order. values: its record, by column.
 
-    details: prompts and generation, None where an admission is not in the file.
+    details: prompts and generation, None where an admission is not in the file. drafts, accepted: tokens drafted for
+    each request, and how many were accepted, None of a request that had ended; () of a server without drafts, and
+    accepted also of a line that lacks it.
     """
 
     values: Mapping[str, Any]
     request_ids: tuple[str, ...]
     tokens: tuple[int, ...]
     details: StepDetails | None
+    drafts: tuple[int, ...] = ()
+    accepted: tuple[int | None, ...] = ()
+
+    @property
+    def padded_ids(self) -> frozenset[str]:
+        """Requests that were admitted with this step and padded with drafts that the model rejects."""
+        admitted = {entry[1] for entry in self.values["admitted"]}
+        names = zip(self.request_ids, self.drafts, strict=True) if self.drafts else ()
+        return frozenset(name for name, drafts in names if drafts and name in admitted)
 
 
 class StepDetails(NamedTuple):
     """What a step computed. decode_context: summed sequence lengths of its decodes, the new tokens included.
 
-    prompt_tokens: of the prompts that it completed. queries, hits: tokens of the requests that it admitted for the
-    first time, and how many of them were cached; hits is None where that is not shown. parts: of prompts, the tokens
-    before each and its own. num_later_parts: of those, how many continue a prompt of an earlier step.
+    context_tokens: with the drafts that pad a prompt's last token. prompt_tokens: of the prompts that it completed.
+    queries, hits: tokens of the requests that it admitted for the first time, and how many of them were cached; hits is
+    None where that is not shown. parts: of prompts, the tokens before each and its own. num_later_parts: of those, how
+    many continue a prompt of an earlier step.
     """
 
     context_requests: int
@@ -157,7 +171,10 @@ class _Walk:
         self.last_step = step
         batch = self.batch if requests is None else cast("list[int]", requests)
         tokens = values["tokens"]
-        if batch is None or (isinstance(tokens, list) and len(cast("list[int]", tokens)) != len(batch)):
+        each = [values.get(column) for column in ("tokens", *DRAFT_COLUMNS)]
+        if batch is None or any(
+            isinstance(column, list) and len(cast("list[Any]", column)) != len(batch) for column in each
+        ):
             self.batch = None
             return False
         self.batch = batch
@@ -169,9 +186,10 @@ class _Walk:
         if values["end_ns"] is None:
             self.num_unended += 1
         names = tuple(self.names.get(handle, "") for handle in batch)
+        drafts, accepted = (_each(values.get(column), len(batch)) for column in DRAFT_COLUMNS)
         details = self._compute(batch, counts, values, queries, hits)
         if values["end_ns"] is not None:
-            self.steps.append(CoreStep(values, names, counts, details))
+            self.steps.append(CoreStep(values, names, counts, details, drafts, accepted))
         return True
 
     def _admit(self, values: Mapping[str, Any]) -> tuple[int, int | None]:
@@ -194,15 +212,22 @@ class _Walk:
     def _compute(
         self, batch: Sequence[int], counts: Sequence[int], values: Mapping[str, Any], queries: int, hits: int | None
     ) -> StepDetails | None:
-        of_decodes = decodes = context = completed = later = 0
+        drafts, accepted = (_each(values.get(column), len(batch)) for column in DRAFT_COLUMNS)
+        of_prompts = of_decodes = decodes = context = completed = later = 0
         parts: list[tuple[int, int]] = []
         end_ns, is_known = values["end_ns"], True
-        for handle, tokens in zip(batch, counts, strict=True):
+        for place, (handle, tokens) in enumerate(zip(batch, counts, strict=True)):
             request = self.requests.get(handle)
             if request is None:
                 is_known = False
                 continue
+            # Rejected drafts are computed and leave the sequence.
+            drafted = drafts[place] if drafts else 0
+            rejected = drafted - ((accepted[place] or 0) if accepted else drafted)
             if request.is_prefill:
+                of_prompts += tokens
+                # Its last token may be padded with drafts, which are no prompt.
+                tokens, rejected = tokens - drafted, rejected - drafted
                 parts.append((request.computed, tokens))
                 later += request.computed > request.found
                 completed += _prefilled(request, tokens, end_ns)
@@ -210,11 +235,10 @@ class _Walk:
                 decodes, of_decodes = decodes + 1, of_decodes + tokens
                 context += request.computed + tokens
                 request.decode_steps += 1
-            request.computed += tokens
+            request.computed += tokens - rejected
             request.last_ns = end_ns
         if not is_known:
             return None
-        of_prompts = sum(tokens for _before, tokens in parts)
         work = (len(parts), of_prompts, decodes, of_decodes)
         return StepDetails(*work, context, completed, queries, hits, tuple(parts), later)
 
@@ -248,7 +272,7 @@ def read_core_steps(content: bytes, *, where: str = "core steps") -> CoreSteps:
             if set(table) == {"absent"} and isinstance(table["absent"], list):
                 absent += [str(name) for name in cast("list[Any]", table["absent"])]
                 continue
-        values = _record(value)
+        values = _record(value, header["columns"])
         if values is None:
             walk.batch = None
         if values is None or not walk.take(values):
@@ -266,13 +290,21 @@ def read_core_steps(content: bytes, *, where: str = "core steps") -> CoreSteps:
     )
 
 
+def _each(column: Any, num_requests: int) -> tuple[Any, ...]:
+    """A value for each request of a batch: a list, or a number that holds for all; () where there is none."""
+    if column is None:
+        return ()
+    return tuple(cast("list[Any]", column)) if isinstance(column, list) else (column,) * num_requests
+
+
 def _header(line: bytes, where: str) -> dict[str, Any]:
     header = header_of(line, "vllm_core_steps", FORMAT)
     is_sound = isinstance(header.get("effective"), dict) and isinstance(header.get("absent"), list)
     engine = header.get("engine", -1)
     if not is_sound or not _is_count(engine) or engine >= MAX_ENGINES:
         raise RecordsError("does not start with the header of an engine core's steps", where=where)
-    check_columns(header, COLUMNS, where)
+    with_drafts = (*COLUMNS[:-1], *DRAFT_COLUMNS, *COLUMNS[-1:])
+    check_columns(header, with_drafts if DRAFT_COLUMNS[0] in header.get("columns", ()) else COLUMNS, where)
     return header
 
 
@@ -299,12 +331,12 @@ def parsed(line: bytes) -> object:
         return None
 
 
-def _record(value: object) -> dict[str, Any] | None:
+def _record(value: object, columns: Sequence[str]) -> dict[str, Any] | None:
     """A record by column; None when it is damaged."""
     row = cast("list[Any]", value) if isinstance(value, list) else []
-    if len(row) != len(COLUMNS):
+    if len(row) != len(columns):
         return None
-    values = dict(zip(COLUMNS, row, strict=True))
+    values = dict(zip(columns, row, strict=True))
     instants = [values[name] for name in ("schedule_ns", "scheduled_ns", "update_ns", "end_ns")]
     if (values["update_ns"] is None) != (values["end_ns"] is None):
         return None
@@ -315,6 +347,7 @@ def _record(value: object) -> dict[str, Any] | None:
         and shown == sorted(shown)
         and (values["requests"] is None or _are_counts(values["requests"]))
         and (_is_count(tokens) or _are_counts(tokens))
+        and _are_drafts(values)
         and all(_are_counts(values[name]) for name in ("preempted", "finished"))
         and all(values[name] is None or _is_count(values[name]) for name in (*_COUNTS, "padded_tokens"))
         and (mode is None or (isinstance(mode, str) and len(mode) <= MAX_MODE_CHARS and mode.isprintable()))
@@ -330,6 +363,14 @@ def _is_count(value: object) -> bool:
 
 def _are_counts(value: object) -> bool:
     return isinstance(value, list) and all(map(_is_count, cast("list[Any]", value)))
+
+
+def _are_drafts(values: Mapping[str, Any]) -> bool:
+    """Whether drafts are counts, and what was accepted of them counts or nothing; absent of other servers."""
+    drafts, accepted = (values.get(column) for column in DRAFT_COLUMNS)
+    known = [each for each in cast("list[Any]", accepted) if each is not None] if isinstance(accepted, list) else []
+    is_known = accepted is None or _is_count(accepted) or (isinstance(accepted, list) and _are_counts(known))
+    return (drafts is None or _is_count(drafts) or _are_counts(drafts)) and is_known
 
 
 def _is_admission(value: object) -> bool:

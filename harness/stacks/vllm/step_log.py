@@ -356,13 +356,14 @@ def _log_of_core(core: CoreSteps) -> StepLog:
     has_drafts = effective.get("num_speculative_tokens") is not None
     rows: list[list[Any]] = []
     derived: list[tuple[int, int | None]] = []
-    for place, (values, _ids, tokens, details) in enumerate(core.steps):
+    for place, step in enumerate(core.steps):
+        values, details = step.values, step.details
         after = core.steps[place + 1].values if place + 1 < len(core.steps) else None
         free, running = values["free_blocks"], values["running"]
         row = dict.fromkeys(_COLUMNS)
         row |= {name: values[name] for name in ("waiting", "skipped_waiting", "generated_tokens", "padded_tokens")}
         row["runtime_mode"] = values["runtime_mode"]
-        row |= {"at_ns": values["end_ns"], "unpadded_tokens": sum(tokens), "logger_ns": values["observer_ns"]}
+        row |= {"at_ns": values["end_ns"], "unpadded_tokens": sum(step.tokens), "logger_ns": values["observer_ns"]}
         # Those that ended with this step are named in the next line.
         row["running"] = None if running is None else max(0, running - (len(after["finished"]) if after else 0))
         row["is_dummy"], row["preempted"] = False, len(values["preempted"])
@@ -377,8 +378,9 @@ def _log_of_core(core: CoreSteps) -> StepLog:
             if effective.get("enable_prefix_caching") and details.hits is not None:
                 row |= {"prefix_queries": details.queries, "prefix_hits": details.hits}
         rows.append(list(row.values()))
-        # Rejected drafts are computed and leave the sequence.
-        derived.append((values["schedule_ns"], None if details is None or has_drafts else details.decode_context))
+        # Rejected drafts are computed and leave the sequence: without their number its length is not known.
+        is_known = details is not None and (bool(step.drafts) or not has_drafts)
+        derived.append((values["schedule_ns"], details.decode_context if details is not None and is_known else None))
     return StepLog(
         vllm=str(core.header.get("vllm", "")),
         effective=effective,

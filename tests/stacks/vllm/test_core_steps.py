@@ -13,12 +13,14 @@ import pyarrow as pa
 import pytest
 
 from harness.analysis.cost.step_parts import StepParts, step_parts
-from harness.analysis.logs.engine_steps import decode_contexts, step_spans
+from harness.analysis.logs.engine_steps import check_step_log, decode_contexts, step_spans
 from harness.clock import ScaledClock
 from harness.errors import RecordsError
 from harness.stacks.vllm.core_steps import COLUMNS, read_core_steps
+from harness.stacks.vllm.draft_steps import draft_figures
 from harness.stacks.vllm.launch import CORE_STEPS
 from harness.stacks.vllm.step_log import INSIDE, StepLog, merged, read_step_log
+from tests.support.analysis_tables import manifest
 
 # The part of vLLM that the observer meets, constructed after vllm 0.30.0 (config/scheduler.py, v1/core/sched).
 LITTLE_VLLM = {
@@ -174,6 +176,78 @@ def test_every_step_is_recorded_as_the_scheduler_decided_it(tmp_path: Path) -> N
     }
     # A step that ran before any request was in flight is no part of B.
     assert parts_of(log, (rows[1]["at_ns"], flight[1])).in_steps_ns < parts.in_steps_ns
+
+
+DRAFTED = """
+from vllm.sched import Scheduler
+
+def with_drafts(self, original=Scheduler.schedule):
+    step = original(self)
+    step.scheduled_spec_decode_tokens = self.drafts
+    for name, tokens in self.drafts.items():
+        step.num_scheduled_tokens[name] += len(tokens)
+    return step
+
+def trimmed(self, step, result, original=Scheduler.update_from_output):
+    outputs = original(self, step, result)
+    for tokens in result.sampled_token_ids:
+        del tokens[1:]
+    return outputs
+
+Scheduler.schedule, Scheduler.update_from_output = with_drafts, trimmed
+
+def drafted(drafts, **sampled):
+    for request in scheduler.requests.values():
+        request.is_finished = lambda: False
+    scheduler.drafts = drafts
+    step = scheduler.schedule()
+    names, total = list(step.num_scheduled_tokens), sum(step.num_scheduled_tokens.values())
+    mode = "FULL" if total <= 8 else "NONE"
+    stats = Space(num_unpadded_tokens=total, num_padded_tokens=max(8, total), runtime_mode=mode)
+    places = {name: place for place, name in enumerate(names)}
+    tokens = [sampled[name] for name in names]
+    scheduler.update_from_output(
+        step, Space(ended=(), cudagraph_stats=stats, sampled_token_ids=tokens, req_id_to_index=places)
+    )
+
+scheduler = core(
+    speculative_config=Space(num_speculative_tokens=3, method="ngram"),
+    compilation_config=Space(cudagraph_mode="FULL_AND_PIECEWISE", cudagraph_capture_sizes=[4, 8]),
+    use_v2_model_runner=False,
+)
+add(scheduler, "a", 17)
+add(scheduler, "b", 20)
+drafted({"a": [-1, -1, -1]}, a=[7], b=[7])
+drafted({"a": [1, 2, 3], "b": [4, 5, 6]}, a=[7, 7, 7], b=[7, 7, 7, 7])
+add(scheduler, "c", 18)
+drafted({"a": [1, 2, 3], "b": [4]}, a=[7], b=[7, 7], c=[7])
+drafted({"a": [1, 2, 3], "b": [4, 5, 6], "c": [7, 8, 9]}, a=[7, 7], b=[7], c=[7, 7, 7])
+"""
+
+
+def test_drafts_and_what_is_accepted_of_them_are_recorded_before_an_answer_is_cut(tmp_path: Path) -> None:
+    done = run_core(tmp_path, DRAFTED, **CORE_STEPS.variables(tmp_path / "core.jsonl"))
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    log = read_step_log((tmp_path / "core.jsonl").read_bytes())
+    (core,) = log.cores
+    assert [step.drafts for step in core.steps] == [(3, 0), (3, 3), (3, 1, 0), (3, 3, 3)]
+    assert [step.accepted for step in core.steps] == [(0, 0), (2, 3), (0, 1, 0), (1, 0, 2)]
+    rows = log.steps.to_pylist()
+    assert [row["kind"] for row in rows] == ["prefill", "speculative", "mixed", "speculative"]
+    # The rejected tokens of a step are no part of the sequences of the next one.
+    assert [row["decode_context"] for row in rows[1:]] == [17 + 4 + 20 + 4, 20 + 4 + 24 + 2, 21 + 4 + 26 + 4 + 18 + 4]
+    figures = draft_figures(log)
+    assert figures is not None
+    assert (figures.num_drafts, figures.draft_tokens, figures.accepted_tokens) == (8, 22, 9)
+    assert figures.acceptance == (5 / 7, 3 / 7, 1 / 7)
+    assert (figures.num_steps, figures.num_padded, figures.tokens, figures.padded_tokens) == (2, 1, 20, 20)
+    assert figures.eager == {(3, 12): 1}
+    assert log.effective["speculative_method"] == "ngram"
+    found = {finding.code: finding for finding in check_step_log(manifest(), log, "")}
+    assert "accepted at least 1 to 3 drafts: 0.714, 0.429, 0.143" in found["steps-drafts"].evidence
+    assert found["steps-eager"].evidence.endswith("n = 3 (12 tokens, 1 steps)")
+    assert found["steps-eager"].hint == "Capture them too: --cudagraph-capture-sizes 4 8 16"
 
 
 def test_what_became_of_each_request_is_known(tmp_path: Path) -> None:

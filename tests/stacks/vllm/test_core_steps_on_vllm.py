@@ -19,13 +19,16 @@ import pytest
 from harness.extras.twin.artifact import cached_artifact, twin_spec
 from harness.extras.twin.environment import TwinEnvironment, twin_variables
 from harness.stacks.vllm.core_steps import CoreStep, read_core_steps
-from harness.stacks.vllm.step_log import INSIDE
+from harness.stacks.vllm.draft_steps import draft_figures
+from harness.stacks.vllm.step_log import INSIDE, read_step_log
 from tests.differential.million import PAGED_TWIN
 from tests.support.checkout import ROOT
 
 NUM_HISTORIES = 12
 """Enough for both schedulers, little memory, tiny budgets and no prefix caching to be drawn."""
 HISTORY_STEPS = 300
+NUM_DRAFTED = 8
+"""Histories with drafts: half of them with asynchronous scheduling, of 1 to 4 drafts."""
 
 
 @pytest.mark.timeout(900)
@@ -33,6 +36,26 @@ HISTORY_STEPS = 300
 def test_each_step_of_the_schedulers_is_recorded_once_in_the_twins_vllm(twin: TwinEnvironment, tmp_path: Path) -> None:
     variables = twin_variables(twin)
     check_histories(twin.python, variables, cached_artifact(twin, twin_spec()), tmp_path)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("twin", [PAGED_TWIN], indirect=True)
+def test_accepted_drafts_are_those_of_the_schedulers_own_statistics(twin: TwinEnvironment, tmp_path: Path) -> None:
+    variables = twin_variables(twin)
+    words = ("tests.stacks.vllm.draft_witness", cached_artifact(twin, twin_spec()), tmp_path, NUM_DRAFTED)
+    said = run_in_vllm(twin.python, variables, *words).splitlines()
+
+    for seed, line in enumerate(said):
+        figures = draft_figures(read_step_log((tmp_path / f"core-{seed}.jsonl").read_bytes()))
+        assert figures is not None
+        assert json.loads(line) == {
+            "num_drafts": figures.num_drafts,
+            "num_draft_tokens": figures.draft_tokens,
+            "num_accepted_tokens": figures.accepted_tokens,
+            "accepted_at": list(figures.accepted_at),
+        }
+        assert figures.num_padded
+    assert len(said) == NUM_DRAFTED
 
 
 @pytest.mark.timeout(900)
@@ -45,12 +68,11 @@ def test_each_step_of_the_schedulers_is_recorded_once_in_another_vllm(tmp_path: 
     check_histories(Path(environment).absolute() / "bin" / "python", variables, tmp_path / "tiny", tmp_path)
 
 
-def check_histories(python: Path, variables: Mapping[str, str], model: Path, folder: Path) -> None:
-    """Drive the schedulers in the process of that Python, and compare each file with what was seen there."""
+def run_in_vllm(python: Path, variables: Mapping[str, str], *words: object) -> str:
+    """What a module of the tests prints in the process of that Python, with the observer on its path."""
     search = [variables["PYTHONPATH"], os.fspath(INSIDE), os.fspath(ROOT)]
     # vLLM alone, without the platform of vllm-rbln.
     plain = {"VLLM_PLUGINS": "", "VLLM_LOGGING_LEVEL": "CRITICAL", "PYTHONPATH": os.pathsep.join(filter(None, search))}
-    words = ("tests.stacks.vllm.core_witness", model, folder, 0, NUM_HISTORIES, HISTORY_STEPS)
     done = subprocess.run(
         [python, "-m", *map(str, words)],
         cwd=ROOT,
@@ -61,6 +83,12 @@ def check_histories(python: Path, variables: Mapping[str, str], model: Path, fol
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert "CORE STEPS" not in done.stderr
+    return done.stdout
+
+
+def check_histories(python: Path, variables: Mapping[str, str], model: Path, folder: Path) -> None:
+    """Drive the schedulers in the process of that Python, and compare each file with what was seen there."""
+    run_in_vllm(python, variables, "tests.stacks.vllm.core_witness", model, folder, 0, NUM_HISTORIES, HISTORY_STEPS)
     schedulers: set[str] = set()
     counts = {"steps": 0, "admitted": 0, "preempted": 0, "finished": 0}
     for seed in range(NUM_HISTORIES):

@@ -18,6 +18,7 @@ from typing import Any
 LOG = logging.getLogger("vllm.vllm_step_log")
 now_ns = time.monotonic_ns  # noqa: TID251 - runs inside the server, where the harness's clock is not
 
+DRAFTS = "speculative_config.num_speculative_tokens"
 SETTINGS = {
     "model": "model_config.model",
     "max_model_len": "model_config.max_model_len",
@@ -36,11 +37,20 @@ SETTINGS = {
     "data_parallel_size": "parallel_config.data_parallel_size",
     "api_server_count": "parallel_config._api_process_count",
     "device_type": "device_config.device_type",
-    "num_speculative_tokens": "speculative_config.num_speculative_tokens",
+    "num_speculative_tokens": DRAFTS,
     "cudagraph_metrics": "observability_config.cudagraph_metrics",
     "iteration_details": "observability_config.enable_logging_iteration_details",
 }
 """Settings in effect: name in the header, and place in vLLM's configuration."""
+SPECULATIVE = {
+    "speculative_method": "speculative_config.method",
+    "num_speculative_tokens_per_batch_size": "speculative_config.num_speculative_tokens_per_batch_size",
+    "rejection_sample_method": "speculative_config.rejection_sample_method",
+    "synthetic_acceptance_rates": "speculative_config.synthetic_acceptance_rates",
+    "num_lookahead_tokens": "num_lookahead_tokens",
+    "use_v2_model_runner": "use_v2_model_runner",
+}
+"""The same of a server that decodes speculatively."""
 
 
 class LineFile:
@@ -71,7 +81,8 @@ def engine_file(path: str, engine: int) -> str:
 
 def header_of(config: Any) -> dict[str, Any]:
     """What every header says: of the process, and the settings in effect of a ``VllmConfig``."""
-    values = {name: plain(value_at(config, place)) for name, place in SETTINGS.items()}
+    places = SETTINGS | (SPECULATIVE if value_at(config, DRAFTS) else {})
+    values = {name: plain(value_at(config, place)) for name, place in places.items()}
     return {
         "vllm": version(),
         "pid": os.getpid(),

@@ -16,7 +16,20 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from . import LOG, LineFile, class_of, engine_file, header_of, is_there, kv_of, now_ns, plain, sessions, value_at
+from . import (
+    DRAFTS,
+    LOG,
+    LineFile,
+    class_of,
+    engine_file,
+    header_of,
+    is_there,
+    kv_of,
+    now_ns,
+    plain,
+    sessions,
+    value_at,
+)
 
 FILE_VARIABLE = "VLLM_CORE_STEPS_FILE"
 FORMAT = 1
@@ -43,6 +56,11 @@ COLUMNS = (
     "runtime_mode",
     "observer_ns",  # time of the observer itself, since the line before
 )
+DRAFT_COLUMNS = (
+    "drafts",  # tokens drafted for each request; one number when all have as many
+    "accepted",  # of them; null of a request that has ended or samples nothing, and of a step that never ended
+)
+"""Of a server that decodes speculatively, before ``observer_ns``."""
 AMONG_OTHERS = "_DP"
 """In the name of an engine core's process that stands beside others. That of a dense model counts itself alone."""
 MAX_PENDING = 64
@@ -53,6 +71,8 @@ MARK = "_vllm_step_log_wraps"
 ATTRIBUTE = "_vllm_step_log_observer"
 NOTED = {"add_request": "added", "schedule": "scheduled", "update_from_output": "updated"}
 """What the engine core calls of its scheduler, and what observers are told afterwards."""
+NOTED_BEFORE = {"update_from_output": "sampled"}
+"""What observers are told before: the lists of sampled tokens are cut in place where an answer stops."""
 
 
 def register() -> None:
@@ -136,7 +156,7 @@ def _wrap_init(owner: Any) -> None:
 
 def _wrap(owner: Any, name: str, note: str) -> None:
     """Call ``note`` of each observer with (began_ns, scheduler, arguments, output) after each call from outside."""
-    original = getattr(owner, name)
+    original, before = getattr(owner, name), NOTED_BEFORE.get(name)
 
     @functools.wraps(original)
     def wrapped(self: Any, *args: Any, **options: Any) -> Any:
@@ -145,19 +165,27 @@ def _wrap(owner: Any, name: str, note: str) -> None:
             return original(self, *args, **options)
         watch.is_inside = True
         began_ns = now_ns()
+        if before is not None:
+            tell(watch, before, began_ns, self, args or tuple(options.values()), None)
         try:
             output = original(self, *args, **options)
         finally:
             watch.is_inside = False
-        for observer in watch.observers:
-            try:
-                getattr(observer, note)(began_ns, self, args or tuple(options.values()), output)
-            except Exception as error:
-                watch.fail(observer, error)
+        tell(watch, note, began_ns, self, args or tuple(options.values()), output)
         return output
 
     setattr(wrapped, MARK, True)
     setattr(owner, name, wrapped)
+
+
+def tell(watch: Watch, note: str, *told: Any) -> None:
+    """Tell each observer that has this note; one that fails is told no more."""
+    for observer in watch.observers:
+        try:
+            if (noted := getattr(observer, note, None)) is not None:
+                noted(*told)
+        except Exception as error:
+            watch.fail(observer, error)
 
 
 class Observer:
@@ -167,7 +195,10 @@ class Observer:
         config = value_at(scheduler, "vllm_config")
         engine = value_at(config, "parallel_config.data_parallel_index") or 0
         self._file = LineFile(engine_file(os.environ[FILE_VARIABLE], engine))
-        names = {"vllm_core_steps": FORMAT, "columns": COLUMNS, "engine": engine}
+        self._has_drafts = bool(value_at(config, DRAFTS))
+        self._accepted: list[int | None] | None = None
+        columns = (*COLUMNS[:-1], *DRAFT_COLUMNS, *COLUMNS[-1:]) if self._has_drafts else COLUMNS
+        names = {"vllm_core_steps": FORMAT, "columns": columns, "engine": engine}
         header = {**names, "scheduler": class_of(scheduler), **header_of(config)}
         header["effective"]["data_parallel_external_lb"] = value_at(config, "parallel_config.data_parallel_external_lb")
         header["effective"] |= kv_of(scheduler)
@@ -225,7 +256,7 @@ class Observer:
             "update_ns": None,
             "end_ns": None,
             "requests": self._batch,
-            "tokens": counts[0] if counts and counts.count(counts[0]) == len(counts) else counts,
+            "tokens": _shortened(counts),
             "admitted": admitted,
             "preempted": preempted,
             "finished": finished,
@@ -238,9 +269,28 @@ class Observer:
             "padded_tokens": None,
             "runtime_mode": None,
         }
+        if self._has_drafts:
+            drafted = output.scheduled_spec_decode_tokens
+            record |= {"drafts": _shortened([len(drafted.get(name, ())) for name in ids]), "accepted": None}
         self._num_steps += 1
         self._pending.append((output, record))
         self._observer_ns += now_ns() - ended_ns
+
+    def sampled(self, _began_ns: int, scheduler: Any, arguments: Any, _output: Any) -> None:
+        """The result of the model is there, as it was sampled."""
+        if not self._has_drafts:
+            return
+        began_ns = now_ns()
+        scheduled, result = arguments[:2]
+        tokens, places, requests = result.sampled_token_ids, result.req_id_to_index, scheduler.requests
+        self._accepted = []
+        for name in scheduled.num_scheduled_tokens:
+            request = requests.get(name)
+            is_over = request is None or request.is_finished()
+            known = tokens[places[name]] if tokens and not is_over and name in places else ()
+            has_drafts = bool(scheduled.scheduled_spec_decode_tokens.get(name))
+            self._accepted.append(0 if not has_drafts else len(known) - 1 if len(known) else None)
+        self._observer_ns += now_ns() - began_ns
 
     def updated(self, began_ns: int, scheduler: Any, arguments: Any, outputs: Any) -> None:
         """A step has ended: its record is written."""
@@ -260,6 +310,8 @@ class Observer:
             record["unpadded_tokens"] = plain(value_at(graph, "num_unpadded_tokens"))
             record["padded_tokens"] = plain(value_at(graph, "num_padded_tokens"))
             record["runtime_mode"] = plain(value_at(graph, "runtime_mode"))
+        if self._has_drafts and self._accepted is not None:
+            record["accepted"] = _shortened(self._accepted)
         self._write(record)
         if not self._has_absent:
             self._has_absent = True
@@ -326,6 +378,11 @@ class Observer:
         self._written = batch
         self._file.write([*record.values(), self._observer_ns])
         self._observer_ns = 0
+
+
+def _shortened(counts: list[Any]) -> Any:
+    """One number for a list of equal numbers."""
+    return counts[0] if counts and counts.count(counts[0]) == len(counts) else counts
 
 
 def _length(owner: Any, name: str) -> int | None:
