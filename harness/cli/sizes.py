@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import groupby
@@ -71,6 +72,12 @@ def sizes(
         seen.setdefault(repr(flags), []).append(name)
     for key, names in seen.items():
         _print(", ".join(names), shown[key])
+    if recording and (config := _recorded_acceptance(Path(recording))):
+        say(
+            terminal(),
+            f"acceptance as recorded, beside the drafter's model: --speculative-config '{config}'",
+            markup=False,
+        )
 
 
 def notes_of(spec: ExperimentSpec) -> list[str]:
@@ -143,6 +150,22 @@ def _servers(
         )
     if not (url or recording or experiment):
         yield "these flags", {}
+
+
+def _recorded_acceptance(recording: Path) -> str:
+    """The configuration that replays the acceptance of recorded steps; "" where they show none."""
+    from harness.errors import RecordsError
+    from harness.stacks.vllm.draft_steps import draft_figures
+    from harness.stacks.vllm.step_log import load_step_log
+
+    with suppress(RecordsError):
+        log = load_step_log(recording)
+        figures = draft_figures(log)
+        if figures is not None and figures.acceptance:
+            rates = [round(rate, 4) for rate in figures.acceptance]
+            method = {"method": log.effective.get("speculative_method"), "num_speculative_tokens": log.num_drafts}
+            return json.dumps({**method, "rejection_sample_method": "synthetic", "synthetic_acceptance_rates": rates})
+    return ""
 
 
 def _installed(environment: str) -> dict[str, str]:

@@ -55,6 +55,7 @@ from harness.runner.progress import (
     silent,
 )
 from harness.runner.run import RunContext
+from harness.stacks.vllm.graph_flags import speculative_config
 
 ANSWERED = ("ok", ABORTED)
 # Reasons that no repetition changes.
@@ -73,6 +74,7 @@ def checked(planned: PlannedRuns) -> PlannedRuns:
         partial(analysis_named, spec.analysis, spec.name),
         partial(_refuse_scaled_time, spec),
         partial(_refuse_idle_routers, planned),
+        partial(_refuse_random_drafts, spec),
         partial(_check_conditions, planned),
         where=f"experiment {spec.name!r}",
     )
@@ -86,6 +88,23 @@ def _refuse_scaled_time(spec: ExperimentSpec) -> None:
             where="time_scale",
             hint="Remove time_scale",
         )
+
+
+def _refuse_random_drafts(spec: ExperimentSpec) -> None:
+    """SpecError for conditions that differ in drafts where a real drafter decides: prompts are random tokens.
+
+    Source: vLLM 0.30.0 to 0.33.0, config/speculative.py, rejection_sample_method.
+    """
+    configs = {each.name: speculative_config(spec.server_of(each).extra_args) for each in spec.condition}
+    drafts = {name: (config.get("method"), config.get("num_speculative_tokens")) for name, config in configs.items()}
+    for name, config in configs.items():
+        if len({*drafts.values()}) > 1 and config and config.get("rejection_sample_method") != "synthetic":
+            raise SpecError(
+                "compares numbers of drafts, and prompts are random tokens, of which a real drafter guesses hardly any",
+                where=f"condition {name!r}: server.extra_args",
+                hint="Set rejection_sample_method and synthetic_acceptance_rates in --speculative-config; "
+                "`harness server sizes --from core_steps.jsonl` prints those of a recording",
+            )
 
 
 def _check_conditions(planned: PlannedRuns) -> None:

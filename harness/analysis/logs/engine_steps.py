@@ -269,7 +269,9 @@ def _check_drafts(log: StepLog) -> Iterator[Finding]:
     if figures.padded_tokens:
         share = 100 * (1 - figures.tokens / figures.padded_tokens)
         evidence += f"; {share:.2f} % of {figures.padded_tokens:,} computed tokens were padding"
-    yield finding("steps-drafts", evidence)
+    is_synthetic = log.effective.get("rejection_sample_method") == "synthetic"
+    rule = "acceptance was synthetic" if is_synthetic else "by a real drafter, on prompts that are random tokens"
+    yield finding("steps-drafts", f"{evidence}; {rule}")
     if not figures.eager:
         return
     batches = ", ".join(f"{n} ({tokens} tokens, {count:,} steps)" for (n, tokens), count in figures.eager.items())

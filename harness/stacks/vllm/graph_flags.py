@@ -63,6 +63,12 @@ def flags_of_words(words: Sequence[str]) -> dict[str, Any]:
     return found
 
 
+def speculative_config(words: Sequence[str]) -> dict[str, Any]:
+    """The keys of ``--speculative-config`` on a command line of ``vllm serve``; {} without."""
+    flat = (pair for flag, values in _flags_in(words) for pair in _flat(flag, _value(values)))
+    return {key.partition(".")[2]: value for key, value in flat if key.startswith("speculative_config.")}
+
+
 def flags_of_header(header: Mapping[str, Any]) -> dict[str, Any]:
     """What the header of a record shows of a server: its settings in force."""
     release, effective = graph_release(str(header.get("vllm") or "")), header.get("effective")

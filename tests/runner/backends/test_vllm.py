@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from harness.model.experiment import resolve
 from harness.model.spec import ExperimentSpec, ServerSpec
 from harness.runner import run_experiment
 from harness.runner.backends import backend_named
+from harness.runner.experiment import checked
 from harness.runner.progress import Forecast
 from harness.runner.run import LaunchOptions
 from harness.stacks.vllm.step_log import load_step_log
@@ -170,6 +172,22 @@ def test_a_server_that_drafts_has_no_figures_of_its_few_other_steps_and_no_predi
     assert "decodes speculatively" in diagnose([run]).unknown
     with pytest.raises(SpecError, match="speculative decoding"):
         predict_run(run)
+
+
+def test_numbers_of_drafts_are_compared_only_where_their_acceptance_is_set(tmp_path: Path) -> None:
+    environment = fake_vllm(tmp_path / "env")
+    eagle = {"method": "eagle3", "model": "some/drafter", "num_speculative_tokens": 3}
+    rates = {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [0.8, 0.6, 0.4]}
+    real, synthetic = (["--speculative-config", json.dumps(config)] for config in (eagle, eagle | rates))
+    for conditions in ([{}, {"extra_args": real}], [{"extra_args": synthetic}, {"extra_args": ["-sc.method=ngram"]}]):
+        with pytest.raises(SpecError, match="prompts are random tokens") as refused:
+            checked(resolve(experiment(environment, *conditions)))
+        assert "condition 'c1': server.extra_args" in str(refused.value)
+    for conditions in (
+        [{}, {"extra_args": synthetic}],
+        [{"extra_args": real}, {"extra_args": real, "max_num_seqs": 4}],
+    ):
+        checked(resolve(experiment(environment, *conditions)))
 
 
 @pytest.mark.live

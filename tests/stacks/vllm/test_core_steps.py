@@ -12,15 +12,20 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from harness.analysis import Evidence
 from harness.analysis.cost.step_parts import StepParts, step_parts
+from harness.analysis.logs.derived import Derived
 from harness.analysis.logs.engine_steps import check_step_log, decode_contexts, step_spans
+from harness.analysis.logs.parse import ParseCounts, metrics_table
+from harness.analysis.validity.server_records import check_log_lines
 from harness.clock import ScaledClock
 from harness.errors import RecordsError
 from harness.stacks.vllm.core_steps import COLUMNS, read_core_steps
 from harness.stacks.vllm.draft_steps import draft_figures
 from harness.stacks.vllm.launch import CORE_STEPS
 from harness.stacks.vllm.step_log import INSIDE, StepLog, merged, read_step_log
-from tests.support.analysis_tables import manifest
+from tests.support.analysis_tables import manifest, requests_table
+from tests.support.command_line import harness
 
 # The part of vLLM that the observer meets, constructed after vllm 0.30.0 (config/scheduler.py, v1/core/sched).
 LITTLE_VLLM = {
@@ -225,6 +230,16 @@ drafted({"a": [1, 2, 3], "b": [4, 5, 6], "c": [7, 8, 9]}, a=[7, 7], b=[7], c=[7,
 """
 
 
+def counted(counts: dict[str, int]) -> pa.Table:
+    """The metrics of a run in which a server counted this of its drafts."""
+    records: list[bytes] = []
+    for at_ns, (reason, factor) in enumerate((("before", 0), ("after", 1))):
+        samples = [f"vllm:spec_decode_{name}_total {factor * count}\n" for name, count in counts.items()]
+        record = {"at_ns": at_ns, "reason": reason, "status": 200, "body": "".join(samples)}
+        records.append(json.dumps(record).encode() + b"\n")
+    return metrics_table(records)[0]
+
+
 def test_drafts_and_what_is_accepted_of_them_are_recorded_before_an_answer_is_cut(tmp_path: Path) -> None:
     done = run_core(tmp_path, DRAFTED, **CORE_STEPS.variables(tmp_path / "core.jsonl"))
 
@@ -246,6 +261,14 @@ def test_drafts_and_what_is_accepted_of_them_are_recorded_before_an_answer_is_cu
     assert log.effective["speculative_method"] == "ngram"
     found = {finding.code: finding for finding in check_step_log(manifest(), log, "")}
     assert "accepted at least 1 to 3 drafts: 0.714, 0.429, 0.143" in found["steps-drafts"].evidence
+    assert found["steps-drafts"].evidence.endswith("by a real drafter, on prompts that are random tokens")
+    for num_accepted, codes in ((9, []), (8, ["drafts-differ"])):
+        counts = {"num_drafts": 8, "num_draft_tokens": 22, "num_accepted_tokens": num_accepted}
+        derived = Derived({"metrics": counted(counts)}, ParseCounts(), steps_source="step-log", step_log=log)
+        differing = [found.code for found in check_log_lines(Evidence(manifest(), requests_table(), derived))]
+        assert differing == codes
+    replayed = harness("server", "sizes", "--from", str(tmp_path / "core.jsonl"))
+    assert '"synthetic_acceptance_rates": [0.7143, 0.4286, 0.1429]' in replayed.stdout
     assert found["steps-eager"].evidence.endswith("n = 3 (12 tokens, 1 steps)")
     assert found["steps-eager"].hint == "Capture them too: --cudagraph-capture-sizes 4 8 16"
 
