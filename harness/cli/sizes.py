@@ -1,4 +1,4 @@
-"""``harness server sizes``: which sizes a vLLM captures, and which graph each decode batch gets. Starts nothing."""
+"""``harness server sizes``: which sizes a vLLM captures, and which graph a decode batch gets. Starts nothing."""
 
 from __future__ import annotations
 
@@ -63,15 +63,19 @@ def sizes(
     given = override_table({}, own) | ({"release": release} if release else {})
     seen: dict[str, list[str]] = {}
     shown: dict[str, Any] = {}
-    for name, values in _servers(experiment, others, url, recording):
+    named = [*_servers(experiment, others, url, recording)]
+    for name, values in (("--set", {}), *named):
         try:
             flags = graph_flags({**values, **given})
         except ValueError as error:
             raise SpecError(str(error), where=f"flags of {name}", hint=BY_HAND) from error
-        shown[repr(flags)] = flags
-        seen.setdefault(repr(flags), []).append(name)
+        if name != "--set":
+            shown[repr(flags)] = flags
+            seen.setdefault(repr(flags), []).append(name)
     for key, names in seen.items():
         _print(", ".join(names), shown[key])
+    if experiment is not None:
+        _print_compiled(experiment_with(experiment, others)[0], given)
     if recording and (config := _recorded_acceptance(Path(recording))):
         say(
             terminal(),
@@ -139,15 +143,11 @@ def _servers(
             raise SpecError("shows no settings of a vLLM", where=recording, hint=hint)
         yield recording, flags_of_header(header)
     if experiment is not None:
-        spec, source, _ = experiment_with(experiment, changes)
-        servers = {condition.name: spec.server_of(condition) for condition in spec.condition}
-        of_vllm = {name: server for name, server in servers.items() if server.is_paged}
-        if not of_vllm:
-            what = "none of its servers is a vLLM, and vllm-rbln compiles the sizes of [server] decode_buckets"
-            raise SpecError(what, where=str(source), hint="Name an experiment with rules = 'vllm-paged' or a model")
-        yield from (
-            (name, {**_installed(server.environment), **flags_of_server(server)}) for name, server in of_vllm.items()
-        )
+        spec, _, _ = experiment_with(experiment, changes)
+        for condition in spec.condition:
+            server = spec.server_of(condition)
+            if server.is_paged:
+                yield condition.name, {**_installed(server.environment), **flags_of_server(server)}
     if not (url or recording or experiment):
         yield "these flags", {}
 
@@ -245,6 +245,34 @@ def _print(name: str, flags: Any) -> None:
         "a batch with a prompt, or a request with fewer drafts, has no FULL graph but in mode FULL",
         markup=False,
     )
+
+
+def _print_compiled(spec: ExperimentSpec, given: Mapping[str, Any]) -> None:
+    """The decode graphs of servers of vllm-rbln, whose compiled sizes count requests."""
+    from harness.stacks.rbln.rules.decode_graphs import decode_queries
+    from harness.stacks.vllm.graph_flags import speculative_config
+
+    seen: dict[tuple[Any, ...], list[str]] = {}
+    for condition in spec.condition:
+        server = spec.server_of(condition)
+        drafts = {**speculative_config(server.extra_args), **given}
+        if not server.is_paged:
+            key = (server.decode_buckets, drafts.get("method"), drafts.get("num_speculative_tokens") or 0)
+            seen.setdefault(key, []).append(condition.name)
+    console = terminal()
+    for (buckets, method, num_drafts), names in seen.items():
+        queries = decode_queries(method, num_drafts)
+        graphs = f"{len(buckets)} sizes in requests, {len(buckets) * len(queries)} decode graphs"
+        say(console, f"{', '.join(names)}: vllm-rbln, {graphs}", markup=False)
+        rows = [
+            (_span(1 + before, size), str(size), *(str(size * query) for query in queries))
+            for before, size in zip((0, *buckets), buckets, strict=False)
+        ]
+        heads = tuple(f"tokens, {query} a request" for query in queries)
+        show(console, Table("", "", ("requests", "size", *heads), tuple(rows)))
+        if num_drafts:
+            what = "its native path, never run here on a device; the compiled models of this harness have no drafts"
+            say(console, what, markup=False)
 
 
 def _span(first: int, last: int) -> str:

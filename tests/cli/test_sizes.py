@@ -74,7 +74,6 @@ def test_the_flags_of_an_experiment_and_of_a_recording_are_read(tmp_path: Path) 
         (("--set", "seqs=8"), "sets no flag of captured sizes"),
         (("--set", "max_num_seqs=few"), "max_num_seqs"),
         (("--release", "0.12.0"), "known: 0.30.0"),
-        (("demo",), "none of its servers is a vLLM"),
         (("--from", "README.md"), "shows no settings of a vLLM"),
     ],
 )

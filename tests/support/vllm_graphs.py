@@ -13,7 +13,7 @@ import itertools
 import random
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -88,6 +88,28 @@ def differing(vllm: VllmGraphs, flags: GraphFlags) -> str:
     theirs, ours = sides
     is_same = theirs == ours if isinstance(theirs, Answer) else isinstance(ours, str)
     return "" if is_same else f"{flags}\nvLLM:  {theirs}\nrules: {ours}"
+
+
+def cut_out(file: Path, owner: str, wanted: Sequence[str], names: dict[str, Any]) -> type:
+    """A class of a module with only these of its methods; its constructor takes any attribute.
+
+    names: what the methods find around them.
+    """
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    of = next(node for node in tree.body if getattr(node, "name", "") == owner)
+    assert isinstance(of, ast.ClassDef)
+    body = [node for node in of.body if isinstance(node, ast.FunctionDef) and node.name in wanted]
+    made: Any = ast.parse(f"class {owner}(SimpleNamespace): pass").body[0]
+    made.body = body
+    names["SimpleNamespace"] = SimpleNamespace
+    _run([made], names)
+    return names[owner]
+
+
+def _run(body: list[Any], names: dict[str, Any]) -> None:
+    future = ast.ImportFrom("__future__", [ast.alias("annotations")], 0)
+    module = ast.Module(body=[future, *body], type_ignores=[])
+    exec(compile(ast.fix_missing_locations(module), "cut out", "exec"), names)
 
 
 class VllmGraphs:
@@ -289,20 +311,10 @@ class VllmGraphs:
         self._run(body)
 
     def _methods(self, place: str, owner: str, *wanted: str) -> type:
-        """A class of a module with only these of its methods; its constructor takes any attribute."""
-        of = next(node for node in self._tree(place).body if getattr(node, "name", "") == owner)
-        assert isinstance(of, ast.ClassDef)
-        body = [node for node in of.body if isinstance(node, ast.FunctionDef) and node.name in wanted]
-        made = ast.ClassDef(owner, bases=[ast.Name("SimpleNamespace", ast.Load())], keywords=[], body=list(body))  # pyright: ignore[reportCallIssue]
-        made.decorator_list, made.type_params = [], []  # pyright: ignore[reportAttributeAccessIssue]
-        self.names["SimpleNamespace"] = SimpleNamespace
-        self._run([made])
-        return self.names[owner]
+        return cut_out(self._folder / "vllm" / f"{place}.py", owner, wanted, self.names)
 
     def _run(self, body: list[Any]) -> None:
-        future = ast.ImportFrom("__future__", [ast.alias("annotations")], 0)
-        module = ast.Module(body=[future, *body], type_ignores=[])
-        exec(compile(ast.fix_missing_locations(module), "vllm, cut out", "exec"), self.names)
+        _run(body, self.names)
 
     def _tree(self, place: str) -> ast.Module:
         return ast.parse((self._folder / "vllm" / f"{place}.py").read_text(encoding="utf-8"))
