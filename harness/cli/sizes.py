@@ -13,7 +13,7 @@ import typer
 
 from harness.cli.addresses import MaybeExperimentArgument, experiment_with
 from harness.cli.terminal import print_answers, say, show, terminal
-from harness.errors import HarnessError, SpecError
+from harness.errors import HarnessError, ServerError, SpecError
 from harness.table import Table
 
 if TYPE_CHECKING:
@@ -106,7 +106,9 @@ def notes_of_server(url: str = "", recording: str = "") -> list[str]:
     from harness.stacks.vllm.step_log import recorded_header
 
     header = recorded_header(Path(recording), "effective") if recording else None
-    values = (flags_of_header(header) if header else {}) | (_shown_by(url) if url else {})
+    values = flags_of_header(header) if header else {}
+    with suppress(ServerError):
+        values |= _shown_by(url) if url else {}
     if not (header or "num_speculative_tokens" in values):
         return []
     drafts = values.get("num_speculative_tokens")
@@ -191,7 +193,10 @@ def _shown_by(url: str) -> dict[str, Any]:
 
     server = ServerSpec(url=url)
     endpoint = endpoint_of(server)
-    version = stated_version(get_at(endpoint, VERSION))
+    reply = get_at(endpoint, VERSION)
+    if reply.error:
+        raise ServerError(reply.error, where=url, hint="Start the server, or name its flags: --set KEY=VALUE")
+    version = stated_version(reply)
     found = drafts_in_metrics(get_metrics(endpoint).body.decode("utf-8", "replace"))
     shown = AttachedBackend().all_shown(server)
     keys = ("max_num_seqs", "max_num_batched_tokens", "decode_buckets")
@@ -240,11 +245,8 @@ def _print(name: str, flags: Any) -> None:
         )
     if lost:
         say(console, lost, "bold", markup=False)
-    say(
-        console,
-        "a batch with a prompt, or a request with fewer drafts, has no FULL graph but in mode FULL",
-        markup=False,
-    )
+    if graphs.full and graphs.mode != "FULL":
+        say(console, "a batch with a prompt, or a request with fewer drafts, has no FULL graph", markup=False)
 
 
 def _print_compiled(spec: ExperimentSpec, given: Mapping[str, Any]) -> None:

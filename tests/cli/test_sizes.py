@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.command_line import harness
+from tests.support.processes import NO_PORT
 
 DRAFTS = {"method": "eagle", "runner": "v1", "max_num_seqs": 8, "num_speculative_tokens": 3}
 
@@ -66,6 +67,12 @@ def test_the_flags_of_an_experiment_and_of_a_recording_are_read(tmp_path: Path) 
     assert f"{recording}: vLLM 0.31.0, model runner V2, 2 drafts" in done.stdout
     assert "size 18 covers them" in done.stdout
     assert "waits-8, nowaits-8: vLLM 0.33.0" in done.stdout
+
+
+def test_a_server_that_does_not_answer_has_no_table() -> None:
+    done = harness("server", "sizes", "--for", f"http://127.0.0.1:{NO_PORT}")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "Start the server, or name its flags: --set KEY=VALUE" in done.stderr
 
 
 @pytest.mark.parametrize(
