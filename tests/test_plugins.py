@@ -17,6 +17,7 @@ import pytest
 from harness.plugins import Plugin, Registry, part_at, plugins
 from tests.support.checkout import ROOT
 from tests.support.command_line import harness as command
+from tests.support.copied_checkout import TRIED_BACKEND
 
 PROJECT = """
 [build-system]
@@ -48,34 +49,17 @@ PLUGIN = Plugin(
     analyses={"counted": "tried_plugin.parts:COUNTED"},
 )
 """
-PARTS = '''
-from dataclasses import dataclass
+PARTS = (
+    TRIED_BACKEND
+    + '''\
 
 from harness.judge.catalogue import Analysis
-from harness.model.spec.server import ENGINE_KEYS
 from harness.present.export import Format
-from harness.kinds import KINDS, BackendKind
-from harness.runner.backends.base import Backend
-from harness.runner.backends.sim import perform_simulated_run
-from harness.measure.server.doctor import Check
 from harness.table import table_of
 from harness.model.traces.base import TraceFormat, json_lines
 from harness.model.traces.recording import RecordedRequest, Recording
 
 
-@dataclass(frozen=True, slots=True)
-class TriedBackend(Backend):
-    kind: BackendKind = KINDS["tried"]
-    shown_keys = ENGINE_KEYS
-
-    def readiness(self):
-        return Check(name="backend tried", ok=True, found="a page of Python", need="nothing", how="Use it")
-
-    def perform(self, run, context):
-        return perform_simulated_run(run, context)
-
-
-BACKEND = TriedBackend()
 TOKENS = Format("tokens", (), {"tokens.json": lambda run: [request.output_tokens for request in run.requests]})
 COUNTED = Analysis(
     "counted",
@@ -103,6 +87,7 @@ def count() -> None:
     """Count to three."""
     print("1 2 3")
 '''
+)
 
 
 TRIED = ["--backend", "tried", "--replicates", "1", "--set", 'analysis="counted"']

@@ -11,10 +11,10 @@ import pytest
 from harness.errors import SpecError
 from harness.measure.server.life import LaunchPlan
 from harness.measure.server.provenance import capture
-from harness.model.spec import ExperimentSpec, ServerSpec
+from harness.model.spec import ServerSpec
 from harness.redact import filled_env, is_secret, redacted_arguments, redacted_env
 from harness.runner import run_experiment
-from tests.support.experiments import UNHURRIED
+from tests.support.experiments import one_condition
 
 SECRET = "hf_0123456789abcdef"
 
@@ -98,17 +98,12 @@ def test_the_harness_own_command_is_recorded_without_secrets() -> None:
 
 @pytest.mark.live
 def test_no_file_of_a_sealed_run_holds_a_secret_of_its_experiment(tmp_path: Path) -> None:
-    spec = ExperimentSpec.model_validate(
-        {
-            "name": "secret",
-            "time_scale": 8.0,
-            "replicates": 1,
-            "base_seed": 1,
-            "workload": {"source": "sequential", "num_background": 0},
-            "server": {"env": {"HF_TOKEN": SECRET}, "declared": True},
-            "limits": UNHURRIED,
-            "condition": [{"name": "only", "server": {"env": {"HF_TOKEN": SECRET, "VLLM_OTHER": "kept"}}}],
-        }
+    spec = one_condition(
+        "secret",
+        time_scale=8.0,
+        workload={"source": "sequential", "num_background": 0},
+        server={"env": {"HF_TOKEN": SECRET}, "declared": True},
+        condition=[{"name": "only", "server": {"env": {"HF_TOKEN": SECRET, "VLLM_OTHER": "kept"}}}],
     )
     (run,) = run_experiment(spec, runs_root=tmp_path).runs
     holding = [path for path in run.path.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]

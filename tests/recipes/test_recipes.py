@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.checkout import ROOT
-from tests.support.copied_checkout import CopiedCheckout
+from tests.support.copied_checkout import TRIED_BACKEND, CopiedCheckout
 from tests.support.release_wheels import empty_table, stack
 
 EXPERIMENT = """
@@ -41,30 +41,6 @@ KIND = """    BackendKind(
         is_virtual=True,
     ),
 """
-BACKEND = """
-from dataclasses import dataclass
-
-from harness.model.spec.server import ENGINE_KEYS
-from harness.kinds import KINDS, BackendKind
-from harness.measure.server.doctor import Check
-from harness.runner.backends.base import Backend
-from harness.runner.backends.sim import perform_simulated_run
-
-
-@dataclass(frozen=True, slots=True)
-class TriedBackend(Backend):
-    kind: BackendKind = KINDS["tried"]
-    shown_keys = ENGINE_KEYS
-
-    def readiness(self):
-        return Check(name="backend tried", ok=True, found="a page of Python", need="nothing", how="Use it")
-
-    def perform(self, run, context):
-        return perform_simulated_run(run, context)
-
-
-BACKEND = TriedBackend()
-"""
 ANALYSIS = """
 from harness.judge.catalogue import Analysis
 from harness.table import table_of
@@ -90,7 +66,7 @@ def house(tmp_path: Path) -> CopiedCheckout:
 
 def test_a_backend_is_its_row_and_its_module(house: CopiedCheckout) -> None:
     house.edit("harness/kinds.py", "_TABLE = (\n", f"_TABLE = (\n{KIND}")
-    house.write("harness/runner/backends/tried.py", BACKEND)
+    house.write("harness/runner/backends/tried.py", TRIED_BACKEND)
     house.write("tried.toml", EXPERIMENT)
     assert "backend tried" in house.harness("doctor")
     unknown = ("--set", "condition.slots.server.extra_args=['--seed']")

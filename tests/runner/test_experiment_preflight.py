@@ -31,7 +31,7 @@ from harness.runner.backends.emulator import EmulatorBackend
 from harness.runner.experiment import refuse_unshown_settings
 from harness.runner.progress import silent
 from harness.runner.run import LaunchOptions, RunContext
-from tests.support.experiments import UNHURRIED
+from tests.support.experiments import SHORT_PROMPTS, one_condition
 from tests.support.plain_server import PlainServer, plain_server
 from tests.support.processes import serving
 
@@ -70,22 +70,10 @@ VALUES: Mapping[str, Any] = {
 
 def experiment(backend: str, *conditions: Mapping[str, Any], **server: Any) -> ExperimentSpec:
     """Conditions "c0", "c1", ... of two short sessions; each changes these keys of the server."""
-    return ExperimentSpec.model_validate(
-        {
-            "name": "settings",
-            "backend": backend,
-            "replicates": 1,
-            "base_seed": 1,
-            "workload": {
-                "num_sessions": 2,
-                "waits": "none",
-                "generate_tokens": {"distribution": "fixed", "value": 4},
-                "prompt_tokens": {"distribution": "fixed", "value": 200},
-            },
-            "server": {"observer": False, **server},
-            "limits": UNHURRIED,
-            "condition": [{"name": f"c{place}", "server": changes} for place, changes in enumerate(conditions)],
-        }
+    changed = [{"name": f"c{place}", "server": changes} for place, changes in enumerate(conditions)]
+    server = {"observer": False, **server}
+    return one_condition(
+        "settings", backend, server=server, condition=changed, workload={"prompt_tokens": SHORT_PROMPTS}
     )
 
 
@@ -98,7 +86,7 @@ def test_a_condition_that_sets_what_a_backend_does_not_show_is_refused(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = backend_named(name)
-    monkeypatch.setattr(type(backend), "in_force", lambda *_: {})
+    monkeypatch.setattr(type(backend), "in_force", lambda *_: {})  # pyright: ignore[reportUnknownLambdaType]
     for key in VALUES.keys() - backend.shown_keys:
         spec = experiment(name, {}, {key: VALUES[key]})
         with pytest.raises(SpecError, match=rf"condition c1: nothing shows {key} = .*server\.declared = true"):
@@ -160,7 +148,7 @@ def test_a_condition_that_a_backend_did_not_apply_is_invalid(
         monkeypatch.setattr(type(backend), "launch", another)
     else:
         config = EngineConfig.from_server(ServerSpec())
-        monkeypatch.setattr(EngineConfig, "from_server", lambda _: config)
+        monkeypatch.setattr(EngineConfig, "from_server", lambda _: config)  # pyright: ignore[reportUnknownLambdaType]
     sealed = backend.perform(run, RunContext(tmp_path, "", None, silent, StopFlag()))
     assert sealed is not None
     assert not sealed.is_valid
@@ -170,7 +158,7 @@ def test_a_condition_that_a_backend_did_not_apply_is_invalid(
 def test_a_setting_that_a_run_does_not_show_after_all_makes_it_invalid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("harness.runner.backends.sim.settings_of", lambda *_: {"slot_tokens": 8192})
+    monkeypatch.setattr("harness.runner.backends.sim.settings_of", lambda *_: {"slot_tokens": 8192})  # pyright: ignore[reportUnknownLambdaType]
     outcome = run_experiment(experiment("sim", {}, {"kv_slots": 12}), runs_root=tmp_path)
     reasons = [run.invalid_reasons for run in outcome.runs]
     way_out = "setting-unshown: conditions differ in what nothing shows: kv_slots = "

@@ -12,6 +12,32 @@ from pathlib import Path
 from tests.support.checkout import ROOT
 from tests.support.command_line import harness
 
+TRIED_BACKEND = """\
+from dataclasses import dataclass
+
+from harness.model.spec.server import ENGINE_KEYS
+from harness.kinds import KINDS, BackendKind
+from harness.measure.server.doctor import Check
+from harness.runner.backends.base import Backend
+from harness.runner.backends.sim import perform_simulated_run
+
+
+@dataclass(frozen=True, slots=True)
+class TriedBackend(Backend):
+    kind: BackendKind = KINDS["tried"]
+    shown_keys = ENGINE_KEYS
+
+    def readiness(self):
+        return Check(name="backend tried", ok=True, found="a page of Python", need="nothing", how="Use it")
+
+    def perform(self, run, context):
+        return perform_simulated_run(run, context)
+
+
+BACKEND = TriedBackend()
+"""
+"""A module that adds a backend, which simulates. Its kind is named "tried"."""
+
 
 class CopiedCheckout:
     """A copy in ``root``. more: what it has beside code, patches and plans."""

@@ -27,6 +27,7 @@ UNHURRIED_TOML = "\n".join(["[limits]", *(f"{name} = {limit}" for name, limit in
 """The same as a part of an experiment file."""
 UNHURRIED_WORDS = tuple(word for name, limit in UNHURRIED.items() for word in ("--set", f"limits.{name}={limit}"))
 """The same as words of ``harness run``."""
+SHORT_PROMPTS: dict[str, Any] = {"distribution": "fixed", "value": 200}
 
 
 def small_experiment(**changes: Any) -> ExperimentSpec:
@@ -46,6 +47,26 @@ def small_experiment(**changes: Any) -> ExperimentSpec:
         "condition": [{"name": "base"}, {"name": "more", "server": {"decode_buckets": [1, 2, 3, 4, 8]}}],
     }
     return ExperimentSpec.model_validate({**table, **changes})
+
+
+def one_condition(name: str, backend: str = "emulator", **keys: Any) -> ExperimentSpec:
+    """Two sessions of four tokens an answer, without waits, one condition, one replicate.
+
+    A table among ``keys`` adds to the one here; a workload of another source, and anything else, replaces it.
+    """
+    table: dict[str, Any] = {
+        "name": name,
+        "backend": backend,
+        "replicates": 1,
+        "base_seed": 1,
+        "workload": {"num_sessions": 2, "waits": "none", "generate_tokens": {"distribution": "fixed", "value": 4}},
+        "limits": UNHURRIED,
+        "condition": [{"name": "only"}],
+    }
+    for key, value in keys.items():
+        adds = isinstance(value, dict) and "source" not in value
+        table[key] = {**table.get(key, {}), **value} if adds else value
+    return ExperimentSpec.model_validate(table)
 
 
 def blocks_of(logs: Iterable[float], base: float = 1.0) -> tuple[BlockCosts, ...]:

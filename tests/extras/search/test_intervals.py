@@ -18,7 +18,7 @@ from harness.model.sim import plan_arrays, simulate
 from harness.model.sim.draws import Perturbation, jitter, perturbation_of, perturbed
 from harness.model.spec import ServerShape, WorkloadSpec
 
-CERTAIN = {
+CERTAIN: dict[str, Any] = {
     "plans": "given",
     "start_ms": 0,
     "lag_ms": 0,
@@ -139,6 +139,19 @@ def test_ablations_are_predicted_like_everything_else() -> None:
     assert SpacePredictor(space()).predict(MORE_SLOTS, 8, ABLATIONS["no-waits"]).ratio_of_sums != plain.ratio_of_sums
 
 
+COSTS = """
+name = "mine"
+source = "calibration"
+[decode]
+alpha_ms = 0.5
+[decode.f_ms]
+1 = 10.0
+8 = 13.0
+[prefill]
+per_call_ms = 20.0
+"""
+
+
 def written(low: float, high: float) -> str:
     return f'{{low = {low}, high = {high}, level = 0.95, method = "percentile bootstrap", seed = 1}}'
 
@@ -169,17 +182,7 @@ per_call_us_per_token = {written(19.608, 20.392)}
 def test_a_calibrated_cost_file_brings_its_own_deviations(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(
-        f"""
-name = "mine"
-source = "calibration"
-[decode]
-alpha_ms = 0.5
-[decode.f_ms]
-1 = 10.0
-8 = 13.0
-[prefill]
-per_call_ms = 20.0
-[calibration.decode.intervals]
+        f"""{COSTS}[calibration.decode.intervals]
 "f(1)" = {written(9.804, 10.196)}
 "f(8)" = {written(12.7452, 13.2548)}
 [calibration.prefill.intervals]
@@ -202,17 +205,7 @@ per_call_ms = {written(19.608, 20.392)}
 def test_true_costs_are_drawn_from_the_covariance_that_a_cost_file_states(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(
-        """
-name = "mine"
-source = "calibration"
-[decode]
-alpha_ms = 0.5
-[decode.f_ms]
-1 = 10.0
-8 = 13.0
-[prefill]
-per_call_ms = 20.0
-[[errors]]
+        f"""{COSTS}[[errors]]
 coefficients = ["f(1)", "f(8)", "alpha_ms", "per_call_ms"]
 standard_errors = [0.2, 0.2, 0.0, 0.4]
 correlations = [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
@@ -220,7 +213,7 @@ degrees = 20
 """,
         encoding="utf-8",
     )
-    found = perturbation_of(DrawsSpec(**{**CERTAIN, "bucket_sd": None, "prefill_sd": None}), str(path))
+    found = perturbation_of(DrawsSpec.model_validate({**CERTAIN, "bucket_sd": None, "prefill_sd": None}), str(path))
     assert found.draws_errors
     assert "costs: drawn from the covariance of their fit" in found.line()
     assert "bucket_sd" not in found.line()

@@ -16,7 +16,7 @@ from harness.model.plan.tokens import PromptIds, TokenStreams
 from harness.model.spec import ExperimentSpec
 from harness.runner import run_experiment
 from tests.support.emulator_process import Emulator, end, start_ready
-from tests.support.experiments import UNHURRIED
+from tests.support.experiments import one_condition
 from tests.support.plain_server import PlainServer, plain_server
 
 pytestmark = [pytest.mark.live, pytest.mark.same_everywhere]
@@ -32,17 +32,14 @@ LENGTHS: dict[str, Any] = {
 
 def null_experiment(url: str, replicates: int, **workload: Any) -> ExperimentSpec:
     """Two conditions that are equal in all but a name, which each request carries."""
-    return ExperimentSpec.model_validate(
-        {
-            "name": "null",
-            "backend": "attached",
-            "replicates": replicates,
-            "base_seed": 1,
-            "workload": {**LENGTHS, **workload},
-            "limits": UNHURRIED,
-            "server": {"url": url},
-            "condition": [{"name": "one"}, {"name": "other"}],
-        }
+    conditions = [{"name": "one"}, {"name": "other"}]
+    return one_condition(
+        "null",
+        "attached",
+        replicates=replicates,
+        workload={**LENGTHS, **workload},
+        server={"url": url},
+        condition=conditions,
     )
 
 

@@ -19,7 +19,7 @@ from harness.model.spec import ExperimentSpec
 from harness.runner import run_experiment
 from harness.runner.experiment import ExperimentOutcome, will_fail_again
 from tests.support.command_line import harness
-from tests.support.experiments import UNHURRIED, UNHURRIED_TOML
+from tests.support.experiments import UNHURRIED_TOML, one_condition
 from tests.support.plain_server import PlainServer, plain_server
 from tests.support.raw_server import Asked, RawServer, Reply, whole
 from tests.support.tls import certificate
@@ -29,19 +29,7 @@ KEY = "NAME_OF_A_KEY"
 
 
 def experiment(plain: PlainServer, **keys: Any) -> ExperimentSpec:
-    table: dict[str, Any] = {
-        "name": "asked",
-        "backend": "attached",
-        "replicates": 1,
-        "base_seed": 1,
-        "workload": {"num_sessions": 2, "waits": "none", "generate_tokens": {"distribution": "fixed", "value": 4}},
-        "limits": UNHURRIED,
-        "condition": [{"name": "only"}],
-    }
-    for name, value in keys.items():
-        table[name] = {**table.get(name, {}), **value} if isinstance(value, dict) else value
-    table["server"] = {"url": plain.url, **table.get("server", {})}
-    return ExperimentSpec.model_validate(table)
+    return one_condition("asked", "attached", server={"url": plain.url, **keys.pop("server", {})}, **keys)
 
 
 def run(root: Path, plain: PlainServer, *, keep_going: bool = False, **keys: Any) -> ExperimentOutcome:

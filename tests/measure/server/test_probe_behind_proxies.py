@@ -23,7 +23,7 @@ from harness.measure.server.process import free_port
 from harness.model.spec import ExperimentSpec, ServerSpec
 from harness.runner import run_experiment
 from tests.support.emulator_process import Emulator, end, start_ready
-from tests.support.experiments import A_MINUTE_MS, UNHURRIED
+from tests.support.experiments import A_MINUTE_MS, SHORT_PROMPTS, one_condition
 from tests.support.other_servers import CHAT, LLAMA, OTHERS, llama_text
 from tests.support.plain_server import plain_server
 from tests.support.processes import NO_PORT
@@ -38,24 +38,9 @@ HELD_MS = 40.0
 
 def experiment(url: str, **keys: Any) -> ExperimentSpec:
     """One run of two sessions of two requests."""
-    table: dict[str, Any] = {
-        "name": "behind",
-        "backend": "attached",
-        "replicates": 1,
-        "base_seed": 1,
-        "workload": {
-            "num_sessions": 2,
-            "waits": "none",
-            "prompt_tokens": {"distribution": "fixed", "value": 200},
-            "generate_tokens": {"distribution": "fixed", "value": TOKENS},
-        },
-        "limits": UNHURRIED,
-        "server": {"url": url},
-        "condition": [{"name": "only"}],
-    }
-    for name, value in keys.items():
-        table[name] = {**table.get(name, {}), **value} if isinstance(value, dict) else value
-    return ExperimentSpec.model_validate(table)
+    tokens = {"prompt_tokens": SHORT_PROMPTS, "generate_tokens": {"distribution": "fixed", "value": TOKENS}}
+    workload, server = {**tokens, **keys.pop("workload", {})}, {"url": url, **keys.pop("server", {})}
+    return one_condition("behind", "attached", workload=workload, server=server, **keys)
 
 
 def one_run(root: Path, spec: ExperimentSpec) -> SealedRun:

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.model.spec import ExperimentSpec
 from harness.present.report import write_report
 from harness.runner import run_experiment
 from harness.runner.progress import ProgressEvent, RequestFinished
-from tests.support.experiments import UNHURRIED
+from tests.support.experiments import one_condition
 from tests.support.forked_children import started_anew
 from tests.support.places import processes_naming
 
@@ -20,17 +19,7 @@ pytestmark = pytest.mark.live
 
 
 def test_an_emulator_that_is_killed_between_two_requests(tmp_path: Path) -> None:
-    spec = ExperimentSpec.model_validate(
-        {
-            "name": "dying",
-            "time_scale": 4.0,
-            "replicates": 1,
-            "base_seed": 1,
-            "workload": {"source": "sequential", "num_background": 4},
-            "limits": UNHURRIED,
-            "condition": [{"name": "only"}],
-        }
-    )
+    spec = one_condition("dying", time_scale=4.0, workload={"source": "sequential", "num_background": 4})
     killed: list[int] = []
 
     def kill_at_the_second_answer(event: ProgressEvent) -> None:

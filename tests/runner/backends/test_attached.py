@@ -24,7 +24,7 @@ from harness.runner import run_experiment
 from harness.runner.backends.attached import AttachedBackend
 from harness.secrets import note_secrets
 from tests.support.emulator_process import Emulator, end, start_ready
-from tests.support.experiments import UNHURRIED
+from tests.support.experiments import one_condition
 from tests.support.plain_server import PlainServer, plain_server
 
 pytestmark = pytest.mark.live
@@ -51,23 +51,9 @@ def test_what_a_server_appends_to_its_log_is_kept_without_the_key(tmp_path: Path
 
 def attached(url: str, **keys: Any) -> ExperimentSpec:
     """Two conditions of two short sessions each on the server at ``url``."""
-    table: dict[str, Any] = {
-        "name": "attached",
-        "backend": "attached",
-        "replicates": 1,
-        "base_seed": 1,
-        "workload": {
-            "num_sessions": 2,
-            "waits": "none",
-            "generate_tokens": {"distribution": "fixed", "value": 4},
-        },
-        "limits": UNHURRIED,
-        "server": {"url": url},
-        "condition": [{"name": "base"}, {"name": "no-waits", "treatment": "no-waits"}],
-    }
-    for name, value in keys.items():
-        table[name] = {**table.get(name, {}), **value} if isinstance(value, dict) else value
-    return ExperimentSpec.model_validate(table)
+    conditions = [{"name": "base"}, {"name": "no-waits", "treatment": "no-waits"}]
+    server = {"url": url, **keys.pop("server", {})}
+    return one_condition("attached", "attached", **{"condition": conditions, "server": server, **keys})
 
 
 @pytest.fixture(scope="module")

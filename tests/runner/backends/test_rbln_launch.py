@@ -16,7 +16,7 @@ from harness.errors import ServerError, SpecError
 from harness.measure.records.store import RunStore
 from harness.measure.server.life import LaunchPlan, start_server
 from harness.measure.server.process import free_port
-from harness.model.spec import ExperimentSpec, ServerSpec
+from harness.model.spec import ServerSpec
 from harness.runner import run_experiment
 from harness.runner.backends.attached import AttachedBackend
 from harness.runner.backends.emulator import EmulatorBackend
@@ -24,7 +24,7 @@ from harness.runner.backends.rbln import RblnBackend
 from harness.runner.run import LaunchOptions
 from harness.stacks.rbln.launch.patches import patched_text
 from harness.stacks.rbln.launch.serving import OBSERVER_FOLDER, step_report_variables, visible_devices
-from tests.support.experiments import UNHURRIED
+from tests.support.experiments import SHORT_PROMPTS, one_condition
 from tests.support.processes import HOST, NO_PORT, serving
 from tests.support.stacks import (
     DIFF,
@@ -230,23 +230,8 @@ def running(tmp_path: Path) -> Iterator[LaunchPlan]:
 def test_an_attached_server_is_measured_left_running_and_said_to_be_attached(
     tmp_path: Path, running: LaunchPlan
 ) -> None:
-    spec = ExperimentSpec.model_validate(
-        {
-            "name": "attached",
-            "backend": "attached",
-            "replicates": 1,
-            "base_seed": 1,
-            "workload": {
-                "num_sessions": 2,
-                "waits": "none",
-                "generate_tokens": {"distribution": "fixed", "value": 4},
-                "prompt_tokens": {"distribution": "fixed", "value": 200},
-            },
-            "server": {"url": f"http://{running.host}:{running.port}"},
-            "limits": UNHURRIED,
-            "condition": [{"name": "only"}],
-        }
-    )
+    server = {"url": f"http://{running.host}:{running.port}"}
+    spec = one_condition("attached", "attached", server=server, workload={"prompt_tokens": SHORT_PROMPTS})
     outcome = run_experiment(spec, runs_root=tmp_path / "runs")
     (run,) = RunStore(tmp_path / "runs").sealed("attached")
     assert outcome.is_complete

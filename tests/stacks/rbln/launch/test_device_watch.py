@@ -25,7 +25,7 @@ from harness.stacks.rbln.launch.device_watch import (
     total_power_w,
 )
 from tests.support.clocks import VirtualClock
-from tests.support.experiments import UNHURRIED
+from tests.support.experiments import one_condition
 from tests.support.processes import NO_PORT
 from tests.support.raw_server import RawServer, Reply, whole
 
@@ -111,15 +111,16 @@ def test_both_families_say_the_same_of_four_dies_on_two_cards(text: str) -> None
     assert total_power_w(readings) == 120.0
 
 
+def watch_twice(exporter: Exporter, folder: Path) -> None:
+    """Write what the exporter says before and after nothing."""
+    source = from_exporter(exporter.metrics_url, get_of(exporter.metrics_url))
+    with DeviceWatch(folder / "device_metrics.jsonl", source, VirtualClock(), interval_s=1e6):
+        pass
+
+
 def test_samples_without_a_name_or_uuid_are_counted_and_said(exporter: Exporter, tmp_path: Path) -> None:
     exporter.body = 'RBLN_DEVICE_STATUS:TEMPERATURE{deviceID="1250"} 41\n' * 2
-    with DeviceWatch(
-        tmp_path / "device_metrics.jsonl",
-        from_exporter(exporter.metrics_url, get_of(exporter.metrics_url)),
-        VirtualClock(),
-        interval_s=1e6,
-    ):
-        pass
+    watch_twice(exporter, tmp_path)
     findings = device_findings(devices_seen(tmp_path))
     assert [one.code for one in findings] == ["devices-silent", "devices-unnamed"]
     assert "2 samples name no device" in findings[1].evidence
@@ -127,13 +128,7 @@ def test_samples_without_a_name_or_uuid_are_counted_and_said(exporter: Exporter,
 
 def test_an_unusual_unit_is_taken_by_magnitude_and_said(exporter: Exporter, tmp_path: Path) -> None:
     exporter.body = _family("rbln_npu_", {"temperature": 41_500, "power": 60_000_000})
-    with DeviceWatch(
-        tmp_path / "device_metrics.jsonl",
-        from_exporter(exporter.metrics_url, get_of(exporter.metrics_url)),
-        VirtualClock(),
-        interval_s=1e6,
-    ):
-        pass
+    watch_twice(exporter, tmp_path)
     seen = devices_seen(tmp_path)["device_metrics.jsonl"]
     assert (seen["temperature_c"], seen["power_w"], seen["devices"]) == ([41.5, 41.5], [120.0, 120.0], 4)
     (finding,) = device_findings({"device_metrics.jsonl": seen})
@@ -159,13 +154,7 @@ def test_what_is_no_sample_is_passed_over(text: str) -> None:
 
 
 def test_lines_about_devices_are_kept_as_they_came_even_when_no_ending_fits(exporter: Exporter, tmp_path: Path) -> None:
-    with DeviceWatch(
-        tmp_path / "device_metrics.jsonl",
-        from_exporter(exporter.metrics_url, get_of(exporter.metrics_url)),
-        VirtualClock(),
-        interval_s=1e6,
-    ):
-        pass
+    watch_twice(exporter, tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "device_metrics.jsonl").read_text().splitlines()]
     assert [line["reason"] for line in lines] == ["before", "after"]
     assert lines[0]["raw"] == GOLDEN
@@ -195,18 +184,8 @@ def test_an_address_that_cannot_be_asked_is_refused_in_the_file(url: str) -> Non
 
 
 def _spec(url: str) -> ExperimentSpec:
-    return ExperimentSpec.model_validate(
-        {
-            "name": "watched",
-            "time_scale": 8.0,
-            "replicates": 1,
-            "base_seed": 1,
-            "workload": {"source": "sequential", "num_background": 0},
-            "server": {"device_metrics_url": url},
-            "limits": UNHURRIED,
-            "condition": [{"name": "only"}],
-        }
-    )
+    workload = {"source": "sequential", "num_background": 0}
+    return one_condition("watched", time_scale=8.0, workload=workload, server={"device_metrics_url": url})
 
 
 @pytest.mark.live
