@@ -19,13 +19,13 @@ from benchmarks.stopping import PRESET, SUPERIORITY_ALPHA, ended
 from harness.analysis.calibration.fit import fit_decode
 from harness.analysis.calibration.fit_points import StepPoint
 from harness.analysis.compare.channels import ChannelRatio, compare
+from harness.analysis.compare.ratio import estimate_of_blocks
 from harness.analysis.compare.stopping import looks_at
 from harness.analysis.cost.cost_errors import errors_of_first
 from harness.analysis.cost.reconstruct import ChannelA
 from harness.analysis.figures import RunFigures
-from harness.analysis.stats import FloatArray, of_blocks
+from harness.analysis.stats import FloatArray
 from harness.clock import NS_PER_MS
-from harness.judge.decisions.decide import cheaper_p
 from harness.model.engine import CostModel, load_cost_model
 from harness.model.engine.cost import FS_PER_MS, FitErrors, size_name, to_fs
 from harness.model.spec import StopSpec
@@ -95,7 +95,7 @@ def drawn_intervals(model: CostModel, num_blocks: int, rng: np.random.Generator)
     """The interval of such an experiment."""
     found = drawn_ratio(model, num_blocks, rng)
     assert found.interval is not None, "there are three blocks or more"
-    plain = of_blocks(found.values)
+    plain = estimate_of_blocks(found.of_blocks)
     return Intervals((math.log(found.interval.low), math.log(found.interval.high)), (plain.low, plain.high))
 
 
@@ -121,8 +121,8 @@ def false_superiority(num_blocks: int, num: int, seed: int = SEED) -> Coverage:
     for _ in range(num):
         found, limit = drawn_ratio(model, num_blocks, rng), math.exp(true_log_ratio(drawn_truth(model, rng)))
         assert found.estimate is not None, "there are three blocks or more"
-        estimates = (found.estimate, of_blocks(found.values))
-        passed.append([cheaper_p(estimate, limit) >= SUPERIORITY_ALPHA for estimate in estimates])
+        estimates = (found.estimate, estimate_of_blocks(found.of_blocks))
+        passed.append([estimate.p_below(math.log(limit)) >= SUPERIORITY_ALPHA for estimate in estimates])
     return Coverage(*np.mean(passed, axis=0).tolist())
 
 

@@ -20,11 +20,9 @@ import numpy as np
 
 from benchmarks.figure import Figure
 from benchmarks.kept import Kept
-from harness.analysis.compare.ratio import BlockCosts, Verdict
+from harness.analysis.compare.ratio import BlockCosts, Verdict, estimate_of_blocks
 from harness.analysis.compare.stopping import Look, bonferroni, looks_at
-from harness.analysis.stats import of_blocks
 from harness.errors import HarnessError
-from harness.judge.planning.needed import log_ratio_values
 from harness.model.engine.cost import find_cost_file, load_cost_model
 from harness.model.sim.draws import perturbation_of
 from harness.model.spec import PerturbationSpec, ServerSpec, StopSpec, WorkloadSpec
@@ -213,8 +211,7 @@ def tuned(number: int, seed: int) -> Tuned:
     name, look = confirmed_of(blocks, MOST_BLOCKS)
     if look is None:
         return Tuned("")
-    own, base = np.array(blocks[name])[:, :2].T
-    fixed = of_blocks(log_ratio_values(own, base).tolist())
+    fixed = estimate_of_blocks(blocks[name])
     true = true_ratio(number, candidates[name].setup)
     return Tuned(
         name, look.ratio, look.low, look.high, true, look.num_blocks, math.exp(fixed.low), math.exp(fixed.high)

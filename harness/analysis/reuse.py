@@ -2,7 +2,7 @@
 
 Three ceilings, each of prompt tokens: an endless cache; what the turn before left; whole blocks of the turn before
 (formula C). Lost tokens = best possible reuse - actual reuse, divided by cause. Reuse that the server did not report is
-None, never zero. Definitions: docs/reference/method.md, "Reuse" and "Ceilings of reuse".
+None, never zero. Definitions: docs/reference/method-sessions.md, "Reuse" and "Ceilings of reuse".
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reuse against the length of the wait: how many returns of a condition found their prefix still cached.
 
 A return is a request that continues an earlier one. Reuse that the server did not report is None, never zero.
-Definitions: docs/reference/method.md, "Reuse by wait".
+Definitions: docs/reference/method-sessions.md, "Reuse by wait".
 """
 
 from __future__ import annotations

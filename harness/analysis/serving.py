@@ -2,7 +2,8 @@
 
 Every instant is the client's, but the end of queueing, which the server's log tells; what was not observed is absent,
 never zero. Where tokens were read late, a latency has bounds. Nothing is compared here.
-Definitions: docs/reference/method.md, "Serving figures"; docs/evidence/client-timing.md, "Chunks read together".
+Definitions: docs/reference/method-sessions.md, "Serving figures"; docs/evidence/client-timing.md, "Chunks read
+together".
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Active: from its first request to its last token, less its waits. A session that failed, or whose last answer the
 client left, has no time. Where sessions ask for too much, queues grow, and all other figures follow from that.
-Definitions: docs/reference/method.md, "Sessions".
+Definitions: docs/reference/method-sessions.md, "Sessions".
 """
 
 from __future__ import annotations

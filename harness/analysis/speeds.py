@@ -2,7 +2,7 @@
 
 A device's speed is what the client saw over what the executed steps cost by the model, so that plans drop out. All of
 it is findings and tables. Nothing is corrected by it, since pairs on the same device hold none of it.
-Definitions: docs/reference/method.md; docs/reference/method.md, "Orders and drift".
+Definitions: docs/reference/method-comparisons.md; docs/reference/method-planning.md, "Orders and drift".
 """
 
 from __future__ import annotations

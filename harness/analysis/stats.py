@@ -1,7 +1,7 @@
 """Intervals, quantiles and exact pair enumerations: every figure of uncertainty names its method, unit and seed.
 
 Pure numpy on small samples; a seed is always given, never taken from the machine.
-Definitions: docs/reference/method.md, "Intervals".
+Definitions: docs/reference/method-comparisons.md, "Intervals".
 """
 
 from __future__ import annotations
@@ -151,33 +151,19 @@ def log_mean_values(costs: Sequence[float], units: Sequence[float] | None = None
     return np.log(cost.sum() / unit.sum()) + cost / cost.mean() - unit / unit.mean()
 
 
-def mean_values(costs: Sequence[float], units: Sequence[float]) -> FloatArray:
-    """Values whose mean is sum of costs / sum of units and whose spread gives its standard error (delta method)."""
-    cost, unit = np.asarray(costs, dtype=np.float64), np.asarray(units, dtype=np.float64)
-    return cost / unit.mean() - cost.sum() / unit.sum() * (unit / unit.mean() - 1)
+class Base(NamedTuple):
+    """The mean cost of a baseline: its relative variance, and that which it shares with the mean of the other side."""
 
-
-def ratio_ends(own: FloatArray, base: FloatArray, t: float, least_sd: float) -> tuple[float, float]:
-    """Fieller's interval of mean(own) / mean(base): every r at which |t| of the mean of own - r base is at most ``t``.
-
-    least_sd: as a share of mean(own), added to the spread of the differences. (0, inf) where the mean of ``base`` is
-    not told from 0. Source: Fieller (1954), Some problems in interval estimation.
-    """
-    size = t * t / len(own)
-    covariance = np.cov(own, base)
-    variance = covariance[0, 0] + (least_sd * own.mean()) ** 2
-    square = base.mean() ** 2 - size * covariance[1, 1]
-    middle = own.mean() * base.mean() - size * covariance[0, 1]
-    root = middle**2 - square * (own.mean() ** 2 - size * variance)
-    if square <= 0 or root < 0 or middle <= math.sqrt(root):
-        return 0.0, math.inf
-    return float((middle - math.sqrt(root)) / square), float((middle + math.sqrt(root)) / square)
+    variance: float
+    shared: float = 0.0
 
 
 class Estimate(NamedTuple):
     """A mean, its standard error and the degrees of freedom of its t, which need not be whole.
 
-    method: what scatters, in words.
+    method: what scatters, in words. base: of the log of a ratio of sums, whose interval is Fieller's: every r at which
+    |t| of the mean of cost - r x baseline cost is at most that of the level.
+    Source: Fieller (1954), Some problems in interval estimation.
     """
 
     mean: float
@@ -186,21 +172,59 @@ class Estimate(NamedTuple):
     method: str
     unit: str
     num_units: int
+    base: Base | None = None
 
     @property
     def p(self) -> float:
         """Two-sided p of the t test that the mean is 0; without any scatter 1 or 0."""
-        if self.error < NO_SCATTER:
-            return float(abs(self.mean) < NO_SCATTER)
-        return t_tail(self.mean / self.error, self.degrees)
+        return t_tail(self._t_at(0.0), self.degrees)
+
+    def p_below(self, limit: float) -> float:
+        """One-sided p of the t test that the mean is ``limit`` at least; without any scatter 1 or 0."""
+        t = self._t_at(limit)
+        tail = t_tail(t, self.degrees) / 2
+        return tail if t < 0 else 1 - tail
+
+    def _t_at(self, limit: float) -> float:
+        distance, error = self.mean - limit, self.error
+        if error < NO_SCATTER:
+            return 0.0 if abs(distance) < NO_SCATTER else math.copysign(math.inf, distance)
+        if self.base is not None:
+            # Of the mean of cost - r x baseline cost, in units of r x the mean baseline cost.
+            over, distance = math.exp(distance), math.expm1(distance)
+            variance = over**2 * self._own_variance - 2 * over * self.base.shared + self.base.variance
+            error = math.sqrt(max(variance, NO_SCATTER**2))
+        return distance / error
+
+    @property
+    def _own_variance(self) -> float:
+        return self.error**2 if self.base is None else self.error**2 - self.base.variance + 2 * self.base.shared
+
+    @property
+    def inverse(self) -> Estimate:
+        """Of the baseline over the other side."""
+        base = None if self.base is None else Base(self._own_variance, self.base.shared)
+        return self._replace(mean=-self.mean, base=base)
+
+    def ends(self, t: float) -> tuple[float, float]:
+        """What lies ``t`` standard errors off. Infinite where the mean cost of a baseline is not told from 0."""
+        half = t * self.error
+        if self.base is None:
+            return self.mean - half, self.mean + half
+        variance, shared = self.base
+        square, middle = 1 - t * t * variance, 1 - t * t * shared
+        root = math.sqrt(max(0.0, half**2 - t**4 * (self._own_variance * variance - shared**2)))
+        if square <= 0 or middle <= root:
+            return -math.inf, math.inf
+        return self.mean + math.log((middle - root) / square), self.mean + math.log((middle + root) / square)
 
     @property
     def low(self) -> float:
-        return self.mean - t_quantile(DEFAULT_LEVEL, self.degrees) * self.error
+        return self.ends(t_quantile(DEFAULT_LEVEL, self.degrees))[0]
 
     @property
     def high(self) -> float:
-        return self.mean + t_quantile(DEFAULT_LEVEL, self.degrees) * self.error
+        return self.ends(t_quantile(DEFAULT_LEVEL, self.degrees))[1]
 
     def interval(
         self,
@@ -208,15 +232,23 @@ class Estimate(NamedTuple):
         level: float = DEFAULT_LEVEL,
         *,
         family: int = 1,
-        half: float | None = None,
+        ends: tuple[float, float] | None = None,
     ) -> Interval:
         """The t interval of a ratio, by the mean of its logs; of: makes the figure of the mean.
 
-        family: intervals that are to hold together at ``level`` (Bonferroni). half: of another interval than that of t.
+        family: intervals that are to hold together at ``level`` (Bonferroni). ends: of another interval than that of t.
         """
-        half = t_quantile(1 - (1 - level) / family, self.degrees) * self.error if half is None else half
-        low, high = of(self.mean - half), of(self.mean + half)
-        return Interval(of(self.mean), low, high, level, self.method, self.unit, self.num_units, 0, 0, family)
+        low, high = ends or self.ends(t_quantile(1 - (1 - level) / family, self.degrees))
+        about = (level, self.method, self.unit, self.num_units, 0, 0, family)
+        return Interval(of(self.mean), of(low), of(high), *about)
+
+
+def of_ratio(whole: Estimate | None, own: Estimate | None, base: Estimate | None) -> Estimate | None:
+    """The estimate of a log ratio of sums, from those of own - base, own and base (``log_mean_values`` each)."""
+    if whole is None or own is None or base is None:
+        return None
+    shared = (own.error**2 + base.error**2 - whole.error**2) / 2
+    return whole._replace(base=Base(base.error**2, shared))
 
 
 def of_blocks(values: Sequence[float]) -> Estimate:

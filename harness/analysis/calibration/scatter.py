@@ -3,7 +3,7 @@
 The log stamps a step when it begins; the interval to the next step is its duration when no prefill lies between and n
 and b stay. Scatter is measured from runs of the same condition, and from what a cost model leaves of buckets and
 compilations. Nothing is assumed: what runs cannot show is left out.
-Definitions: docs/reference/method.md, "How far runs scatter".
+Definitions: docs/reference/method-planning.md, "How far runs scatter".
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Runs of the same drawn plan are paired; where there are none, the sides count as independent samples and the row says
 so. Nothing is decided and no run is left out but invalid ones.
-Definitions: docs/reference/method.md, "Comparing any conditions".
+Definitions: docs/reference/method-comparisons.md, "Comparing any conditions".
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Every form (terminal, report, CSV, ``harness compare``) takes these figures. A ratio is the condition over its
 baseline: below 1 is cheaper. Interval, p and verdict are all of the same level, so that they cannot contradict: a
 difference is shown where the interval of its family leaves 1 out.
-Definitions: docs/reference/method.md, "Answers".
+Definitions: docs/reference/method-comparisons.md, "Answers".
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def result_of(of: Ratio, num_plans: int, family: Family, looks: ComparisonLooks 
     is_varied = bool(len(values)) and float(np.ptp(values)) >= NO_SCATTER
     if num_plans == 1 and len(values) > 1:
         note = one_plan(len(values))
-        interval = None if estimate is None or not is_varied else estimate.interval(family=family.size)
+        interval = Family(family.size).interval(of) if is_varied else None
         what = "nothing varied between the runs" if interval is None else "the interval is over the machine's noise"
         what = "" if len(values) < 3 else f"; {what}"
         return Result(ratio, interval, None, None, Verdict.ONE_PLAN, family.size, note + what)

@@ -1,7 +1,7 @@
 """|t| at each look of a sequence: boundaries that a mean of 0 crosses at any look with probability alpha at most.
 
 A check after every block has a confidence sequence; a few preset looks share alpha by a spending function. Nothing is
-read. Definitions: docs/reference/method.md, "Stopping" and "Preset looks".
+read. Definitions: docs/reference/method-planning.md, "Stopping" and "Preset looks".
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One condition against its baseline: ratios of what is comparable, their intervals, and whether the channels agree.
 
 Totals are compared only where both did the same work, else cost per generated token.
-Definitions: docs/reference/method.md.
+Definitions: docs/reference/method-comparisons.md.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from harness.analysis.cost.agreement import (
     least_noticed,
 )
 from harness.analysis.cost.cost_errors import NO_ERROR, CostSide, cost_error, with_cost_error
-from harness.analysis.cost.devices import DeviceEffect, effect_of, estimate_of
+from harness.analysis.cost.devices import DeviceEffect, estimate_of, ratio_effect, ratio_estimate
 from harness.analysis.cost.reconstruct import ChannelA, agreement_tolerance, residual_ns
 from harness.analysis.cost.step_parts import MAX_DRIFT
 from harness.analysis.figures import RunFigures
@@ -290,16 +290,16 @@ def _channel_ratio(sides: Sides, channel: Basis, family: Family) -> ChannelRatio
     own_work, base_work = map(work_of, sides)
     is_same_work = own_work == base_work
     own_units, base_units = ([1 if is_same_work else run.generated_tokens for run in runs] for runs in sides)
-    values = (log_mean_values(own_ns, own_units) - log_mean_values(base_ns, base_units)).tolist()
+    logs = log_mean_values(own_ns, own_units), log_mean_values(base_ns, base_units)
     ratio = sum(own_ns) / sum(base_ns)
     priced = _priced(sides) if channel == "a" else ()
     costs = _costs_of(priced)
-    effect, blocks = effect_of(values, sides[0]), estimate_of(values, sides[0])
+    effect, blocks = ratio_effect(*logs, sides[0]), ratio_estimate(*logs, sides[0])
     effect = None if effect is None else effect.changed(lambda found: with_cost_error(found, costs))
     found = ChannelRatio(
         ratio=math.exp(blocks.mean) if effect and blocks else ratio * sum(base_units) / sum(own_units),
         request_ratio=ratio * base_work.num_requests / own_work.num_requests,
-        values=tuple(values),
+        values=tuple((logs[0] - logs[1]).tolist()),
         of_blocks=tuple(map(BlockCosts, own_ns, base_ns, own_units, base_units)),
         blocks=blocks,
         costs=costs,

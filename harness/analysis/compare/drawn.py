@@ -1,7 +1,7 @@
 """What a simulator promised: one run's figures, as numbers that can be frozen in a file, and the ratios of drawn costs.
 
 Ratios carry the error that finitely many draws leave, and the outcome's interval. Values only: who simulates is above
-this floor. Times in model ns. Definitions: docs/reference/method.md.
+this floor. Times in model ns. Definitions: docs/reference/method-planning.md.
 """
 
 from __future__ import annotations

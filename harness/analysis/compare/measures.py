@@ -1,7 +1,7 @@
 """Every measure in which conditions are compared. Adding a measure is a row of ``MEASURES``.
 
 Compare, gate, history, the comparison of releases and the tables for other programs take their figures from here.
-Definitions: docs/reference/method.md, "Measures".
+Definitions: docs/reference/method-comparisons.md, "Measures".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What the shape of a comparison's blocks leaves open: plans too rare to be among them, one that decides, and skew.
 
-Nothing is decided. Definitions: docs/reference/method.md, "Rare plans".
+Nothing is decided. Definitions: docs/reference/method-comparisons.md, "Rare plans".
 """
 
 from __future__ import annotations

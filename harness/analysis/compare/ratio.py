@@ -3,7 +3,7 @@
 Every view and every rule takes it from here. A ratio is of sums, as the values of a measure are amounts of units.
 Comparisons that are judged together share alpha in equal parts (Bonferroni): each interval has level 1 - alpha / size.
 Where a stopping rule looked at the runs while they came in, intervals stay valid at every look.
-Definitions: docs/reference/method.md, "Intervals" and "Answers".
+Definitions: docs/reference/method-comparisons.md, "Intervals" and "Answers".
 """
 
 from __future__ import annotations
@@ -20,8 +20,19 @@ from harness.analysis.compare.boundaries import spending_boundaries, t_mixture_b
 from harness.analysis.compare.measures import Value, log_values
 from harness.analysis.compare.pairs import num_comparisons
 from harness.analysis.cost.cost_errors import NO_ERROR, half_width, with_cost_error
-from harness.analysis.cost.devices import Placed, estimate_of
-from harness.analysis.stats import DEFAULT_LEVEL, MIN_REPLICATES, Estimate, FloatArray, Interval, contrast
+from harness.analysis.cost.devices import Placed, ratio_estimate
+from harness.analysis.stats import (
+    DEFAULT_LEVEL,
+    MIN_REPLICATES,
+    Base,
+    Estimate,
+    FloatArray,
+    Interval,
+    contrast,
+    log_mean_values,
+    of_blocks,
+    of_ratio,
+)
 from harness.errors import RecordsError
 from harness.measure.records.run import SealedRun
 from harness.model.engine.cost import CostError
@@ -82,6 +93,15 @@ class BlockCosts(NamedTuple):
         return BlockCosts(self.own, other.own, self.own_units, other.own_units)
 
 
+def estimate_of_blocks(blocks: Sequence[BlockCosts]) -> Estimate:
+    """The log of the ratio of sums of two blocks or more, on whichever device; every cost must be above 0."""
+    own, base, own_units, base_units = zip(*blocks, strict=True)
+    logs = log_mean_values(own, own_units), log_mean_values(base, base_units)
+    found = of_ratio(*(of_blocks(values.tolist()) for values in (logs[0] - logs[1], *logs)))
+    assert found is not None, "blocks have an estimate"
+    return found
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
     """A condition over its baseline.
@@ -105,8 +125,12 @@ def paired_ratio(
     own: Sequence[Value], base: Sequence[Value], runs: Sequence[Placed], costs: CostError = NO_ERROR
 ) -> Ratio:
     """Over blocks. own, base: of each block; runs: where each was made."""
-    values: list[float] = (log_values(own) - log_values(base)).tolist()
-    blocks = estimate_of(values, runs)
+    if [value.units for value in own] == [value.units for value in base]:
+        # The same work: the ratio is of amounts alone.
+        own, base = ([value._replace(units=1.0) for value in side] for side in (own, base))
+    logs = log_values(own), log_values(base)
+    values: list[float] = (logs[0] - logs[1]).tolist()
+    blocks = ratio_estimate(*logs, runs)
     mean = float(np.mean(values)) if blocks is None else blocks.mean
     return Ratio(ratio=math.exp(mean), values=tuple(values), blocks=blocks, costs=costs)
 
@@ -116,6 +140,7 @@ def unpaired_ratio(own: Sequence[Value], base: Sequence[Value], costs: CostError
     logs = (log_values(own), log_values(base))
     scatter: FloatArray = np.concatenate([one - one.mean() for one in logs])
     blocks = None if min(map(len, logs)) < MIN_REPLICATES else contrast([(1, logs[0]), (-1, logs[1])])
+    blocks = blocks and blocks._replace(base=Base(float(np.var(logs[1], ddof=1)) / len(base)))
     mean = float(logs[0].mean() - logs[1].mean())
     return Ratio(ratio=math.exp(mean), values=tuple(scatter.tolist()), blocks=blocks, costs=costs)
 
@@ -157,12 +182,16 @@ class Family:
         estimate, blocks = ratio.estimate, ratio.blocks
         if estimate is None or blocks is None:
             return None
-        if not self.is_checked:
-            return estimate.interval(of, family=self.size)
-        alpha = ALPHA / self.size
-        t = self._boundary(int(blocks.degrees) + 1, alpha / 2 if ratio.costs.parts else alpha)
-        half = t * blocks.error + half_width(ratio.costs, alpha / 2)
-        return None if math.isinf(half) else estimate.interval(of, family=self.size, half=half)
+        ends = None
+        if self.is_checked:
+            alpha = ALPHA / self.size
+            t = self._boundary(int(blocks.degrees) + 1, alpha / 2 if ratio.costs.parts else alpha)
+            if math.isinf(t):
+                return None
+            (low, high), more = blocks.ends(t), half_width(ratio.costs, alpha / 2)
+            ends = low - more, high + more
+        found = estimate.interval(of, family=self.size, ends=ends)
+        return found if math.isfinite(found.high) else None
 
     def _boundary(self, num_blocks: int, alpha: float) -> float:
         """|t| at so many blocks: that of a preset look, else one that holds at any number."""

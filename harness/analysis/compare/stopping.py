@@ -4,7 +4,7 @@ The interval at a look holds every ratio r at which cost - r x baseline cost has
 check after every block uses a confidence sequence; a few preset looks share alpha by a spending function. A fixed-n
 interval is not offered: it misses more often the more often it is checked. Only blocks whose runs are all sealed count,
 in their order, so that a resumed experiment has the verdicts of an uninterrupted experiment.
-Definitions: docs/reference/method.md, "Stopping" and "Preset looks".
+Definitions: docs/reference/method-planning.md, "Stopping" and "Preset looks".
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from harness.analysis import stats
 from harness.analysis.compare.boundaries import spending_boundaries, t_mixture_boundary
 from harness.analysis.compare.channels import BASIS_NAMES, Comparison, block_of, compare, why_apart
 from harness.analysis.compare.pairs import num_comparisons, num_plans, prices_by_condition, without_a
-from harness.analysis.compare.ratio import ALONE, BlockCosts, Family, Verdict, ran_until_decided
+from harness.analysis.compare.ratio import ALONE, BlockCosts, Family, Verdict, estimate_of_blocks, ran_until_decided
 from harness.analysis.cost.agreement import Agreement
 from harness.analysis.cost.cost_errors import (
     NO_ERROR,
@@ -113,16 +113,18 @@ def looks_at(
 
 
 def _look(blocks: Sequence[BlockCosts], t: float, stop: StopSpec, of_costs: float | None) -> Look:
-    own, base, own_units, base_units = zip(*blocks, strict=True)
-    own, base = stats.mean_values(own, own_units), stats.mean_values(base, base_units)
-    ratio = float(own.mean() / base.mean()) if base.any() else math.nan
-    sd = float((own - ratio * base).std(ddof=1) / own.mean()) if own.any() else math.nan
-    low, high = 0.0, math.inf
+    num_blocks, low, high = len(blocks), -math.inf, math.inf
+    if not all(any(block[side] for block in blocks) for side in (0, 1)):
+        return Look(num_blocks, math.nan, 0.0, math.inf, math.nan, Verdict.GO_ON, of_costs)
+    found = estimate_of_blocks(blocks)
     # Where nothing varies there is nothing that an interval could be of.
-    if math.isfinite(t) and sd >= NO_SCATTER:
-        low, high = stats.ratio_ends(own, base, t, UNSEEN / math.sqrt(len(blocks)))
-        low, high = low / math.exp(of_costs or 0.0), high * math.exp(of_costs or 0.0)
-    return Look(len(blocks), ratio, low, high, sd, verdict(low, high, stop.margin), of_costs)
+    if math.isfinite(t) and found.error >= NO_SCATTER:
+        low, high = found._replace(error=math.hypot(found.error, UNSEEN / num_blocks)).ends(t)
+        low, high = low - (of_costs or 0.0), high + (of_costs or 0.0)
+    ratio, low, high = map(math.exp, (found.mean, low, high))
+    return Look(
+        num_blocks, ratio, low, high, found.error * math.sqrt(num_blocks), verdict(low, high, stop.margin), of_costs
+    )
 
 
 def verdict(low: float, high: float, margin: float) -> Verdict:
@@ -210,7 +212,7 @@ class ComparedBlocks:
         """By the blocks and the errors of the costs; None of so few that they have none."""
         if self.devices is not None:
             return self.devices.estimate
-        return with_cost_error(stats.of_blocks(self.values), self.costs) if len(self.values) > 1 else None
+        return with_cost_error(estimate_of_blocks(self.blocks), self.costs) if len(self.blocks) > 1 else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 The channels see the same blocks, so the difference of their log ratios has an interval of its own. The tolerance of the
 paper decides only below three blocks, where nothing has an interval.
-Definitions: docs/reference/method.md, "What agreement means".
+Definitions: docs/reference/method-comparisons.md, "What agreement means".
 """
 
 from __future__ import annotations

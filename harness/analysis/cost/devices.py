@@ -2,7 +2,7 @@
 
 A block never leaves its device, so that a paired difference holds no device's speed; what may remain is another effect
 on another device. With one device nothing here is used.
-Definitions: docs/reference/method.md.
+Definitions: docs/reference/method-comparisons.md.
 """
 
 from __future__ import annotations
@@ -118,6 +118,20 @@ def effect_of(values: Sequence[float], runs: Sequence[Placed]) -> DeviceEffect |
     if len({run.device for run in runs}) < 2:
         return None
     return device_effect([BlockRatio(value, run.device, run.unit) for value, run in zip(values, runs, strict=True)])
+
+
+def ratio_effect(own: FloatArray, base: FloatArray, runs: Sequence[Placed]) -> DeviceEffect | None:
+    """The log of a ratio of sums device by device. own, base: of each run's block, by ``log_mean_values``."""
+    whole, of_own, of_base = (effect_of(values.tolist(), runs) for values in (own - base, own, base))
+    if whole is None or of_own is None or of_base is None:
+        return None
+    estimate = stats.of_ratio(whole.estimate, of_own.estimate, of_base.estimate)
+    return replace(whole, estimate=estimate, these=stats.of_ratio(whole.these, of_own.these, of_base.these))
+
+
+def ratio_estimate(own: FloatArray, base: FloatArray, runs: Sequence[Placed]) -> Estimate | None:
+    """The log of a ratio of sums over these blocks. own, base: of each run's block, by ``log_mean_values``."""
+    return stats.of_ratio(*(estimate_of(values.tolist(), runs) for values in (own - base, own, base)))
 
 
 def mean_interval(values: Sequence[float], runs: Sequence[Placed], *, unit: str) -> Interval | None:

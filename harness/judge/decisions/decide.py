@@ -3,7 +3,8 @@
 Pure functions; the limits come from the rule, the numbers from sealed valid runs. A precondition that does not hold
 withholds, it never fails. Where the experiment was checked while it ran, the interval of its sequence decides, never a
 fixed-n interval.
-Definitions: docs/reference/method.md, "Decisions"; docs/reference/method.md, "Equivalence" and "Superiority".
+Definitions: docs/reference/method-comparisons.md, "Decisions"; docs/reference/method-planning.md, "Equivalence" and
+"Superiority".
 """
 
 from __future__ import annotations
@@ -180,25 +181,12 @@ def same_side(predicted: float, observed: float, band: tuple[float, float]) -> b
     return both_inside or (predicted - 1) * (observed - 1) > 0
 
 
-def one_sided_p(distance: float, standard_error: float, degrees: float) -> float:
-    """p of the one-sided t test that a mean, which lies ``distance`` within a limit, lies at or beyond it."""
-    if standard_error == 0:
-        return 0.0 if distance > 0 else 1.0
-    tail = stats.t_tail(distance / standard_error, degrees) / 2
-    return tail if distance > 0 else 1 - tail
-
-
-def tost_p(mean: float, standard_error: float, degrees: float, log_margin: float) -> float:
-    """The larger p of the two one-sided t tests that a mean lies at or beyond either margin.
+def tost_p(estimate: stats.Estimate, log_margin: float) -> float:
+    """The larger p of the two one-sided t tests that a log ratio lies at or beyond either margin.
 
     Source: Schuirmann (1987), A comparison of the two one-sided tests procedure.
     """
-    return one_sided_p(log_margin - abs(mean), standard_error, degrees)
-
-
-def cheaper_p(estimate: stats.Estimate, limit: float) -> float:
-    """One-sided p of "the ratio is at least ``limit``", from the estimate of its log: a paired t test."""
-    return one_sided_p(math.log(limit) - estimate.mean, estimate.error, estimate.degrees)
+    return max(estimate.p_below(log_margin), 1 - estimate.p_below(-log_margin))
 
 
 def decide_equivalence(
@@ -213,7 +201,7 @@ def decide_equivalence(
         return tested
     interval, estimate = tested
     limit = math.log1p(rule.margin)
-    p = None if estimate is None else tost_p(estimate.mean, estimate.error, estimate.degrees, limit)
+    p = None if estimate is None else tost_p(estimate, limit)
     least, most = math.exp(-limit), math.exp(limit)
     is_equivalent = least < interval.low and interval.high < most
     is_different = interval.low >= most or interval.high <= least
@@ -241,7 +229,7 @@ def decide_superiority(
     if isinstance(tested, Decision):
         return tested
     interval, estimate = tested
-    p = None if estimate is None else cheaper_p(estimate, rule.limit)
+    p = None if estimate is None else estimate.p_below(math.log(rule.limit))
     is_cheaper = interval.high < rule.limit if p is None else p < rule.alpha / ratios.family
     by = f" by at least {100 * rule.margin:g} %" if rule.margin else ""
     shown = "" if is_cheaper else "not "
@@ -291,7 +279,11 @@ def _tested(
         if estimate is None:
             few = f"{num_blocks} blocks are too few for an interval over their devices"
             return withheld(rule.name, subject, few)
-        return estimate.interval(level=1 - 2 * rule.alpha, family=ratios.family), estimate
+        interval = estimate.interval(level=1 - 2 * rule.alpha, family=ratios.family)
+        if math.isinf(interval.high):
+            scatter = f"{num_blocks} blocks are too few: the baseline's own cost scatters too far for an interval"
+            return withheld(rule.name, subject, scatter)
+        return interval, estimate
     looks = status.of(ratios.condition)
     # A sequence at alpha has two sides; the equivalence rule was defined with the whole of it on each.
     alpha = 2 * rule.alpha if isinstance(rule, SuperiorityRule) else rule.alpha

@@ -351,7 +351,7 @@ def _tested(
         return replace(empty, why=why, more_blocks=max(1, MIN_REPLICATES - len(pairs)))
     if not figure.is_lower_better:
         # Worse is above 1 for every figure.
-        estimates = [one._replace(mean=-one.mean) for one in estimates]
+        estimates = [one.inverse for one in estimates]
     (new_down, new_up), (base_down, base_up) = (log_bounds(figure.name, side) for side in zip(*pairs, strict=True))
     late = (new_down - base_up, new_up - base_down)
     test, is_open = _with_limits(empty, estimates, policy, family, late=late)
@@ -406,18 +406,15 @@ def _with_limits(
     values.
     """
     last, num_looks = estimates[-1], len(estimates)
-    errors = [0.0 if one.error < NO_SPREAD else one.error for one in estimates]
-    ends = [
-        [one.mean + side * t * error for one, error, t in zip(estimates, errors, boundaries, strict=True)]
-        for side, boundaries in (
-            (1, _boundaries(estimates, policy.alpha)),
-            (-1, _boundaries(estimates, policy.alpha / family)),
-        )
-    ]
+    spread = [one._replace(error=0.0, base=None) if one.error < NO_SPREAD else one for one in estimates]
+    lows, highs = (
+        [one.ends(t)[side] for one, t in zip(spread, _boundaries(estimates, alpha), strict=True)]
+        for side, alpha in ((0, policy.alpha / family), (1, policy.alpha))
+    )
     # Each limit holds at every look with its whole alpha, so the tightest does.
-    high, low = min(ends[0]), max(ends[1])
+    low, high = max(lows), min(highs)
     if low > high:
-        high, low = ends[0][-1], ends[1][-1]
+        low, high = lows[-1], highs[-1]
     low, high = low + late[0], high + late[1]
     at = math.log(test.limit)
     verdict = GateVerdict.WORSE if low > at else GateVerdict.PASS if high < at else GateVerdict.CANNOT_TELL

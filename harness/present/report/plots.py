@@ -436,8 +436,8 @@ def _effect_panel(axes: Axes, condition: ConditionFigures, color: str) -> None:
     assert compared is not None, "only comparisons are drawn"
     assert compared.b.devices is not None, "only those of several devices"
     _device_frame(axes, [device.device for device in compared.b.devices.devices])
-    if (estimate := compared.b.devices.estimate) is not None:
-        interval = estimate.interval()
+    estimate = compared.b.devices.estimate
+    if estimate is not None and math.isfinite((interval := estimate.interval()).high):
         axes.axhspan(interval.low, interval.high, color=GRID, alpha=0.7, linewidth=0)
         axes.axhline(interval.estimate, color=INK, linewidth=0.9, linestyle=(0, (4, 2)))
     for offset, effect, marker, face in (

@@ -15,6 +15,7 @@ from harness.analysis.calibration.fit import fit_decode
 from harness.analysis.calibration.fit_points import StepPoint
 from harness.analysis.compare.answer import interval_in_words
 from harness.analysis.compare.channels import Comparison, compare
+from harness.analysis.compare.ratio import estimate_of_blocks
 from harness.analysis.cost.cost_errors import CostSide, cost_error, with_cost_error
 from harness.analysis.cost.reconstruct import ChannelA
 from harness.analysis.figures import run_figures
@@ -88,7 +89,8 @@ def test_a_cost_that_both_sides_have_in_common_cancels() -> None:
     other = compared({"f(4)": 100.0}, {"f(8)": 100.0}, model)
     assert same.a is not None
     assert other.a is not None
-    assert same.a.interval == replace(of_blocks(same.a.values).interval(), method=same.a.interval.method)  # type: ignore[union-attr]
+    assert same.a.interval is not None
+    assert same.a.interval == replace(estimate_of_blocks(same.a.of_blocks).interval(), method=same.a.interval.method)
     # Two costs of 1 % each: 1.96 * .0136.
     assert math.log(other.a.interval.high / other.a.interval.low) / 2 > 0.026  # type: ignore[union-attr]
 

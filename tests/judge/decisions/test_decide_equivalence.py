@@ -10,6 +10,7 @@ import pytest
 
 from harness.analysis.compare.answer import ChannelWords
 from harness.analysis.compare.stopping import ComparedBlocks, ComparisonLooks, SequentialStatus, looks_at
+from harness.analysis.stats import of_blocks
 from harness.judge.decisions.decide import Outcome, decide_equivalence, decide_stopped, tost_p
 from harness.model.spec import StopSpec
 from harness.model.spec.rules import EquivalenceRule
@@ -37,7 +38,9 @@ def looks_of(values: Sequence[float], stop: StopSpec = STOP) -> ComparisonLooks:
 def test_p_is_that_of_statsmodels_ttost_mean(scale: float, p: float) -> None:
     values = np.array(BLOCKS) * scale
     error = float(values.std(ddof=1)) / math.sqrt(len(values))
-    assert tost_p(float(values.mean()), error, len(values) - 1, math.log(1.02)) == pytest.approx(p)
+    estimate = of_blocks(values.tolist())
+    assert estimate.error == pytest.approx(error)
+    assert tost_p(estimate, math.log(1.02)) == pytest.approx(p)
 
 
 def test_blocks_within_the_margin_pass_and_scattered_ones_show_nothing() -> None:

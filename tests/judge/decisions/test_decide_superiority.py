@@ -10,11 +10,11 @@ import pytest
 from scipy.stats import ttest_1samp
 
 from harness.analysis.compare.answer import cost_sentence
-from harness.analysis.compare.ratio import BlockCosts
+from harness.analysis.compare.ratio import BlockCosts, estimate_of_blocks
 from harness.analysis.compare.stopping import ComparedBlocks, ComparisonLooks, SequentialStatus, looks_at
 from harness.analysis.cost.cost_errors import UNKNOWN
-from harness.analysis.stats import FloatArray, Interval, of_blocks
-from harness.judge.decisions.decide import Outcome, cheaper_p, decide_superiority
+from harness.analysis.stats import FloatArray, Interval
+from harness.judge.decisions.decide import Outcome, decide_superiority
 from harness.judge.planning.needed import log_ratio_values
 from harness.judge.planning.power import blocks_for_superiority, superiority_power
 from harness.model.spec import StopSpec
@@ -39,21 +39,34 @@ def ratios_of(costs: Sequence[float], base: Sequence[float] = BASE, channel: Bas
     )
 
 
-def experiments(ratio: float, num_blocks: int, sd: float, num: int = 1_000) -> list[FloatArray]:
+def experiments(ratio: float, num_blocks: int, sd: float, num: int = 1_000) -> list[list[BlockCosts]]:
     """Experiments whose plans differ in size by a quarter and whose blocks scatter by ``sd`` about the true ratio."""
     rng = np.random.default_rng(20271123)
     base = rng.lognormal(0.0, 0.25, size=(num, num_blocks))
     own: FloatArray = base * ratio * rng.lognormal(-(sd**2) / 2, sd, size=base.shape)
-    return [log_ratio_values(costs, sums) for costs, sums in zip(own, base, strict=True)]
+    return [list(map(BlockCosts, *sides)) for sides in zip(own.tolist(), base.tolist(), strict=True)]
 
 
-def share_passed(found: list[FloatArray], limit: float = 1.0) -> float:
-    return float(np.mean([cheaper_p(of_blocks(values.tolist()), limit) < RULE.alpha for values in found]))
+def share_passed(found: list[list[BlockCosts]], limit: float = 1.0) -> float:
+    return float(np.mean([estimate_of_blocks(each).p_below(math.log(limit)) < RULE.alpha for each in found]))
 
 
-def test_p_is_that_of_scipys_one_sided_t_test() -> None:
-    expected = ttest_1samp(values_of(CHEAPER), math.log(0.97), alternative="less").pvalue
-    assert cheaper_p(of_blocks(values_of(CHEAPER).tolist()), 0.97) == pytest.approx(expected)
+def test_p_is_that_of_scipys_one_sided_t_test_of_the_differences() -> None:
+    differences = np.array(CHEAPER) - 0.97 * np.array(BASE)
+    found = estimate_of_blocks(ratios_of(CHEAPER).blocks)
+    expected = ttest_1samp(differences, 0.0, alternative="less").pvalue
+    assert found.p_below(math.log(0.97)) == pytest.approx(expected)
+    assert found.p == pytest.approx(ttest_1samp(np.array(CHEAPER) - np.array(BASE), 0.0).pvalue)
+
+
+def test_an_interval_ends_where_the_test_of_the_differences_does() -> None:
+    found = estimate_of_blocks(ratios_of(SCATTERED).blocks)
+    for end in (found.low, found.high):
+        differences = np.array(SCATTERED) - math.exp(end) * np.array(BASE)
+        assert ttest_1samp(differences, 0.0).pvalue == pytest.approx(0.05)
+    assert found.inverse.low == pytest.approx(-found.high)
+    wide = estimate_of_blocks([BlockCosts(1, 1), BlockCosts(1, 40), BlockCosts(1, 2)])
+    assert (wide.low, wide.high) == (-math.inf, math.inf), "the baseline's mean cost is not told from 0"
 
 
 @pytest.mark.parametrize(("num_blocks", "sd"), [(3, 0.01), (7, 0.035), (20, 0.06)])
@@ -66,7 +79,8 @@ def test_no_more_than_alpha_of_experiments_without_a_difference_pass(num_blocks:
 
 @pytest.mark.parametrize(("ratio", "sd"), [(0.98, 0.01), (0.945, 0.035), (0.9, 0.1)])
 def test_the_blocks_that_power_names_show_a_cheaper_condition_as_often_as_promised(ratio: float, sd: float) -> None:
-    (many,) = experiments(ratio, 20_000, sd, num=1)
+    (blocks_of_many,) = experiments(ratio, 20_000, sd, num=1)
+    many = log_ratio_values(*np.array(blocks_of_many)[:, :2].T)
     spread, effect = float(many.std(ddof=1)), math.log(ratio)
     blocks = blocks_for_superiority(spread, effect, RULE.alpha, 0.9)
     assert blocks is not None
