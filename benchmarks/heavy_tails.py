@@ -1,4 +1,4 @@
-"""Whether stopping rules and tunes hold the true ratio of sums where a few plans carry most of the cost.
+"""Whether intervals, stopping rules and tunes hold the true ratio of sums where a few plans carry most of the cost.
 
 Workloads are drawn with log-normal lengths; every sequence draws its blocks from thousands of simulated ones, whose
 ratio of sums is known. No server runs.
@@ -6,7 +6,8 @@ ratio of sums is known. No server runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,9 +15,11 @@ import numpy as np
 from benchmarks.figure import Figure
 from benchmarks.stopping import cost_pairs, ended
 from benchmarks.tuning import confirmed_of
+from harness.analysis.compare.rare import UNSEEN_CHANCE
 from harness.analysis.compare.ratio import BlockCosts, Verdict
 from harness.analysis.compare.stopping import Look, bonferroni, looks_at
-from harness.analysis.stats import FloatArray
+from harness.analysis.stats import FloatArray, t_quantile
+from harness.judge.planning.rare_plans import PAIRS, fewest_plans
 from harness.model.spec import StopSpec, parse_experiment
 from harness.tune.confirm import ALPHA, BEST, MOST_BLOCKS, SMALLEST, looks_within
 from harness.tune.plans import MARGIN
@@ -25,6 +28,7 @@ SEQUENCES, BLOCKS, WORKLOADS, SEED = 300, 4_000, 12, 20261129
 SIGMAS = (1.0, 1.5, 1.8, 2.2)
 EVERY = StopSpec(margin=0.02, budget=60)
 BUDGETS = (4, 6, 12, MOST_BLOCKS)
+FIXED = (3, 6, 12, 24)
 
 
 class Counts(NamedTuple):
@@ -93,6 +97,51 @@ def sequences_of(name: str, pair: FloatArray, stop: StopSpec, num: int) -> Count
     )
 
 
+def fixed_held(pair: FloatArray, num_blocks: int, num: int) -> tuple[float, float]:
+    """Shares of experiments of so many plans whose interval holds the true ratio: Fieller's, and by t of its log."""
+    rng, true = np.random.default_rng([SEED, num_blocks, 3]), float(pair[0].sum() / pair[1].sum())
+    own, base = pair[:, rng.integers(0, pair.shape[1], size=(num, num_blocks))]
+    relative = own / own.mean(axis=1, keepdims=True) - base / base.mean(axis=1, keepdims=True)
+    errors = {
+        "ratio": (own - true * base, (own - true * base).mean(axis=1)),
+        "log": (relative, np.log(own.mean(axis=1) / base.mean(axis=1) / true)),
+    }
+    limit = t_quantile(0.95, num_blocks - 1) / math.sqrt(num_blocks)
+    by_ratio, by_log = (np.abs(off) <= limit * each.std(axis=1, ddof=1) for each, off in errors.values())
+    return float(by_ratio.mean()), float(by_log.mean())
+
+
+def false_cheaper(pair: FloatArray, num_blocks: int, num: int) -> float:
+    """Share of experiments whose interval lies below 1, the true ratio being 1."""
+    rng = np.random.default_rng([SEED, num_blocks, 5])
+    left = (pair[0] - pair[0].sum() / pair[1].sum() * pair[1])[rng.integers(0, pair.shape[1], size=(num, num_blocks))]
+    limit = t_quantile(0.95, num_blocks - 1) / math.sqrt(num_blocks)
+    return float(np.mean(-left.mean(axis=1) > limit * left.std(axis=1, ddof=1)))
+
+
+def _rare_plans(drawn: Mapping[str, FloatArray], num: int) -> Iterator[Figure]:
+    """False "cheaper" with six plans, and with as many as the first pairs ask for; on the other pairs."""
+    asked = {name: fewest_plans(*pair[:, :PAIRS]) for name, pair in drawn.items()}
+    for what, plans in {"6 plans": dict.fromkeys(drawn, 6), "as many as asked": asked}.items():
+        shares = {name: false_cheaper(pair[:, PAIRS:], max(6, plans[name]), num) for name, pair in drawn.items()}
+        most = max(shares, key=shares.__getitem__)
+        more = sum(share > UNSEEN_CHANCE for share in shares.values())
+        note = (
+            f"{most}, {plans[most]} plans; above .05 in {more} of {len(shares)}; mean {np.mean([*shares.values()]):.3f}"
+        )
+        yield Figure(f'false "cheaper", {what}, most', f"{shares[most]:.3f}", "<= .05", note)
+    some = sorted(asked.values())
+    yield Figure("plans asked for", f"{some[0]} to {some[-1]}", "", f"median {some[len(some) // 2]}; {num} experiments")
+    for one_in, more in ((10, 0.1), (20, 0.2)):
+        own = np.full(PAIRS, 100.0)
+        own[::one_in] *= 1 + more
+        pair = np.array([own + np.random.default_rng(SEED).normal(0, 0.05, PAIRS), np.full(PAIRS, own.mean())])
+        plans = fewest_plans(*pair)
+        few, enough = (false_cheaper(pair, each, num) for each in (6, plans))
+        name = f'false "cheaper", one plan in {one_in} costs {more:.0%} more'
+        yield Figure(name, f"{few:.3f} with 6, {enough:.3f} with {plans}", "<= .05")
+
+
 def tunes_of(pairs: dict[str, FloatArray], budget: int, num: int) -> list[float]:
     """Printed less true savings, in points, of confirmed tunes whose candidates are the two best conditions."""
     rng = np.random.default_rng([SEED, budget, 7])
@@ -114,6 +163,13 @@ def tunes_of(pairs: dict[str, FloatArray], budget: int, num: int) -> list[float]
 def bench_heavy_tails(num: int = SEQUENCES, workloads: int = WORKLOADS, blocks: int = BLOCKS) -> Iterator[Figure]:
     """Coverage, false equivalences and wrong sides of both rules; what printed gains exceed true ones by."""
     drawn = [drawn_pairs(number, blocks) for number in range(workloads)]
+    every = {f"{number}: {name}": pair for number, pairs in enumerate(drawn) for name, pair in pairs.items()}
+    for plans in FIXED:
+        held = np.array([fixed_held(pair, plans, num) for pair in every.values()])
+        (by_ratio, by_log), (mean, mean_of_log) = held.min(axis=0), held.mean(axis=0)
+        note = f"mean {mean:.3f}; by t of the log {by_log:.3f}, mean {mean_of_log:.3f}"
+        yield Figure(f"held, least, {plans} plans without a rule", f"{by_ratio:.3f}", "", note)
+    yield from _rare_plans(every, 5 * num)
     tune = StopSpec(margin=MARGIN, alpha=ALPHA, budget=MOST_BLOCKS, looks=tuple(looks_within(MOST_BLOCKS)))
     for rule, stop in {"[stop], every block": EVERY, "tune, of two candidates": bonferroni(tune, 2)}.items():
         counts = [sequences_of(name, pair, stop, num) for pairs in drawn for name, pair in pairs.items()]

@@ -15,9 +15,9 @@ import numpy as np
 from benchmarks import SIX_SESSIONS
 from benchmarks.figure import Figure
 from harness.analysis.compare.boundaries import t_mixture_boundary
+from harness.analysis.compare.ratio import BlockCosts, estimate_of_blocks
 from harness.analysis.compare.stopping import UNSEEN, Look, boundary_of
-from harness.analysis.stats import MIN_REPLICATES, FloatArray, of_blocks, t_quantile
-from harness.judge.decisions.decide import cheaper_p
+from harness.analysis.stats import MIN_REPLICATES, FloatArray, t_quantile
 from harness.judge.planning.needed import log_ratio_values, simulated_pairs
 from harness.judge.planning.power import blocks_for_equivalence, blocks_for_superiority, difference_power, fewest
 from harness.model.spec import ExperimentSpec, StopSpec, load_experiment
@@ -106,9 +106,9 @@ def shown_cheaper(pair: FloatArray, num_blocks: int, num_experiments: int) -> fl
     """Share of experiments, drawn from the blocks of one comparison, that pass superiority at margin 0."""
     places = np.random.default_rng(SEED).integers(0, pair.shape[1], size=(num_experiments, num_blocks))
     estimates = (
-        of_blocks(log_ratio_values(changed, base).tolist()) for changed, base in pair[:, places].transpose(1, 0, 2)
+        estimate_of_blocks(list(map(BlockCosts, *block.tolist()))) for block in pair[:, places].transpose(1, 0, 2)
     )
-    return float(np.mean([cheaper_p(estimate, 1.0) < SUPERIORITY_ALPHA for estimate in estimates]))
+    return float(np.mean([estimate.p_below(0.0) < SUPERIORITY_ALPHA for estimate in estimates]))
 
 
 def bench_stopping(num_experiments: int = EXPERIMENTS, num_blocks: int = POPULATION) -> Iterator[Figure]:
@@ -117,6 +117,7 @@ def bench_stopping(num_experiments: int = EXPERIMENTS, num_blocks: int = POPULAT
     drawn = populations(pairs)
     for population in drawn:
         yield from _misses(population, num_experiments)
+        yield from _with_invalid(population, num_experiments)
     for name, pair in pairs.items():
         yield from _superior(name, pair, 10 * num_experiments)
     for sd in SDS:
@@ -159,6 +160,23 @@ def _misses(population: Population, num_experiments: int) -> Iterator[Figure]:
     yield Figure(
         f"ever missed, {population.name}: fixed-n looked at", f"{fixed:.3f}", "", "negative control; not offered"
     )
+
+
+def _with_invalid(population: Population, num_experiments: int) -> Iterator[Figure]:
+    """Looks at the valid blocks so far, whose INVALID ones come later: the true mean is ever left out."""
+    rng = np.random.default_rng([SEED, 11])
+    values = population.drawn(num_experiments, LOOKS)
+    is_dear = values > np.median(values)
+    note = f"{LOOKS} looks and one at each that came later, {num_experiments:,} experiments"
+    for name, chances in {
+        "of 5": np.full(values.shape, 0.2),
+        "of 10, of the dearer half 3": 0.1 + 0.2 * is_dear,
+    }.items():
+        is_late = rng.random(values.shape) < chances
+        # Valid ones in their order, then those that were INVALID before.
+        arrived = np.take_along_axis(values, np.argsort(is_late, axis=1, kind="stable"), axis=1)
+        missed = ever_missed(arrived, lambda n: t_mixture_boundary(n, ALPHA))
+        yield Figure(f"ever missed, {population.name}: 1 {name} INVALID at first", f"{missed:.3f}", f"<= {ALPHA}", note)
 
 
 def _promise(population: Population, sd: float, num_experiments: int) -> Figure:

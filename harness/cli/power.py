@@ -72,6 +72,8 @@ def power(
         needed_together,
         simulated_components,
     )
+    from harness.judge.planning.power import MOST_BLOCKS
+    from harness.judge.planning.rare_plans import few_plans_in_words, plans_asked
     from harness.measure.records.run import origin_of
     from harness.measure.records.store import RunStore
     from harness.present.report.power import write_power_page
@@ -89,6 +91,13 @@ def power(
     if goal.rule is not None:
         chosen = {name for name in chosen if goal.rule.applies_to(name, spec.factors[name])}
     needs = [need for need in needs if need.components.condition in chosen]
+    asked = plans_asked(spec)
+    rare = {
+        need.components.condition: few_plans_in_words(asked[need.components.condition], need.proposed or MOST_BLOCKS)
+        for need in needs
+        if need.components.condition in asked
+    }
+    needs = [need.at_least(asked.get(need.components.condition, 0)) for need in needs]
     if not needs:
         raise SpecError("no comparison is left to plan for", where=str(path), hint="Check the rule's conditions")
     origin = f"simulated: {blocks} plan draws, each restarted with the client's jitter"
@@ -107,6 +116,7 @@ def power(
         *_spreads(needs),
         *(_of_blocks(observed, goal) if sealed else _own_plans(spec, needs)),
         *(f"{name}: {text}" for name, text in given.items() if name in chosen),
+        *(f"{name}: {text}" for name, text in rare.items() if text),
         f"assumed: {one_device}{start_s:g} s to start and stop a server; one block takes {block} (replay simulated)",
         "",
         *_needs(needs, goal, costs),

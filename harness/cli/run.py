@@ -25,7 +25,7 @@ from harness.cli.addresses import (
     changes_of,
     experiment_with,
 )
-from harness.cli.terminal import escape_markup, format_duration, print_text, say, show, terminal
+from harness.cli.terminal import escape_markup, format_duration, print_folded, print_text, say, show, terminal
 from harness.errors import ExitCode, SpecError
 from harness.kinds import kind_named
 from harness.shipped import shipped_names
@@ -161,13 +161,18 @@ def perform(
 
 def _until_decided(spec: ExperimentSpec, source: Path, replicates: int | None) -> ExperimentSpec:
     """The experiment with the blocks that its stopping rule allows; SpecError where that cannot decide."""
+    from harness.judge.planning.rare_plans import few_plans_in_words, plans_asked
     from harness.runner.progress import declared_rule
 
     if replicates is not None:
         what, hint = "the stopping rule says how many blocks there may be", "Set it: --set stop.budget=N"
         raise SpecError(what, where="--replicates", hint=hint)
     spec = spec.until_decided(str(source))
-    declared_rule(spec, (), str(source))
+    stop = declared_rule(spec, (), str(source))
+    ensure_machine_code(spec, is_simulated=True)
+    for name, asked in plans_asked(spec).items():
+        if words := few_plans_in_words(asked, stop.budget):
+            print_folded(f"{name}: {words}", is_error=True)
     return spec
 
 

@@ -24,6 +24,7 @@ from harness.analysis.figures import totals
 from harness.clock import NS_PER_S
 from harness.judge.decisions import decide
 from harness.judge.decisions.decide import Costs, Decision, Outcome, as_asked, withheld
+from harness.judge.planning.rare_plans import few_plans_in_words, plans_asked
 from harness.model.spec import Factor
 from harness.model.spec.rules import CostRule, DecisionRule, EquivalenceRule, SuperiorityRule
 from harness.plugins import part_at
@@ -128,8 +129,23 @@ def margin_cases(rule: EquivalenceRule | SuperiorityRule, experiment: Experiment
     decided = [one for one in every if _is_decided(rule, experiment, one.condition)]
     for ratios in (replace(one, family=max(1, len(decided))) for one in every):
         subject = f"{ratios.condition} vs {ratios.baseline}"
-        decision = partial(_on_margin, rule, experiment, ratios, status)
+        decision = partial(_with_rare_plans, rule, experiment, ratios, status)
         yield Case(subject, len(ratios.values), decision, ratios.condition)
+
+
+def _with_rare_plans(
+    rule: EquivalenceRule | SuperiorityRule,
+    experiment: ExperimentRuns,
+    ratios: ComparedBlocks,
+    status: SequentialStatus | None,
+) -> Decision:
+    """The decision; of a PASS, whether so few plans pass too often, as far as a simulation tells."""
+    decision = _on_margin(rule, experiment, ratios, status)
+    if decision.outcome is not Outcome.PASS or rule.channel == "b":
+        return decision
+    asked = plans_asked(experiment.all_runs[0].spec, ratios.condition).get(ratios.condition, 0)
+    words = few_plans_in_words(asked, len(ratios.values))
+    return replace(decision, reason="; ".join(filter(None, (decision.reason, words))))
 
 
 def _is_decided(rule: DecisionRule, experiment: ExperimentRuns, condition: str) -> bool:

@@ -2,7 +2,7 @@
 
 A block's datum is the vector of their log cost ratios. Experiments are drawn from blocks that are known, since these
 are skewed and correlated, or else from a Gaussian; with a fixed seed.
-Definitions: docs/reference/method.md, "Several comparisons".
+Definitions: docs/reference/method-planning.md, "Several comparisons".
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How many blocks an experiment needs, from spreads measured on sealed runs or simulated.
 
 Every spread states whether it was measured, simulated or assumed. Nothing is run. Definitions:
-docs/reference/method.md,
+docs/reference/method-planning.md,
 "Power".
 """
 
@@ -158,6 +158,14 @@ class Needed:
     planned_effect: float
     proposed_power: float
     case: PlannedComparison
+
+    def at_least(self, num_plans: int) -> Needed:
+        """With so many plans proposed at least, where a number is proposed."""
+        if self.proposed is None or self.proposed >= num_plans:
+            return self
+        looked = (None if each is None else max(each, num_plans) for each in (self.looked_50, self.looked_90))
+        half, most = looked
+        return replace(self, proposed=num_plans, looked_50=half, looked_90=most)
 
 
 def measured_components(spec: ExperimentSpec, sealed: Sequence[SealedRun]) -> list[Components]:

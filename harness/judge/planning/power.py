@@ -2,7 +2,7 @@
 
 A block's datum is its log cost ratio, Gaussian with a given spread; powers are exact for that, by quadrature over the
 sample's own spread. Nothing is read.
-Definitions: docs/reference/method.md, "Power".
+Definitions: docs/reference/method-planning.md, "Power".
 """
 
 from __future__ import annotations
