@@ -293,7 +293,7 @@ def _explain_words(word: str, output: Path | None) -> None:
         print_or_write(markdown(), output)
         return
     for entry in entries() if word == "glossary" else entries_of(word):
-        print_text(f"{entry.plain_term}\n  {entry.plain_meaning}\n  (docs/reference/method.md, {entry.section})\n")
+        print_text(f"{entry.plain_term}\n  {entry.plain_meaning}\n  (docs/reference/method*.md, {entry.section})\n")
 
 
 def _explain_tables(output: Path | None) -> None:

@@ -86,10 +86,13 @@ def patch_apply(
 
     Runs make their overlay themselves. Example: `harness server patch apply`
     """
-    from harness.stacks.rbln.launch.patches import make_overlay
+    from harness.stacks.rbln.launch.patches import make_overlay, patch_status, require_pristine
     from harness.stacks.rbln.launch.serving import overlay_folder
 
-    overlay = make_overlay(_site_packages(environment, twin), output or overlay_folder())
+    site = _site_packages(environment, twin)
+    # What is installed decides first, also for a user who has no cache folder.
+    require_pristine(patch_status(site))
+    overlay = make_overlay(site, output or overlay_folder())
     print_folded(
         f"{overlay.path}: {overlay.num_files} files, {overlay.size_bytes / 2**20:.1f} MiB; installed files untouched"
     )

@@ -268,7 +268,7 @@ class _ResolvedCondition:
 def resolve(spec: ExperimentSpec) -> PlannedRuns:
     """Every run of an experiment: replicate by replicate, the conditions of each in the experiment's order.
 
-    Source: docs/reference/method.md, "A run and its invariants"; docs/reference/method.md, "Orders and drift".
+    Source: docs/reference/method.md, "A run and its invariants"; docs/reference/method-planning.md, "Orders and drift".
 
     Conditions with the same workload and treatment share one plan object in each replicate. Raises SpecError for an
     unknown cost model or wait distribution, and for a request that no KV slot of its server holds.

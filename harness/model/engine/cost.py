@@ -500,7 +500,7 @@ GIB = 1 << 30
 
 
 class DeviceSpec(Spec):
-    """Memory and compile arithmetic. Defaults: Qwen3-4B on 4 devices, vllm-rbln 0.11.1, docs/reference/method.md,
+    """Memory and compile arithmetic. Defaults: Qwen3-4B, 4 devices; docs/reference/method-planning.md,
     "Search".
 
     Compile: compile_base_s + compile_call_s (buckets + 1) fits the observed 349-486 s. Overhead: memory of a device

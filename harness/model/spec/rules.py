@@ -1,4 +1,6 @@
-"""Decision rules as data: one TOML file a rule, with every limit. Definitions: docs/reference/method.md, "Decisions".
+"""Decision rules as data: one TOML file a rule, with every limit.
+
+Definitions: docs/reference/method-comparisons.md, "Decisions".
 
 A rule says what is compared, under which preconditions, and what is exploratory. It selects conditions by their
 factors: what an experiment varies, by name and value. Nothing is decided here.

@@ -88,7 +88,7 @@ class LimitsSpec(Spec):
 class SloSpec(Spec):
     """Latency targets. Goodput counts the requests per second that meet every target of a request that is set.
 
-    ``session_s`` is the target of a whole session: see "Sessions" in docs/reference/method.md.
+    ``session_s`` is the target of a whole session: see "Sessions" in docs/reference/method-sessions.md.
     """
 
     ttft_ms: float | None = Field(default=None, gt=0, description="model ms to the first token")

@@ -25,7 +25,7 @@ INTRODUCTION = (
 class GlossaryEntry(NamedTuple):
     """A word. when: texts whose presence on a page brings it in. first: where it is explained at its first place.
 
-    section: of docs/reference/method.md. term, meaning: HTML.
+    section: of docs/reference/method*.md. term, meaning: HTML.
     """
 
     name: str

@@ -2,7 +2,7 @@
 
 Ratios are of sums over the replicates that both conditions have. A replicate's row shows the composition of a sum and
 is no uncertainty interval.
-Definitions: docs/reference/method.md, "Decisions"; Tables IX, S8 and S9.
+Definitions: docs/reference/method-comparisons.md, "Decisions"; Tables IX, S8 and S9.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Pairs of repeats share runs and are no independent samples. Step times are intervals of the step log where nothing else
 ran; prefill times are answer times of one-token requests that ran alone. Nothing is fitted.
-Definitions: docs/reference/method.md, "Decisions"; Tables S1 to S3.
+Definitions: docs/reference/method-comparisons.md, "Decisions"; Tables S1 to S3.
 """
 
 from __future__ import annotations

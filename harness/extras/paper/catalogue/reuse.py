@@ -1,7 +1,7 @@
 """Tables of KV reuse and survival: formula C, prefill by kind of request, ceilings, evictions and who caused them.
 
 From responses, plans, the reuse log and the step log of sealed runs. An eviction is attributed in the order of the log.
-Definitions: docs/reference/method.md, "Reuse", "Ceilings of reuse"; Tables III and S4.
+Definitions: docs/reference/method-sessions.md, "Reuse", "Ceilings of reuse"; Tables III and S4.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The paper's rules: padding's direction, occupancy, saturation, recompilation, repeats, injected prefills.
 
-Definitions: docs/reference/method.md, "Decisions". Nothing is decided here.
+Definitions: docs/reference/method-comparisons.md, "Decisions". Nothing is decided here.
 """
 
 from __future__ import annotations

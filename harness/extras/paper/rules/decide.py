@@ -1,6 +1,6 @@
 """The paper's rules applied to numbers: blocks of padding, ratios of adjacent levels, sessions of artifacts, repeats.
 
-Pure functions. Definitions: docs/reference/method.md, "Decisions".
+Pure functions. Definitions: docs/reference/method-comparisons.md, "Decisions".
 """
 
 from __future__ import annotations
