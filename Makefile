@@ -167,6 +167,7 @@ faults: dev  ## minutes: KILLS random kills and DISKS full disks of runs, KILLS 
 	@$(BIN)/python -m tests.faults kills $(KILLS)
 	@$(PRIVATE_MOUNTS) $(BIN)/python -m tests.faults disks $(DISKS)
 	@$(PRIVATE_MOUNTS) $(BIN)/python -m tests.faults tunes $(KILLS)
+	@$(PRIVATE_MOUNTS) $(BIN)/python -m tests.faults device-tunes $(KILLS)
 
 catalogue: runtime  ## every experiment of the method on the simulator, the short ones on the emulator, and the paper's tables: minutes, runs/catalogue
 	@rm -rf runs/catalogue

@@ -169,7 +169,7 @@ def printed_by(tree: ast.Module) -> Iterator[tuple[int, str]]:
         what = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
         if isinstance(node, ast.Attribute) and ast.unparse(node) in {"typer.echo", "typer.secho", "click.echo"}:
             yield node.lineno, ast.unparse(node)
-        elif what.rpartition(".")[2] == "Console":
+        elif isinstance(node, ast.Call) and what.rpartition(".")[2] == "Console":
             yield node.lineno, what
         elif what == "print" or re.fullmatch(r"sys\.(__)?std(out|err)(__)?\.(buffer\.)?write(lines)?", what):
             assert isinstance(node, ast.Call)

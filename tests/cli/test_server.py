@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pwd
 import subprocess
 import sys
 import zipfile
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.cli.server import patch_apply
+from harness.errors import SpecError
 from tests.support.command_line import harness
 
 TARGET = "vllm_rbln/model_executor/models/optimum/model_base.py"
@@ -59,6 +62,19 @@ def test_an_unknown_file_is_refused_by_every_command_in_one_line(environment: Pa
     assert "is unknown, not p" in done.stderr
     assert done.stderr.count("\n") == 1
     assert (environment / "site" / TARGET).read_text() == "# changed by somebody\n"
+
+
+def test_an_unknown_file_is_refused_before_a_missing_cache_folder(
+    environment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nameless(_user: int) -> None:
+        raise KeyError("the user has a number only")
+
+    monkeypatch.setattr(pwd, "getpwuid", nameless)
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    with pytest.raises(SpecError, match="is unknown, not p"):
+        patch_apply(environment)
 
 
 def test_a_wheel_that_no_patch_fits_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""``python -m tests.faults kills|disks|tunes|misbehaviours NUMBER [SEED]``: so many; exit code 1 when one was wrong."""
+"""``python -m tests.faults CAMPAIGN NUMBER [SEED]``, a campaign of ``CAMPAIGNS``; exit code 1 when one was wrong."""
 
 from __future__ import annotations
 
@@ -11,9 +11,15 @@ from pathlib import Path
 from tests.faults.disks import disks
 from tests.faults.kills import kills
 from tests.faults.misbehaviours import misbehaviours
-from tests.faults.tunes import tunes
+from tests.faults.tunes import device_tunes, tunes
 
-CAMPAIGNS = {"kills": kills, "disks": disks, "misbehaviours": misbehaviours, "tunes": tunes}
+CAMPAIGNS = {
+    "kills": kills,
+    "disks": disks,
+    "misbehaviours": misbehaviours,
+    "tunes": tunes,
+    "device-tunes": device_tunes,
+}
 
 
 def main(what: str, number: int, seed: int) -> int:

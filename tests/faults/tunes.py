@@ -1,10 +1,12 @@
 """A tune that is killed at a random moment, or whose disk fills up in one of its stages: the same answer, or none.
 
-Each tune is a process of its own; the same tune then goes on in the same folder until it has its answer.
+Each tune is a process of its own; the same tune then goes on in the same folder until it has its answer. A device's
+tune measures its costs and compiles its candidates too; its servers are simulated, its compiler is a stand-in.
 """
 
 from __future__ import annotations
 
+import inspect
 import os
 import random
 import resource
@@ -12,23 +14,29 @@ import shutil
 import signal
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from harness.clock import NS_PER_S, MonotonicClock
 from harness.errors import HarnessError
-from harness.model.spec import parse_experiment
+from harness.model.spec import ExperimentSpec, ServerSpec, parse_experiment
 from harness.runner import run_experiment
+from harness.runner.backends import backend_named
+from harness.stacks.rbln.launch.compile import CompileSpec, compile_artifact
 from harness.tune import confirm, page
 from harness.tune.explore import QUICK
 from harness.tune.path import Tune, TuneStoppedError
 from tests.faults.disks import PAGE, mounted
 from tests.support.forked import start_forked
+from tests.support.stacks import write_artifact, write_environment
+from tests.tune.test_compiling import OPTIMUM, TRANSFORMERS
 
 STAGES = ("diagnose", "explore", "confirm")
+DEVICE_STAGES = ("price", "compile")
 ENDS_WITHIN_S = 300
 DISK_BYTES = 64 << 20
 # What a stage may still write: the confirmation of so few plans fills some 400 kB.
-ROOM = {"diagnose": 120_000, "explore": 6_000, "confirm": 300_000}
+ROOM = {"price": 300_000, "diagnose": 120_000, "explore": 6_000, "compile": 60_000, "confirm": 300_000}
 EXPERIMENT = {
     "name": "small",
     "backend": "sim",
@@ -37,6 +45,13 @@ EXPERIMENT = {
     "tune": {"may_change": ["kv_slots"]},
     "condition": [{"name": "base"}],
 }
+
+DEVICE = EXPERIMENT | {"backend": "rbln", "server": {"artifact": "models/today", "environment": "stack"}}
+
+
+def device_tunes(number: int, folder: Path, rng: random.Random) -> tuple[Counter[str], list[str]]:
+    """``tunes`` of a device whose costs nobody knows and whose candidates are compiled."""
+    return tunes(number, folder, rng, DEVICE_STAGES)
 
 
 def tunes(
@@ -47,6 +62,9 @@ def tunes(
     found: list[str] = []
     clock = MonotonicClock()
     began_ns = clock.now_ns()
+    if stages == DEVICE_STAGES:
+        out = folder / "host.log"
+        start_forked(_make_host, folder / "host", cwd=folder, variables=dict(os.environ), out=out, err=out).join()
     code, whole = _tuned(folder / "whole")
     typical_s = (clock.now_ns() - began_ns) / NS_PER_S
     if code or whole is None:
@@ -101,6 +119,8 @@ def _tuned(
 ) -> tuple[int, str | None]:
     """Exit code and tuned.toml of a tune in this folder. room: bytes that it may write from the begin of a stage on."""
     folder.mkdir(parents=True, exist_ok=True)
+    if (host := _host_of(folder)).is_dir() and not (folder / "models").exists():
+        shutil.copytree(host, folder, dirs_exist_ok=True)
     variables = {**os.environ, "TMPDIR": str(folder)}
     out = folder.parent / f"{folder.name}.log"
     of_process = {"cwd": folder, "variables": variables, "out": out, "err": out}
@@ -111,7 +131,25 @@ def _tuned(
         process.join()
     assert process.exitcode is not None
     path = folder / "runs" / "small-tune" / "tuned.toml"
-    return process.exitcode, path.read_text() if path.is_file() else None
+    return process.exitcode, path.read_text().replace(str(folder), ".") if path.is_file() else None
+
+
+def _host_of(folder: Path) -> Path:
+    """The host of a device that this campaign made, if any; a disk lies in a folder of its own."""
+    root = folder.parent.parent if folder.parent.name == "disk" else folder.parent
+    return root / "host"
+
+
+def _make_host(folder: Path) -> None:
+    """A host with a stack, a stand-in for its compiler, and the model that runs today."""
+    folder.mkdir()
+    os.chdir(folder)
+    site = write_environment(Path("stack")) / "site"
+    (site / "optimum").mkdir()
+    (site / "optimum" / "rbln.py").write_text(OPTIMUM.format(write_artifact=inspect.getsource(write_artifact)))
+    (site / "transformers.py").write_text(TRANSFORMERS)
+    exporter = replace(backend_named("rbln").exporter(ServerSpec(environment="stack")), free_gib=0.001)
+    compile_artifact(CompileSpec(model="Qwen/Qwen3-4B"), Path("models"), exporter).folder.rename("models/today")
 
 
 def _tune(folder: Path, stage: str, room: int, is_disk: bool) -> None:
@@ -126,10 +164,15 @@ def _tune(folder: Path, stage: str, room: int, is_disk: bool) -> None:
                 resource.RLIMIT_FSIZE, (room // 16, resource.RLIM_INFINITY)
             )
 
-    def perform(spec: object, runs: Path, _until_ns: int, **options: object) -> object:
+    def perform(spec: ExperimentSpec, runs: Path, _until_ns: int, **options: object) -> object:
+        conditions = [
+            each.model_copy(update={"server": {key: value for key, value in each.server.items() if key != "artifact"}})
+            for each in spec.condition
+        ]
+        spec = spec.model_copy(update={"backend": "sim", "condition": tuple(conditions)})
         return run_experiment(spec, runs_root=runs, resume=True, **options)  # type: ignore[arg-type]
 
-    spec = parse_experiment(EXPERIMENT, where="small")
+    spec = parse_experiment(DEVICE if Path("models").is_dir() else EXPERIMENT, where="small")
     try:
         Tune(spec, folder / "runs", perform, say, effort=QUICK.divided(6)).run()  # type: ignore[arg-type]
     except (HarnessError, TuneStoppedError, OSError) as error:
