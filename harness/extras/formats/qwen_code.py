@@ -7,9 +7,11 @@ Only types, ids, times, lengths and counts are read.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 from harness.extras.formats.gemini_cli import results_of, set_counts
 from harness.model.traces.base import Record, by_type, counts_of, list_of, record_of, text_of, trace_format
+from harness.model.traces.calls import Call, Log
 from harness.model.traces.claude import Chain, ClaudeLog
 from harness.model.traces.links import reader_of
 
@@ -33,6 +35,16 @@ COUNTS = {
     "tool": "toolUsePromptTokenCount",
     "total": "totalTokenCount",
 }
+# The same of an answer in its telemetry.
+TOLD = {
+    "input": "input_token_count",
+    "output": "output_token_count",
+    "thoughts": "thoughts_token_count",
+    "cached": "cached_content_token_count",
+    "tool": "tool_token_count",
+    "total": "total_token_count",
+}
+BESIDE = "calls that the program made beside the conversation: its telemetry counts them, no row holds them"
 NEWS = ("notification", "cron", "goal_runtime")
 
 
@@ -46,27 +58,66 @@ class QwenLog(ClaudeLog):
 
     def kind_of(self, record: Record) -> str:
         kind, more = text_of(record, "type"), text_of(record, "subtype")
+        event = record_of(record_of(record.get("systemPayload")).get("uiEvent"))
+        if text_of(event, "event.name").endswith(".api_response") and not text_of(event, "subagent_id"):
+            return "api_response"
         return more if kind == "system" and more else kind
 
 
 class _QwenChain(Chain):
-    kinds = ("user", "assistant", "tool_result", "chat_compression")
+    kinds = ("user", "assistant", "tool_result", "chat_compression", "api_response")
     _why_unknown = ""
+    # What telemetry told of the last answer, while no row of it has come, and where.
+    _told: tuple[Record, int, str] | None = None
+
+    def log(self) -> Log:
+        self._leave()
+        return super().log()
+
+    def _leave(self) -> None:
+        """An answer that has no row of its own: of another prompt than the conversation's."""
+        if self._told is not None:
+            self.notes.pass_over(f"ui_telemetry: {PASSED['ui_telemetry']}")
+            self.notes.leave(BESIDE, self._told[2])
+            self._told = None
 
     def take(self, kind: str, record: Record, moment_ns: int, at: str) -> None:
         parts = list(map(record_of, list_of(record_of(record.get("message")).get("parts"))))
+        if kind == "api_response":
+            self._leave()
+            self._told = record, moment_ns, at
+            return
         if kind == "assistant":
             self._answer(record, parts, moment_ns, at)
             return
         self.notes.part()
         if kind == "chat_compression":
-            self.compact(at)
+            self._compact(at)
         elif text_of(record, "subtype") in NEWS:
             self.take_news(moment_ns)
         else:
             self.take_input(moment_ns, is_human=kind == "user")
             for name in results_of(parts):
                 self.result(name, moment_ns)
+
+    def _compact(self, at: str) -> None:
+        """The summary has no row but its telemetry's; the next call is made at once, unless a person is asked."""
+        usage = {} if self._told is None else record_of(record_of(self._told[0].get("systemPayload")).get("uiEvent"))
+        if self._told is None or not counts_of(usage, TOLD.values()):
+            self.compact(at)
+            return
+        (record, moment_ns, at), self._told = self._told, None
+        self._set(self.add(moment_ns, ("qwen-code", text_of(record, "uuid")), at), record, usage, TOLD)
+        self.take_input(moment_ns, is_human=False, is_hint=True)
+        self.is_compacted = True
+
+    def _set(self, turn: Call, record: Record, usage: Record, names: Mapping[str, str]) -> None:
+        set_counts(turn, usage, names)
+        turn.provider = text_of(record, "model")
+        # A fork begins with copies of its parent's rows.
+        turn.fork_of = text_of(record, "forkedFrom", "sessionId")
+        turn.is_replay = bool(turn.fork_of)
+        turn.unknown_wait, self._why_unknown = self._why_unknown or turn.unknown_wait, ""
 
     def _answer(self, record: Record, parts: list[Record], moment_ns: int, at: str) -> None:
         usage, tools = record_of(record.get("usageMetadata")), [record_of(part.get("functionCall")) for part in parts]
@@ -78,12 +129,10 @@ class _QwenChain(Chain):
             return
         else:
             turn = self.add(moment_ns, ("qwen-code", text_of(record, "uuid") or (moment_ns, at)), at)
-            set_counts(turn, usage, COUNTS)
-            turn.provider = text_of(record, "model")
-            # A fork begins with copies of its parent's rows.
-            turn.fork_of = text_of(record, "forkedFrom", "sessionId")
-            turn.is_replay = bool(turn.fork_of)
-            turn.unknown_wait, self._why_unknown = self._why_unknown or turn.unknown_wait, ""
+            self._set(turn, record, usage, COUNTS)
+        if usage and self._told is not None:
+            self.notes.part()
+            self._told = None
         turn.answer_characters += sum(len(text_of(part, "text")) for part in parts)
         for tool in filter(None, tools):
             self.call(text_of(tool, "id"), turn, moment_ns, text_of(tool, "name"))

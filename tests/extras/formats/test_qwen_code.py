@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from harness.extras.formats.qwen_code import BESIDE
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.importing import detect, read_recordings
 from harness.model.traces.recording import Recording
@@ -33,6 +34,33 @@ def test_a_compaction_begins_a_fresh_prompt_and_state_is_passed_over(tmp_path: P
     assert [request.keep_tokens for request in recording.requests] == [0, 0, 1000]
     assert notes.left == {"calls that summarised a conversation: the log does not hold them": 1}
     assert notes.passed.total() == 1
+
+
+def told(seconds: float, name: str) -> Any:
+    """What its telemetry tells of an answer."""
+    counts = {"input_token_count": 1150, "output_token_count": 50, "cached_content_token_count": 1000}
+    event = {"event.name": "qwen-code.api_response", **counts, "thoughts_token_count": 0, "total_token_count": 1200}
+    return system("ui_telemetry", seconds, name) | {"systemPayload": {"uiEvent": event}}
+
+
+def test_the_call_that_compacts_is_read_from_its_telemetry(tmp_path: Path) -> None:
+    rows = list(qwen_rows("s"))
+    rows[3:3] = [told(10, "t"), system("chat_compression", 10)]
+    (recording,), notes = read(tmp_path, s=rows)
+    assert [request.prompt_tokens for request in recording.requests] == [1000, 1150, 1200, 1400]
+    assert [request.keep_tokens for request in recording.requests] == [0, 1000, 0, 1000]
+    assert [request.wait_ns for request in recording.requests[1:3]] == [5_000_000_000, 0]
+    assert not notes.left
+
+
+def test_a_call_that_only_telemetry_tells_of_is_counted(tmp_path: Path) -> None:
+    rows = list(qwen_rows("s"))
+    rows[1:1] = [told(3, "t")]
+    rows[4:4] = [told(9, "title")]
+    rows[5:5] = [told(13, "v")]
+    (recording,), notes = read(tmp_path, s=rows)
+    assert len(recording.requests) == 3
+    assert notes.left == {BESIDE: 1}
 
 
 def test_a_row_of_an_unknown_kind_makes_the_waits_unknown(tmp_path: Path) -> None:

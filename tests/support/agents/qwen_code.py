@@ -1,5 +1,5 @@
-"""Qwen Code (npm ``@qwen-code/qwen-code``) against the scripted server: a user asks, goes on, lets a helper count, and
-forks the session."""
+"""Qwen Code (npm ``@qwen-code/qwen-code``) against the scripted server: a user asks, goes on, lets a helper count,
+forks the session and compacts it."""
 
 from __future__ import annotations
 
@@ -43,6 +43,9 @@ SCRIPTS = {
             Answer("The first part is done."),
             Answer("A helper counts.", (ToolCall("agent", HELPER),), "human"),
             Answer("The helper has counted.", joins="child"),
+            Answer("<state_snapshot>A helper counted. script:main</state_snapshot>", after="human", takes_s=0.8),
+            Answer("Once more.", (shell("sleep 0.9; echo again"),), "human", is_fresh=True),
+            Answer("All is done."),
         )
     ),
     "child": Script(
@@ -82,4 +85,7 @@ def run(installed: Path, folder: Path, server: ScriptedServer) -> list[Path]:
         fork = fork["newSessionId"]
         agent.ask("session/load", sessionId=fork, cwd=str(folder / "work"), mcpServers=[])
         agent.turn_of_user(fork, "Now the other way. script:fork")
+        agent.turn_of_user(session, "/compress")
+        pause(2.0)
+        agent.turn_of_user(session, "Once more. script:main")
     return sorted(home.glob("projects/**/*.jsonl"))
