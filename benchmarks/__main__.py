@@ -28,7 +28,7 @@ def bench(  # noqa: PLR0913, PLR0917  # options of a command
         list[str] | None,
         typer.Argument(
             help="`client`, `emulator`, `parser`, `plan`, `simulator`, `paged`, `stopping`, `heavy_tails`, "
-            "`power`, `coverage`, `gate`, `tuning`, `agents`, `spaces`, `channels`, `costs`, `devices`, "
+            "`power`, `coverage`, `gate`, `tuning`, `agents`, `spaces`, `targets`, `channels`, `costs`, `devices`, "
             "`memory`, `late`. Default: all."
         ),
     ] = None,

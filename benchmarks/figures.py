@@ -138,11 +138,11 @@ def bare_sleep_us(num_sleeps: int = 100) -> float:
     return statistics.median(late_ns) / NS_PER_US
 
 
-def section(name: str) -> Callable[[], Iterator[Figure]]:
-    """The figures of the module ``name``, which is imported when they are wanted."""
+def section(name: str, module: str = "") -> Callable[[], Iterator[Figure]]:
+    """The figures of a module, by default of the section's name, which is imported when they are wanted."""
 
     def measure() -> Iterator[Figure]:
-        yield from getattr(import_module(f"benchmarks.{name}"), f"bench_{name}")()
+        yield from getattr(import_module(f"benchmarks.{module or name}"), f"bench_{name}")()
 
     return measure
 
@@ -161,6 +161,7 @@ SECTIONS: dict[str, Callable[[], Iterator[Figure]]] = {
     "tuning": section("tuning"),
     "agents": section("agents"),
     "spaces": section("spaces"),
+    "targets": section("targets", "spaces"),
     "prediction": section("prediction"),
     "channels": section("channels"),
     "costs": section("costs"),

@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from itertools import combinations
+from functools import reduce
+from itertools import combinations, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +27,7 @@ from harness.tune.agents import Simulated, explore_agents
 from harness.tune.explore import FULL, Effort, explore
 from harness.tune.plans import Plans, Question, agents_of
 from harness.tune.setups import Baseline, Setup, checked_levers, default_levers
-from harness.tune.targets import Targets
+from harness.tune.targets import Targets, share_met
 
 SPACES, SEED = 60, 20261129
 ROUGH_PLANS, EXACT_PLANS, BEST_OF_SPACE = 40, 1_500, 20
@@ -34,6 +35,9 @@ ROUGH_PLANS, EXACT_PLANS, BEST_OF_SPACE = 40, 1_500, 20
 MORE = 1.5
 """Memory beyond the printed rungs, which is said to change nothing, is tried up to this."""
 WORSE, FEWER = 0.01, 1
+AIMED, AIMED_PLANS, JUDGED_PLANS, SURELY = 20, 600, 100, 0.01
+"""Spaces with targets, new plans of their best, those on which a proposal is judged, and by how much a share has to
+exceed the wanted one to count as within the targets."""
 
 
 class Case(NamedTuple):
@@ -102,6 +106,7 @@ def within(question: Question, bounds: Iterable[str]) -> Iterator[Setup]:
     kept = re.search(r"the largest (\d+) for another max_num_seqs", text)
     policies = ROUTER_POLICIES if "router.policy:" in text else [base.setup.policy]
     cachings = [True, False] if "prefix_caching: on and off" in text else [base.setup.prefix_caching]
+    others = {key: numbers(text, key) or [base.setup.value_of(key)] for key, _ in base.setup.others}
     for limit in numbers(text, "max_num_seqs") or [base.setup.max_num_seqs]:
         start = base.implied(limit)
         if (most or kept) and start != base.setup:
@@ -116,7 +121,11 @@ def within(question: Question, bounds: Iterable[str]) -> Iterator[Setup]:
                 for caching in cachings:
                     for policy in policies:
                         changes = {memory: each, "decode_buckets": sizes}
-                        yield start._replace(**changes, prefix_caching=caching, policy=policy)
+                        setup = start._replace(**changes, prefix_caching=caching, policy=policy)
+                        for values in product(*others.values()):
+                            yield reduce(
+                                lambda one, pair: one.with_other(*pair), zip(others, values, strict=True), setup
+                            )
 
 
 def numbers(text: str, key: str) -> list[int]:
@@ -223,3 +232,104 @@ def bench_spaces(count: int = SPACES) -> Iterator[Figure]:
     yield Figure("behind the best of the space, cost", f"{max(behind):.4f} at most, {np.mean(behind):.4f} in the mean")
     yield Figure("behind the best of the space, agents", f"{max(agents)} at most, {np.mean(agents):.2f} in the mean")
     yield Figure("configurations of a space, mean", f"{np.mean([each.size for each in done]):,.0f}")
+
+
+class Aimed(NamedTuple):
+    """A search under targets held to its space. proposed, least: ratios to today's on new plans, of the proposal and of
+    the best that surely meets the targets; None where nothing does. share: of the proposal on JUDGED_PLANS new plans.
+    """
+
+    number: int
+    size: int
+    wanted: float
+    proposed: float | None
+    least: float | None
+    share: float | None
+
+    @property
+    def is_good(self) -> bool:
+        """Whether nothing that surely meets the targets is more than 1 % better."""
+        return self.least is None or (self.proposed is not None and self.proposed <= self.least / (1 - WORSE))
+
+    @property
+    def is_within(self) -> bool:
+        """Whether the proposal meets the targets on new plans."""
+        return self.share is None or self.share >= self.wanted
+
+
+def aimed_case(number: int) -> Question:
+    """A paged server with the keys of a vLLM, and targets that bind: by number, one in four on gaps between tokens."""
+    rng = np.random.default_rng([SEED, 1, number])
+    limit, sessions, low = int(rng.integers(2, 5)), int(rng.integers(3, 6)), int(rng.integers(300, 1500))
+    workload = WorkloadSpec.model_validate(
+        {
+            "num_sessions": sessions,
+            "requests_per_session": int(rng.integers(2, 4)),
+            "wait_cap_s": float(rng.choice([1.0, 3.0, 10.0])),
+            "prompt_tokens": {"distribution": "uniform", "low": low, "high": low + int(rng.integers(200, 1500))},
+            "generate_tokens": {"distribution": "uniform", "low": 16, "high": int(rng.integers(40, 160))},
+        }
+    )
+    server = ServerSpec.model_validate(
+        {"rules": PAGED, "cost_model": "emulated-gpu", "slot_tokens": 8192, "max_num_seqs": limit}
+        | {"num_gpu_blocks": int(rng.integers(600, 1400)), "max_num_batched_tokens": int(rng.choice([512, 2048]))}
+        | {"prefix_caching": bool(rng.random() < 0.7)}
+    )
+    every = ["max_num_seqs", "long_prefill_tokens", "max_num_batched_tokens", "prefix_caching", "block_size"]
+    levers = [lever for lever in every if rng.random() < 0.75] or every
+    costs = find_cost_file(server.cost_model)
+    question = Question(
+        server,
+        load_cost_model(costs),
+        workload,
+        "as-drawn",
+        perturbation_of(PerturbationSpec(), costs),
+        checked_levers(levers, server),
+        agents=(sessions,),
+        seed=SEED + number,
+    )
+    today = Plans(question, "targets", 20, (sessions,)).played(Setup.of(server)).ttft_p99_ms
+    slo = SloSpec(ttft_ms=today * float(rng.uniform(0.4, 1.1)))
+    if number % 4 == 3:
+        slo = SloSpec(itl_ms=float(rng.uniform(5, 40)))
+    return replace(question, targets=Targets(slo, float(rng.choice([0.8, 0.9, 0.95]))))
+
+
+def aimed(number: int, effort: Effort = FULL, rough: int = ROUGH_PLANS, exact: int = AIMED_PLANS) -> Aimed:
+    """Search a drawn space under its targets, and hold the proposal to every configuration within the bounds."""
+    question = aimed_case(number)
+    assert question.targets is not None
+    base, wanted = Setup.of(question.server), question.targets.share
+    explored = explore(question, effort)
+    new, agents = replace(question, seed=question.seed + 10**6), (agents_of(question.workload) or 0,)
+    has_gaps = question.targets.slo.itl_ms is not None
+
+    def played(setups: Iterable[Setup], part: str, count: int) -> dict[Setup, tuple[float, float]]:
+        plans, found = Plans(new, part, count // 8 if has_gaps else count, agents), dict[Setup, tuple[float, float]]()
+        for setup in setups:
+            with suppress(HarnessError):
+                ratio = float(plans.played(setup).device_ns.sum() / plans.played(base).device_ns.sum())
+                found[setup] = ratio, share_met(plans.met(setup))
+        return found
+
+    roughly = played([base, *within(question, explored.bounds)], "space", rough)
+    near = [setup for setup in sorted(roughly, key=roughly.__getitem__) if roughly[setup][1] >= wanted - 0.02]
+    proposed = explored.smallest.setup if explored.smallest else None if explored.is_missed else base
+    named = {*near[:BEST_OF_SPACE], *([proposed] if proposed else [])}
+    exactly = played(named, "best", exact)
+    least = min((ratio for ratio, share in exactly.values() if share >= wanted + SURELY), default=None)
+    judged = played([proposed], "judged", JUDGED_PLANS * (8 if has_gaps else 1))[proposed][1] if proposed else None
+    return Aimed(number, len(roughly), wanted, exactly[proposed][0] if proposed else None, least, judged)
+
+
+def bench_targets(count: int = AIMED) -> Iterator[Figure]:
+    """How many spaces hold nothing better within the targets, and how many proposals miss them on new plans."""
+    done = [aimed(number) for number in range(count)]
+    bad = [f"space {each.number}: {each.proposed}, {each.least}" for each in done if not each.is_good]
+    out = [f"space {each.number}: {each.share}" for each in done if not each.is_within]
+    yield Figure("spaces with nothing better within the targets", f"{count - len(bad)} of {count}", "; ".join(bad))
+    yield Figure(
+        "proposals outside the targets on 100 new plans", f"{len(out)} of {count}", "at most 1", "; ".join(out)
+    )
+    yield Figure("spaces where nothing is proposed", f"{sum(each.proposed is None for each in done)} of {count}")
+    yield Figure("configurations of a space under targets", f"{np.mean([each.size for each in done]):,.0f}")

@@ -201,12 +201,16 @@ def looks_within(budget: int) -> list[int]:
     return [*(look for look in LOOKS if look < budget), budget]
 
 
-def power(option: Option, blocks: int, num_comparisons: int) -> float:
-    """The probability that a measurement of so many plans ends in a verdict, if the prediction is right."""
+def power(option: Option, blocks: int, num_comparisons: int, *, needs_flight: bool = False) -> float:
+    """The probability that a measurement of so many plans ends in a verdict, if the prediction is right.
+
+    needs_flight: on a device time in flight has to notice the effect as well.
+    """
     stop = StopSpec(margin=MARGIN, alpha=ALPHA, budget=blocks, looks=tuple(looks_within(blocks)))
     stop = bonferroni(stop, num_comparisons)
-    ends = blocks_until_decided(max(option.block_sd, 1e-4), math.log(option.ratio.ratio), stop)
-    return float((ends <= blocks).mean())
+    seen = [(option.ratio.ratio, option.block_sd), *([option.flight] if needs_flight and option.flight else [])]
+    ends = [blocks_until_decided(max(sd, 1e-4), math.log(ratio), stop) for ratio, sd in seen]
+    return min(float((each <= blocks).mean()) for each in ends)
 
 
 @dataclass(frozen=True)

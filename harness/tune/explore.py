@@ -304,10 +304,21 @@ def _frontier(values: Mapping[Setup, float]) -> tuple[tuple[Setup, float], ...]:
     return tuple(pair for of_kind in kinds.values() for pair in of_kind)
 
 
+def _unmeasured(space: Space, setup: Setup) -> str:
+    """Which of its sizes, and parts of prompts of which length, have no measured cost."""
+    model = space.question.model
+    words = unmeasured_in_words(model, (*setup.decode_buckets, *space.base.setup.decode_buckets))
+    budget, fitted = setup.value_of("max_num_batched_tokens"), model.fitted_prefill_tokens
+    most = min(budget or 0, space.longest)
+    parts = (
+        f"parts of prompts of more than {fitted[1]:,} tokens were not measured" if fitted and most > fitted[1] else ""
+    )
+    return "; ".join(filter(None, (words, parts)))
+
+
 def _option(space: Space, predictor: Predictor, setup: Setup) -> Option:
     base = space.base
     low, high = np.quantile(predictor.ratios(setup), [0.05, 0.95], method="weibull")
-    sizes = (*setup.decode_buckets, *base.setup.decode_buckets)
     return Option(
         setup,
         base.words(setup),
@@ -318,6 +329,7 @@ def _option(space: Space, predictor: Predictor, setup: Setup) -> Option:
         predictor.reuse(setup, space.endless),
         base.memory_gib(setup),
         base.compile_s(setup),
-        unmeasured_in_words(space.question.model, sizes),
+        _unmeasured(space, setup),
         felt=predictor.felt(setup),
+        flight=predictor.flight(setup),
     )

@@ -22,12 +22,14 @@ from harness.judge.planning.rare_plans import few_plans_in_words, plans_asked
 from harness.kinds import kind_named
 from harness.measure.records.run import SealedRun
 from harness.measure.records.store import RunStore
+from harness.model.engine.config import PAGED_STEP_TOKENS
 from harness.model.experiment import PlannedRun, build_plan, resolve
 from harness.model.spec import ExperimentSpec, TuneSpec, parse_experiment
 from harness.model.spec.base import tomllib
 from harness.model.spec.sections import Basis
 from harness.outputs import one_at_a_time
 from harness.runner import ExperimentOutcome
+from harness.runner.calibrate import QUICK_SWEEPS
 from harness.runner.experiment import checked, refuse_what_is_missing, will_fail_again
 from harness.runner.progress import predicted_replay_s
 from harness.table import with_error
@@ -199,7 +201,7 @@ class Tune:
         )
         if quick:
             costs = "" if guess is self else f", as if it cost what {guess.spec.server.cost_model!r} says"
-            self.say(f"  a first look{costs}: {_first_look(quick, blocks)}")
+            self.say(f"  a first look{costs}: {_first_look(quick, blocks, self.spec.backend)}")
         return quick
 
     @property
@@ -279,6 +281,10 @@ class Tune:
         if server.is_vllm and not server.decode_buckets and "max_num_seqs" in self._levers:
             most = max(server.max_num_seqs, *(self.settings.agents or nearby_agents(workload)))
             server = server.model_copy(update={"max_num_seqs": most})
+        if server.is_paged and "max_num_batched_tokens" in self._levers:
+            # The longest part of a prompt that the search can ask for.
+            budget = max(server.max_num_batched_tokens or PAGED_STEP_TOKENS, QUICK_SWEEPS["prefill_tokens"][-1])
+            server = server.model_copy(update={"max_num_batched_tokens": budget})
         return calibration_of(self.spec, server)
 
     def _how_priced(self, run: PlannedRun) -> str:
@@ -652,14 +658,17 @@ def with_costs(spec: ExperimentSpec, cost_model: str) -> ExperimentSpec:
     return spec.model_copy(update={"server": spec.server.model_copy(update={"cost_model": cost_model})})
 
 
-def _first_look(quick: Explored, blocks: int) -> str:
+def _first_look(quick: Explored, blocks: int, backend: str) -> str:
     """What a quick search proposes, and the chance that so many plans show it."""
+    if quick.is_missed and quick.smallest is None:
+        return "no configuration is predicted to meet the targets, so it ends after explore"
     if (proposal := quick.smallest) is None:
         most = 100 * quick.most_saved
         return f"no change is predicted to save 1 % (at most {most:.1f} %), so it ends after explore"
+    chance = power(proposal, blocks, 2, needs_flight=kind_named(backend).has_device is not False)
     return (
         f"{proposal.words}, predicted {100 * proposal.saving:.1f} % less; {blocks} plans tell it from today's with "
-        f"probability {power(proposal, blocks, 2):.2f}, if that is right"
+        f"probability {chance:.2f}, if that is right"
     )
 
 

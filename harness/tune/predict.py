@@ -20,7 +20,7 @@ from harness.model.spec import ServerSpec
 from harness.table import with_error
 from harness.tune.plans import SEED_RANGE, FloatArray, Question, drawn_plans
 from harness.tune.setups import Setup
-from harness.tune.targets import Felt, counts_of, felt_of, share_met
+from harness.tune.targets import Felt, counts_of, felt_of, in_flight_ns, share_met
 
 REPLICATES = 6
 """Plans of one imagined experiment."""
@@ -50,6 +50,7 @@ class Option:
     unmeasured: str = ""
     turns: BreakEven | None = None
     felt: Felt | None = None
+    flight: tuple[float, float] | None = None
 
     @property
     def saving(self) -> float:
@@ -89,6 +90,7 @@ class Predictor:
         self._arrays = drawn_plans(question.workload, question.treatment, seed, REPLICATES * self.draws)
         self._known: dict[tuple[Setup, CostChange], tuple[FloatArray, int]] = {}
         self._felt: dict[Setup, Felt] = {}
+        self._flight_ns: dict[Setup, FloatArray] = {}
         self.num_simulated = 0
 
     def _play(self, setup: Setup, costs: CostChange = NO_CHANGE) -> tuple[FloatArray, int]:
@@ -109,6 +111,7 @@ class Predictor:
             device_ns = np.asarray(totals["decode_ns"] + totals["prefill_ns"], dtype=np.float64)
             if costs == NO_CHANGE:
                 self._felt[setup] = self._felt_of(draws, outcome, server)
+                self._flight_ns[setup] = in_flight_ns(draws.arrays, outcome)
             self._known[key] = device_ns.reshape(self.draws, REPLICATES), int(totals["cached_tokens"].sum())
         return self._known[key]
 
@@ -131,6 +134,14 @@ class Predictor:
         """Spread between plans of their difference from the ratio of sums, as a share of the mean cost of one."""
         own, base = self._play(setup)[0], self._play(self._base)[0]
         return float((own - own.mean() / base.mean() * base).std() / own.mean())
+
+    def flight(self, setup: Setup) -> tuple[float, float]:
+        """The ratio of the time in flight (B), and the spread between plans of their difference from it."""
+        for each in (setup, self._base):
+            self._play(each)
+        own, base = self._flight_ns[setup], self._flight_ns[self._base]
+        ratio = float(own.mean() / base.mean())
+        return ratio, float((own - ratio * base).std() / own.mean())
 
     def ratio(self, setup: Setup) -> DrawnRatio:
         own, base = (DrawnCosts(self._play(each)[0].sum(axis=1)) for each in (setup, self._base))

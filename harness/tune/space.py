@@ -338,7 +338,7 @@ class Space:
             lines.append("prefix_caching: on and off")
         if "router" in levers:
             lines.append(f"router.policy: {', '.join(ROUTER_POLICIES)}")
-        lines += [f"{key}: {in_ranges(values)}" for key, values in self.others.items()]
+        lines += [f"{key}: {in_ranges(map(int, values))}" for key, values in self.others.items()]
         if self.has_sizes:
             lines.append(f"at most {self.most_sizes} {self._made} sizes")
         elif self.question.most_sizes and self.base.setup.decode_buckets:

@@ -148,3 +148,17 @@ def felt_of(
         return Felt(p50, p99, None, None, share)
     itl_p50, itl_p99 = (float(value) for value in np.quantile(gaps, (0.5, 0.99)))
     return Felt(p50, p99, itl_p50, itl_p99, share)
+
+
+def in_flight_ns(arrays: layout.PlanArrays, outcome: layout.SimOutcome) -> FloatArray:
+    """Time of each plan in which any request was in flight (B); shape (plans,)."""
+    cuts = np.cumsum(arrays.plans["num_requests"])[:-1]
+    sums: list[int] = []
+    for sent_ns, done_ns in zip(
+        np.split(outcome.requests["arrival_ns"], cuts), np.split(outcome.requests["completed_ns"], cuts), strict=True
+    ):
+        order = np.argsort(sent_ns)
+        sent_ns, latest_ns = sent_ns[order], np.maximum.accumulate(done_ns[order])
+        idle_ns = np.maximum(0, sent_ns[1:] - latest_ns[:-1]).sum()
+        sums.append(int(latest_ns[-1] - sent_ns[0] - idle_ns))
+    return np.array(sums, dtype=np.float64)

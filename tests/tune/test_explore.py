@@ -22,7 +22,7 @@ from harness.model.spec import PerturbationSpec, ServerSpec, SloSpec, WorkloadSp
 from harness.runner import run_experiment
 from harness.stacks.rbln.rules.kv_rules import PAGED
 from harness.tune.answer import answer, commands
-from harness.tune.confirm import candidates_of
+from harness.tune.confirm import candidates_of, power
 from harness.tune.explore import QUICK, Effort, Explored, explore
 from harness.tune.plans import Plans, Question
 from harness.tune.setups import Baseline, Setup, best_for_steps, checked_levers, ladder
@@ -360,3 +360,26 @@ def test_gaps_between_tokens_are_those_of_simulated_runs(tmp_path: Path, rules: 
     expected = np.sort(latencies(run).itl_ns)
     gaps = gaps_ns(plan_arrays([run.plan]), EngineConfig.from_server(run.server), model)
     assert np.sort(np.concatenate(gaps)) == pytest.approx(expected, abs=1e6)
+
+
+def test_time_in_flight_is_predicted_and_on_a_device_the_forecast_needs_it() -> None:
+    server = ServerSpec(max_num_seqs=2, decode_buckets=(2,))
+    question = asked(server, WorkloadSpec(num_sessions=3), ("kv_slots", "max_num_seqs"), agents=(3,))
+    option = explore(question, BRIEF).smallest
+    assert option is not None
+    assert option.flight is not None
+    ratio, spread = option.flight
+    assert 0.3 < ratio < 1
+    assert spread > 0
+    unseen = replace(option, flight=(1.0, 0.5))
+    assert power(unseen, 12, 2, needs_flight=True) < 0.1 < power(unseen, 12, 2)
+
+
+def test_parts_of_prompts_beyond_what_was_measured_are_named() -> None:
+    server = ServerSpec(rules=PAGED, cost_model="emulated-gpu", max_num_seqs=2, num_gpu_blocks=700, slot_tokens=4096)
+    question = asked(server, WorkloadSpec(num_sessions=3), ("max_num_seqs",), agents=(3,))
+    fitted = replace(question.model, fitted_prefill_tokens=(16, 500))
+    explored = explore(replace(question, model=fitted), BRIEF)
+    assert all(
+        "parts of prompts of more than 500 tokens were not measured" in each.unmeasured for each in explored.options
+    )

@@ -121,3 +121,10 @@ def test_arithmetic_of_a_modelled_gpu_is_assumed_for_a_device_whoever_names_it()
     server = ServerSpec(model="any", rules="vllm-paged", cost_model="emulated-gpu")
     assert price_of(server, seen).is_assumed
     assert not price_of(server, replace(seen, backend="emulator")).is_assumed
+
+
+def test_a_calibration_covers_the_longest_part_of_a_prompt_that_the_search_can_ask_for(tmp_path: Path) -> None:
+    table = VLLM | {"tune": {"may_change": ["max_num_batched_tokens"]}}
+    made = Tune(parse_experiment(table, where="test"), tmp_path, simulated, lambda _line: None)
+    assert made.sweeps.server.max_num_batched_tokens == 4000
+    assert made.first.server.max_num_batched_tokens is None
