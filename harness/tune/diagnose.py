@@ -13,7 +13,7 @@ from typing import Any
 
 from harness.analysis import extra_prefill_ns, run_figures
 from harness.analysis.figures import RunFigures
-from harness.analysis.logs.engine_steps import covering_sizes, step_log_of
+from harness.analysis.logs.engine_steps import attended_by_step, covering_sizes, step_log_of
 from harness.analysis.sessions import has_costs
 from harness.analysis.stats import most_missed, t_quantile
 from harness.analysis.summary import summarise
@@ -21,6 +21,7 @@ from harness.clock import NS_PER_S
 from harness.errors import SpecError
 from harness.kinds import kind_of_run
 from harness.measure.records.run import SealedRun
+from harness.measure.records.schema import values_of
 from harness.model.spec.server import PAGED_KEYS
 from harness.stacks.rbln.rules.kv_rules import AUTO
 from harness.table import interval_text
@@ -137,7 +138,7 @@ def diagnose(runs: Sequence[SealedRun], condition: str = "") -> Diagnosis:
         num_reused=figures.reuse.num_reused,
         device_ns=device_ns,
         losses=losses,
-        waiting_session_ns=None if unknown else figures.waiting_session_ns,
+        waiting_session_ns=None if unknown else _blocked_ns(valid, figures.waiting_session_ns),
         overload=None if device_ns is None else summary.overloads.get(name),
         origin=summary.origin,
         unknown=unknown,
@@ -232,6 +233,26 @@ def _padding_ns(run: SealedRun, figures: RunFigures) -> int:
         for (n, b), count in figures.steps_by_n_b.items()
         if b > n
     )
+
+
+def _blocked_ns(valid: Sequence[SealedRun], of_slots: int | None) -> int | None:
+    """What parts of prompts added to the steps of decoding requests; of KV slots ``of_slots``.
+
+    None without a step log, or without costs of parts of prompts.
+    """
+    if not valid[0].server.is_paged:
+        return of_slots
+    total_ns = 0
+    for run in valid:
+        if (log := step_log_of(run)) is None or run.cost_model.chunk_step_fs is None:
+            return None
+        steps = values_of(log.steps, "context_tokens", "generation_requests")
+        for (tokens, decodes), attended in zip(steps, attended_by_step(log), strict=True):
+            if tokens and decodes:
+                price_ns = run.cost_model.chunked_step_ns
+                both, alone = price_ns(decodes, decodes, 0, tokens, attended), price_ns(decodes, decodes, 0, 0)
+                total_ns += decodes * (both - alone)
+    return total_ns
 
 
 def _eager(run: SealedRun) -> int:

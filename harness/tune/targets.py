@@ -54,10 +54,14 @@ class Felt(NamedTuple):
         """ "TTFT p50 80 -> 78 ms, p99 518 -> 70 ms; ITL p50 9 -> 9 ms, p99 167 -> 28 ms"."""
         parts = [("TTFT", self[:2], today[:2]), ("ITL", self[2:4], today[2:4])]
         return "; ".join(
-            f"{name} p50 {was[0]:.3g} -> {now[0]:.3g} ms, p99 {was[1]:.3g} -> {now[1]:.3g} ms"
+            f"{name} p50 {_ms(was[0])} -> {_ms(now[0])} ms, p99 {_ms(was[1])} -> {_ms(now[1])} ms"
             for name, now, was in parts
             if None not in (*now, *was)
         )
+
+
+def _ms(time: float | None) -> str:
+    return "" if time is None else f"{time:,.0f}" if time >= 100 else f"{time:.3g}"
 
 
 def counts_of(

@@ -16,6 +16,7 @@ from harness.errors import ExitCode, SpecError
 from harness.model.engine.config import EngineConfig
 from harness.model.engine.cost import find_cost_file, load_cost_model
 from harness.model.plan.build import draw_plan
+from harness.model.sim import simulate
 from harness.model.sim.draws import perturbation_of
 from harness.model.sim.plans import plan_arrays
 from harness.model.spec import PerturbationSpec, ServerSpec, SloSpec, WorkloadSpec, parse_experiment
@@ -23,6 +24,7 @@ from harness.runner import run_experiment
 from harness.stacks.rbln.rules.kv_rules import PAGED
 from harness.tune.answer import answer, commands
 from harness.tune.confirm import candidates_of, power
+from harness.tune.diagnose import diagnose
 from harness.tune.explore import QUICK, Effort, Explored, explore
 from harness.tune.plans import Plans, Question
 from harness.tune.setups import Baseline, Setup, best_for_steps, checked_levers, ladder
@@ -358,6 +360,9 @@ def test_gaps_between_tokens_are_those_of_simulated_runs(tmp_path: Path, rules: 
     (run,) = run_experiment(parse_experiment(table, where="test"), runs_root=tmp_path).runs
     model = load_cost_model(costs)
     expected = np.sort(latencies(run).itl_ns)
+    blocked_ns = simulate(run.plan, run.server).wait_session_ns
+    assert diagnose([run]).waiting_session_ns == pytest.approx(blocked_ns, rel=1e-3)
+    assert blocked_ns > 0
     gaps = gaps_ns(plan_arrays([run.plan]), EngineConfig.from_server(run.server), model)
     assert np.sort(np.concatenate(gaps)) == pytest.approx(expected, abs=1e6)
 
