@@ -49,15 +49,11 @@ def temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def one_audit() -> None:
-    """See ``tests.support.one_audit``, ``asking_here``, ``forked_children`` and ``patience``."""
-    from tests.support.asking_here import ask_here
+def patience() -> None:
+    """See ``tests.support.patience`` and ``forked_children``."""
     from tests.support.forked_children import fork_children
-    from tests.support.one_audit import audit_once
     from tests.support.patience import be_patient
 
-    audit_once()
-    ask_here()
     fork_children()
     be_patient()
 
@@ -89,9 +85,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadGroupSch
 
 
 @pytest.fixture(scope="module", autouse=True)
-def what_is_loaded_stays(one_audit: None) -> None:
+def what_is_loaded_stays(patience: None) -> None:
     """As ``pytest_collection_finish``, of what tests have loaded since then."""
-    del one_audit
+    del patience
     gc.freeze()
 
 

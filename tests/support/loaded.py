@@ -27,9 +27,7 @@ from harness.clock import ScaledClock
 from harness.model.experiment import build_plan
 from harness.model.spec import ClientSpec, WorkloadSpec
 from harness.present.report.svg import Sheet
-from tests.support.asking_here import ask_here
-from tests.support.one_audit import audit_once, audited_once
-from tests.support.patience import be_patient
+from tests.support.patience import audited_once, be_patient
 
 importlib.import_module("matplotlib.backends.backend_svg")
 for package in (harness.cli, harness.extras.paper.catalogue, harness.runner.backends):
@@ -44,7 +42,5 @@ with Sheet() as sheet:
 harness.present.report.page._environment().get_template("page.html.j2")  # pyright: ignore[reportPrivateUsage]
 
 # Commands have no audit of their own either: they are forked with this one.
-audit_once()
-ask_here()
 be_patient()
 audited_once(build_plan(WorkloadSpec(num_sessions=3), 1, 0), ClientSpec(), ScaledClock(1.0))
