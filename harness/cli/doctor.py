@@ -103,17 +103,18 @@ def _ask_server(url: str, api_key_env: str, metrics_url: str, wait_s: float) -> 
     from harness.measure.client.target import endpoint_of
     from harness.measure.server.probe import Needs, probe
     from harness.model.spec import ServerSpec
-    from harness.runner.backends.attached import AttachedBackend
+    from harness.runner.backends.attached import AttachedBackend, facts_of
 
     server, console = ServerSpec(url=url, api_key_env=api_key_env, metrics_url=metrics_url), terminal()
     await_server(server, wait_s)
     report = probe(endpoint_of(server), Needs(asks_again=True, metrics_url=metrics_url))
     shown = {"model": report.model, "version": report.version}
     if report.model:
-        stack, by = AttachedBackend().stack_shown(server)
+        facts = facts_of(server)
+        stack, by = AttachedBackend().stack_shown(server, facts)
         silent = "vLLM itself or vllm-rbln: nothing shows which; say --stack to init and tune"
         shown |= {"stack": f"{stack.value} ({by})" if stack else silent} if by else {}
-        shown |= AttachedBackend().all_shown(server)
+        shown |= AttachedBackend().all_shown(server, facts=facts)
     for name, value in shown.items() if report.model else ():
         say(console, f"[green]shown[/]    {name}: {escape_markup(str(value))}", hang=9)
     for note in (*report.notes, *(notes_of_server(url) if report.model else ())):

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from harness.measure.server.probe import ProbeReport
     from harness.model.spec import ServerSpec
     from harness.runner.backends.base import FirstExperiment, Line
+    from harness.stacks.rbln.launch.launch_log import LaunchFacts
     from harness.stacks.vllm.step_log import RecordedServer
 
 MOST_SERVERS = 2
@@ -152,11 +153,12 @@ def _names(first: str, second: str) -> tuple[str, str]:
 def _shown(server: ServerSpec, report: ProbeReport, evidence: StackEvidence) -> Shown:
     """What one server shows of its settings; what it does not show, as its recording does."""
     from harness.model.spec.server import MOST_CONTEXT_TOKENS
-    from harness.runner.backends.attached import AttachedBackend
+    from harness.runner.backends.attached import AttachedBackend, facts_of
     from harness.runner.backends.base import SLOT_TOKENS
 
-    stack = _stack_of(server, evidence)
-    values = AttachedBackend().all_shown(server, stack)
+    facts = facts_of(server)
+    stack = _stack_of(server, evidence, facts)
+    values = shown = AttachedBackend().all_shown(server, stack, facts)
     recorded = evidence.recorded.settings if evidence.recorded is not None and stack is ServingStack.vllm else {}
     comments = dict.fromkeys(recorded.keys() - values.keys(), "shown by the recording of this server")
     differing = {key: value for key, value in recorded.items() if key in values and values[key] != value}
@@ -171,17 +173,17 @@ def _shown(server: ServerSpec, report: ProbeReport, evidence: StackEvidence) -> 
         lines.append((f"slot_tokens = {longest}", "its max_model_len"))
     if "max_num_seqs" not in values:
         lines.append(("max_num_seqs = 8", "assumed, not shown: write what the server was started with"))
-    if "max_num_seqs" not in values or recorded.keys() - AttachedBackend().all_shown(server, stack).keys():
+    if "max_num_seqs" not in values or recorded.keys() - shown.keys():
         lines.append(DECLARED)
     room = longest if can_be_written else min(longest, SLOT_TOKENS)
     return Shown(server.url, report, tuple(lines), room, values)
 
 
-def _stack_of(server: ServerSpec, evidence: StackEvidence) -> ServingStack | None:
+def _stack_of(server: ServerSpec, evidence: StackEvidence, facts: LaunchFacts) -> ServingStack | None:
     """Which stack serves; None where it is no vLLM. SpecError where a vLLM shows neither, or another than is said."""
     from harness.runner.backends.attached import AttachedBackend
 
-    found, by = AttachedBackend().stack_shown(server)
+    found, by = AttachedBackend().stack_shown(server, facts)
     recorded = None if evidence.recorded is None else evidence.recorded.stack
     said = {"--stack": evidence.stack, "the recording": recorded}
     for where, stack in said.items():
@@ -207,7 +209,7 @@ def _probed(servers: Sequence[ServerSpec]) -> tuple[list[ProbeReport], str]:
 
     first: list[ProbeReport] = []
     for form in get_args(PromptForm):
-        needs = Needs(ClientSpec(), form, metrics=False, asks_again=not first)
+        needs = Needs(ClientSpec(), form, metrics=False)
         reports = [probe(endpoint_of(server), needs) for server in servers]
         if not any(report.problems for report in reports):
             return reports, form if first else ""

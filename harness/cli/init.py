@@ -16,6 +16,7 @@ from harness.cli.sizes import notes_of_server
 from harness.cli.terminal import print_folded, print_with_comment
 from harness.errors import SpecError
 from harness.kinds import DEFAULT_BACKEND, KINDS, kind_named
+from harness.measure.server.once import asked_once
 from harness.outputs import write_text
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ AgentsOption = Annotated[
 ]
 
 
+@asked_once()
 def init(
     name: Annotated[str, typer.Argument(help="Name of the experiment; its file becomes `NAME.toml`.")] = "mine",
     backend: Annotated[str, typer.Option(help=f"What is measured: {', '.join(KINDS)}.")] = "",

@@ -27,6 +27,7 @@ from harness.cli.sizes import notes_of
 from harness.cli.terminal import escape_markup, say, terminal, time_left
 from harness.clock import NS_PER_S, MonotonicClock
 from harness.errors import ExitCode, SpecError
+from harness.measure.server.once import asked_once
 from harness.outputs import write_text
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from harness.runner import ExperimentOutcome
 
 
+@asked_once()
 def tune(
     experiment: MaybeExperimentArgument = None,
     runs: RunsOption = Path("runs"),

@@ -150,11 +150,9 @@ def _host_checks(runs: Iterable[PlannedRun]) -> Iterator[Callable[[], object]]:
 def refuse_what_is_missing(runs: Sequence[PlannedRun]) -> None:
     """One error for everything that running servers lack, and for settings that nothing would show."""
     lacks: list[str] = []
-    by_server: dict[tuple[str, str, str], list[PlannedRun]] = {}
-    for run in runs:
-        by_server.setdefault((run.server.url, run.server.api_key_env, run.server.model), []).append(run)
-    for (url, _, _), group in by_server.items():
-        lacks += [f"{redacted_text(url)}: {lack}" for lack in backend_named(group[0].spec.backend).lacks(group)]
+    for group in _by_server(runs):
+        url = redacted_text(group[0].server.url)
+        lacks += [f"{url}: {lack}" for lack in backend_named(group[0].spec.backend).lacks(group)]
     try:
         refuse_unshown_settings(runs)
     except SpecError as error:
@@ -168,6 +166,13 @@ def refuse_what_is_missing(runs: Sequence[PlannedRun]) -> None:
         where=f"backend {runs[0].spec.backend}",
         hint="Nothing was performed. `harness doctor --url URL` asks a server again",
     )
+
+
+def _by_server(runs: Iterable[PlannedRun]) -> list[list[PlannedRun]]:
+    groups: dict[tuple[str, str, str], list[PlannedRun]] = {}
+    for run in runs:
+        groups.setdefault((run.server.url, run.server.api_key_env, run.server.model), []).append(run)
+    return list(groups.values())
 
 
 def refuse_unshown_settings(runs: Iterable[PlannedRun]) -> None:
@@ -315,6 +320,8 @@ def run_experiment(  # noqa: PLR0913  # an option each
             # A repetition that was asked for is made all the same: until then it can still change the decision.
             todo = [run for run in todo if run.key in again]
         check_hosts(todo)
+        for group in _by_server(todo):
+            backend_named(spec.backend).ask_ahead(group)
         progress = RunProgress(planned, todo, on_progress, monitor)
         context = RunContext(store.root, spec_source, authorization, on_progress, stop, fixed_by=fixed_by)
         ended_by, repeats = "", REPEATS if monitor is not None and authorization is None else 0

@@ -18,7 +18,7 @@ from harness.measure.records.run import SealedRun
 from harness.model.traces.importing import import_trace
 from harness.model.traces.recording import TraceFile, read_trace
 from harness.stacks.vllm.step_log import INSIDE
-from tests.support.sessions_on_vllm import lengths_imported, lengths_planned
+from tests.support.sessions_on_vllm import as_of_agents, lengths_imported, lengths_planned
 from tests.support.twin_runs import run_on_twin
 
 SESSIONS = "sessions.jsonl"
@@ -59,6 +59,7 @@ def record(version: str, folder: Path, kind: Kind, variables: dict[str, str] | N
 
 def imported(folder: Path) -> TraceFile:
     """The sessions of the recorder's file."""
+    as_of_agents(folder / SESSIONS)
     import_trace([folder / SESSIONS], folder / "trace.jsonl", name="recorded")
     return read_trace(folder / "trace.jsonl")
 

@@ -25,6 +25,7 @@ from harness.model.traces.importing import import_trace
 from harness.model.traces.recording import Recording, TraceFile, read_trace
 from harness.runner.experiment import run_experiment
 from harness.runner.paired import compare_pair
+from harness.stacks.vllm.inside.vllm_step_log.sessions import OWN_BIT
 from tests.support.checkout import ROOT
 
 SESSIONS, TURNS = 40, 5
@@ -88,6 +89,8 @@ def run(environment: str, folder: Path, model: str = "", more: dict[str, Any] | 
 def look(recorded: SealedRun, folder: Path) -> Found:
     """Hold the import and the replay to what was planned and recorded."""
     files = sorted(folder.glob("sessions*.jsonl"))
+    for file in files:
+        as_of_agents(file)
     import_trace(files, folder / "trace.jsonl", name="recorded")
     trace = read_trace(folder / "trace.jsonl")
     planned = Counter(lengths_planned(recorded.plan))
@@ -100,6 +103,11 @@ def look(recorded: SealedRun, folder: Path) -> Found:
     config = rules_of(log.settings, log.vllm)
     found = replay(config, load_cost_model("emulated-gpu"), requests, chains, log.cores[0].steps)
     return Found(whole.total(), others, found, lines_of(found, config, ""), trace)
+
+
+def as_of_agents(file: Path) -> None:
+    """Take the mark of the harness off the requests that it played in place of agents."""
+    file.write_text(file.read_text().replace(OWN_BIT, ""))
 
 
 Lengths = tuple[tuple[int, int, int], ...]

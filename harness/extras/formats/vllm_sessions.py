@@ -28,6 +28,7 @@ FORMAT_NUMBER = 1
 MOST_NS = 1 << 62
 NOT_ENDED = "requests that had not ended when their file did"
 BEFORE = "ends of requests that came before the files"
+OWN = "requests that the harness sent itself"
 NO_NAMES = "requests of servers without prefix caching, which name no blocks: each is a session by itself"
 UNKNOWN_WAITS = "waits for a person or a tool, the file does not say which"
 PROMPTS_ALONE = "requests that begin with an earlier prompt and not with its answer: shared blocks, no session"
@@ -74,7 +75,7 @@ class ObservedRequest:
     """One request of a file. like, known: whose first so many blocks it begins with, -1: nobody's.
 
     blocks: whole blocks of its prompt. end: None while it has not ended. parent, keep: the request that it continues,
-    and how many tokens of that prompt and answer it keeps. at: for notes.
+    and how many tokens of that prompt and answer it keeps. at: for notes. is_own: the harness sent it.
     """
 
     at: str
@@ -87,6 +88,7 @@ class ObservedRequest:
     like: int
     known: int
     blocks: int
+    is_own: bool = False
     end: End | None = None
     parent: ObservedRequest | None = None
     keep: int = 0
@@ -275,7 +277,8 @@ def _came(record: Record, server: Recorder, at: str) -> ObservedRequest | None:
     if server.block_tokens and blocks > prompt // server.block_tokens:
         return None
     most = tokens_of(record.get("max_tokens"))
-    return ObservedRequest(at, number, server, min(arrival_ns, queued_ns), queued_ns, prompt, most, like, known, blocks)
+    instants_ns, chain = (min(arrival_ns, queued_ns), queued_ns), (like, known, blocks)
+    return ObservedRequest(at, number, server, *instants_ns, prompt, most, *chain, is_own=record.get("harness") == 1)
 
 
 def _end(record: Record, server: Recorder) -> End | None:
@@ -315,7 +318,9 @@ def _recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | No
     notes.block_tokens = min(sizes, default=0)
     ended: list[ObservedRequest] = []
     for request in seen:
-        if request.end is None:
+        if request.is_own:
+            notes.drop(OWN, request.at)
+        elif request.end is None:
             notes.drop(NOT_ENDED, request.at)
         else:
             ended.append(request)
@@ -327,6 +332,8 @@ def _recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | No
     links = {key: Links(each, notes) for key, each in chains.items()}
     for request in ended:
         links[request.server.recorder, request.server.part].take(request)
+        if request.parent is not None and request.parent.is_own:
+            request.parent, request.keep = None, 0
         root = request if request.parent is None else roots[id(request.parent)]
         roots[id(request)] = root
         trees.setdefault(id(root), []).append(request)

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from harness.model.plan.model import Plan
 
 
+OWN_REQUESTS = "rbln-harness-"
+"""The ids of all requests begin so: a recorder in the server tells them from those of agents."""
 # A working client beats every 50 ms, or 50 ms later where sends leave no time.
 PAUSE_NS = 250 * NS_PER_MS
 MAX_PAUSES = 1_000
@@ -94,7 +96,7 @@ class ReplayState:
         self.replicas: dict[str, str] = {}
         # By whole session: what goes back to a router with its next request.
         self._session_tokens: dict[int, str] = {}
-        self.nonce = os.urandom(4).hex()
+        self.nonce = OWN_REQUESTS + os.urandom(4).hex()
         self.num_finished = 0
         self.has_all_fresh = False
         self.finished_events: list[ReplayEvent] = []

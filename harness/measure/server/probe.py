@@ -27,7 +27,8 @@ from harness.measure.server.life import (
     stated_version,
     unhealthy,
 )
-from harness.measure.server.tokenizer import OUT_OF_VOCABULARY, asked_vocabulary, range_within
+from harness.measure.server.once import once
+from harness.measure.server.tokenizer import OUT_OF_VOCABULARY, range_within
 from harness.model.plan.build import draw_plan
 from harness.model.plan.model import Plan, RequestPlan, TokenIdRange
 from harness.model.plan.tokens import PromptIds
@@ -37,6 +38,8 @@ PROMPT_TOKENS, ANSWER_TOKENS = 32, 4
 # More than two blocks of 128 tokens, which is the largest usual size.
 REUSED_TOKENS = 272
 MANY_IDS = 256
+# No model has fewer token ids.
+FEWEST_IDS = 256
 NO_KEY = (401, 403)
 UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
 # Gateways say 500 to a form that they do not translate.
@@ -107,7 +110,10 @@ def probe(endpoint: Endpoint, needs: Needs) -> ProbeReport:
     except LookupError:
         return ProbeReport((_no_model(endpoint, reply, needs.model),))
     model = str(entry["id"])
-    problems, notes, vocabulary = _within_vocabulary(endpoint, model, needs)
+    # The answer does not depend on the longest request, nor on where the metrics are.
+    asked = replace(needs, model=model, longest_tokens=0, metrics=False, metrics_url="", request_timeout_s=0.0)
+    answered = once((endpoint, repr(asked)), lambda: _within_vocabulary(endpoint, model, needs))
+    problems, notes, vocabulary = [*answered[0]], answered[1], answered[2]
     if sick := unhealthy(endpoint):
         problems.insert(0, f"{sick}: the server says that it cannot serve. Read its log, and start it again")
     limit: Any = entry.get("max_model_len")
@@ -161,37 +167,51 @@ def _refused(endpoint: Endpoint, reply: Reply) -> str:
 
 
 def _within_vocabulary(endpoint: Endpoint, model: str, needs: Needs) -> tuple[list[str], list[str], int | None]:
-    """Problems and notes of a short request, and the size of the vocabulary where it decides the ids."""
+    """Problems and notes of a short request, and how many token ids are known where it decides the ids.
+
+    Ever lower ids are asked for until the server takes them: a request that it refuses costs no step.
+    """
     problems, notes = _short_request(endpoint, model, needs)
-    if needs.prompt_form != "token-ids" or not any(OUT_OF_VOCABULARY in problem for problem in problems):
+    known, ids = needs.token_id_range[1], needs.token_id_range
+    while needs.prompt_form == "token-ids" and any(OUT_OF_VOCABULARY in problem for problem in problems):
+        known = known * 9 // 10
+        ids = range_within(known, needs.token_id_range)
+        if ids is None or known < FEWEST_IDS:
+            return problems, notes, None
+        problems, notes = _short_request(endpoint, model, replace(needs, token_id_range=ids))
+    if known == needs.token_id_range[1]:
         return problems, notes, None
-    vocabulary = asked_vocabulary(endpoint, model, needs.request, needs.token_id_range[1])
-    ids = range_within(vocabulary, needs.token_id_range)
-    if ids is None:
-        known = [] if vocabulary is None else [f"the model knows the ids below {vocabulary:,}"]
-        return [*problems, *known], notes, None
-    problems, notes = _short_request(endpoint, model, replace(needs, token_id_range=ids))
-    note = f"the model has {vocabulary:,} token ids: prompts take those from {ids[0]:,} to {ids[1] - 1:,}"
-    return problems, [*notes, note], vocabulary
+    note = f"the model has fewer token ids than usual: prompts take those from {ids[0]:,} to {ids[1] - 1:,}"
+    return problems, [*notes, note], known
 
 
 def _short_request(endpoint: Endpoint, model: str, needs: Needs) -> tuple[list[str], list[str]]:
     """Problems and notes from one request of a few tokens."""
-    row, num_timed, tolerated, is_held = _answered(endpoint, model, needs)
+    # Asked again with the same ids, whole blocks of the prompt can be reused.
+    seed, length = secrets.randbits(SEED_BITS), REUSED_TOKENS if needs.asks_again else PROMPT_TOKENS
+    row, num_timed, tolerated, is_held = _answered(endpoint, model, needs, seed, length)
     if row["http_status"] in NO_KEY:
         return [_refused(endpoint, Reply(row["http_status"], b""))], []
     if row["status"] != "ok":
         problem = _explained(str(row["error"]) or str(row["status"]), row)
-        remedy = _form_that_works(endpoint, model, needs) if row["http_status"] in NOT_THIS_FORM else ""
+        is_other_form = row["http_status"] in NOT_THIS_FORM and OUT_OF_VOCABULARY not in problem
+        remedy = _form_that_works(endpoint, model, needs) if is_other_form else ""
         return [f"{problem}. {remedy}" if remedy else problem], []
     problems: list[str] = []
     if needs.prompt_form == "token-ids" and row["prompt_tokens"] != row["planned_prompt_tokens"]:
         sent, counted = row["planned_prompt_tokens"], row["prompt_tokens"]
         problems.append(f"a prompt of {sent} token ids is counted as {counted}: lengths would not be as planned")
     notes: list[str] = []
-    if row["cached_tokens"] is None and not (needs.asks_again and _states_reuse(endpoint, model, needs)):
+    cached = row["cached_tokens"]
+    if cached is None and needs.asks_again:
+        # A server may leave out a count of nothing.
+        cached = _answered(endpoint, model, needs, seed, length)[0]["cached_tokens"]
+    if cached is None:
         again = ", nor when a prompt is asked again" if needs.asks_again else ""
-        notes.append(f"usage does not state cached tokens{again}: reuse is unknown")
+        notes.append(
+            f"usage does not state cached tokens{again}: reuse is unknown. Start a vLLM with "
+            "--enable-prompt-tokens-details"
+        )
     if needs.client.stream and not num_timed:
         notes.append("an answer has more chunks than tokens, and no token ids: TTFT and TPOT are unknown")
     if is_held:
@@ -203,24 +223,15 @@ def _short_request(endpoint: Endpoint, model: str, needs: Needs) -> tuple[list[s
     return problems, notes
 
 
-def _states_reuse(endpoint: Endpoint, model: str, needs: Needs) -> bool:
-    """Whether a prompt that is asked twice has cached tokens: a server may leave out a count of nothing."""
-    seed = secrets.randbits(SEED_BITS)
-    rows = [_answered(endpoint, model, needs, seed, REUSED_TOKENS)[0] for _ in range(2)]
-    return rows[-1]["cached_tokens"] is not None
-
-
 def _answered(
-    endpoint: Endpoint, model: str, needs: Needs, seed: int | None = None, num_tokens: int = 0
+    endpoint: Endpoint, model: str, needs: Needs, seed: int, num_tokens: int
 ) -> tuple[dict[str, Any], int, list[str], bool]:
     """The row of a short request, how many of its tokens have an instant, what was tolerated in the answer, and
     whether its tokens came together."""
     options, timeout_ns = needs.client.model_copy(update={"processes": 1}), round(needs.request_timeout_s * NS_PER_S)
     target = Target(endpoint, model, options, ScaledClock(1.0), timeout_ns, is_strict=False, request=needs.request)
-    # Ids of its own: its blocks may stay in the server's cache.
-    seed = secrets.randbits(SEED_BITS) if seed is None else seed
     target = replace(target, prompt_ids=PromptIds(seed, needs.highest_ids))
-    result = replay_here(_plan(needs, num_tokens or PROMPT_TOKENS), target, on_event=None, is_stopped=lambda: False)
+    result = replay_here(_plan(needs, num_tokens), target, on_event=None, is_stopped=lambda: False)
     (row,) = result.requests.to_pylist()
     num_timed = sum(result.chunks.to_table()["num_tokens"].to_pylist())
     is_held = held_facts(result.chunks, result.requests)["held_first"]["num_held"] > 0
@@ -233,7 +244,7 @@ def _form_that_works(endpoint: Endpoint, model: str, needs: Needs) -> str:
     for form in forms:
         if form == needs.prompt_form:
             continue
-        row, *_ = _answered(endpoint, model, replace(needs, prompt_form=form))
+        row, *_ = _answered(endpoint, model, replace(needs, prompt_form=form), 0, PROMPT_TOKENS)
         if row["status"] == "ok":
             known = "/v1/chat/completions alone" if form == "chat" else f"/v1/completions, with {form} prompts"
             return f'The server knows {known}: workload.prompt_form = "{form}"'
@@ -255,7 +266,7 @@ def _explained(error: str, row: dict[str, Any]) -> str:
     if row["status"] == "wrong_length":
         return f"{error}: answers cannot have planned lengths. The server must honour ignore_eos and max_tokens"
     status = f" (status {row['http_status']})" if row["status"] == "http_error" else ""
-    return f'a request of {PROMPT_TOKENS} tokens failed{status}; its message: "{error}"'
+    return f'a request of {row["planned_prompt_tokens"]} tokens failed{status}; its message: "{error}"'
 
 
 def _plan(needs: Needs, num_tokens: int) -> Plan:

@@ -27,7 +27,7 @@ from harness.measure.server.ask import HTTP_OK, ask
 from harness.model.plan.model import Plan, RequestPlan, SessionPlan, TokenIdRange
 from harness.model.plan.tokens import TokenStreams
 from harness.model.plan.words import WORDS, TextSizes
-from harness.model.spec import RequestSpec, ServerSpec, WorkloadSpec
+from harness.model.spec import ServerSpec, WorkloadSpec
 
 USUAL_RANGE = WorkloadSpec().token_id_range
 OUT_OF_VOCABULARY = "out of vocabulary"
@@ -80,29 +80,6 @@ def _vocabulary_in(file: Path) -> int | None:
     except (OSError, ValueError, AttributeError):
         return None
     return size if isinstance(size, int) and size > 0 else None
-
-
-def asked_vocabulary(endpoint: Endpoint, model: str, request: RequestSpec, refused: int) -> int | None:
-    """The smallest id that a running server calls out of its vocabulary; None where it says something else.
-
-    Halves the ids below ``refused`` by requests of one token, of which a refused one costs no step.
-    """
-    options = RequestOptions(request)
-    values = request_values(0, 0, ("vocabulary-0", "vocabulary-0-0"), None, (1, 1))
-    headers, more = options.headers(lambda: values), options.body(lambda: values).decode()
-    known, unknown = 0, refused
-    while unknown - known > 1:
-        middle = (known + unknown) // 2
-        length = options.length_key.decode()
-        content = f'{{"model":{json.dumps(model)},"prompt":[{middle}],"{length}":1{more}}}'
-        reply = ask(endpoint, "/v1/completions", deadline_s=DEADLINE_S, body=content.encode(), headers=headers)
-        if reply.status == HTTP_OK:
-            known = middle
-        elif OUT_OF_VOCABULARY.encode() in reply.body:
-            unknown = middle
-        else:
-            return None
-    return unknown if known else None
 
 
 def remember_vocabulary(endpoint: Endpoint, vocabulary: int | None) -> None:

@@ -20,6 +20,7 @@ from harness.measure.records.manifest import Observation
 from harness.measure.server.ask import HTTP_OK, Reply
 from harness.measure.server.doctor import Check
 from harness.measure.server.life import MODELS, VERSION, LaunchPlan, get_at, get_metrics, model_entry, stated_version
+from harness.measure.server.once import once
 from harness.measure.server.probe import Needs, probe
 from harness.measure.server.tokenizer import forget_text_sizes, remember_vocabulary, text_sizes_of
 from harness.model.engine.config import PREFILL_CHUNK_TOKENS, changed_keys, requested_settings
@@ -89,19 +90,32 @@ class AttachedBackend(ServerBackend):
         )
         report = probe(endpoint_of(run.server), needs)
         remember_vocabulary(endpoint_of(run.server), report.vocabulary)
-        if not report.problems:
-            _size_texts(runs, report.model)
         return (*report.problems, *_silent_replicas(run.server))
 
-    def in_force(self, server: ServerSpec) -> dict[str, Any]:
-        return _in_force(server, _facts_of(server), has_paged=bool(changed_keys(server) & PAGED_KEYS))
+    def ask_ahead(self, runs: Sequence[PlannedRun]) -> None:
+        if all(run.plan.prompt_form == "token-ids" for run in runs):
+            return
+        server = runs[0].server
+        endpoint = endpoint_of(server)
+        model = _model_of(endpoint, get_at(endpoint, MODELS), server.model)
+        # Nothing is asked between runs.
+        once(("text sizes", endpoint), lambda: forget_text_sizes(endpoint))
+        for run in runs:
+            spec, request = run.spec, run.spec.workload_of(run.condition).request
+            timeout_ns = round(spec.limits.request_timeout_s * NS_PER_S)
+            target = Target(endpoint, model, spec.client, ScaledClock(1.0), timeout_ns, request=request)
+            _ = text_sizes_of(target, run.plan, is_ours=False)
 
-    def stack_shown(self, server: ServerSpec) -> tuple[ServingStack | None, str]:
+    def in_force(self, server: ServerSpec) -> dict[str, Any]:
+        return _in_force(server, facts_of(server), has_paged=bool(changed_keys(server) & PAGED_KEYS))
+
+    def stack_shown(self, server: ServerSpec, facts: LaunchFacts | None = None) -> tuple[ServingStack | None, str]:
         """Which stack serves, and what shows it; None where a vLLM shows neither, "" where nothing shows a vLLM.
 
+        facts: from ``facts_of``, where it was asked already.
         Blocks of vllm-rbln hold whole prefill chunks: other blocks are vLLM's, and such blocks say nothing.
         """
-        facts = _facts_of(server)
+        facts = facts or facts_of(server)
         if facts.emulator:
             return (
                 ServingStack.vllm if is_paged(str(facts.emulator.get("rules", ""))) else ServingStack.rbln
@@ -112,10 +126,12 @@ class AttachedBackend(ServerBackend):
             return ServingStack.vllm, "its metrics: blocks that no prefill chunk of vllm-rbln fits"
         return None, "vLLM's metrics" if facts.cache else ""
 
-    def all_shown(self, server: ServerSpec, stack: ServingStack | None = None) -> dict[str, Any]:
+    def all_shown(
+        self, server: ServerSpec, stack: ServingStack | None = None, facts: LaunchFacts | None = None
+    ) -> dict[str, Any]:
         """``in_force``, and of vLLM itself its rules and its KV memory. stack: which serves; default: as shown."""
-        facts = _facts_of(server)
-        found, by = self.stack_shown(server)
+        facts = facts or facts_of(server)
+        found, by = self.stack_shown(server, facts)
         stack = stack or found
         if facts.emulator or stack is not ServingStack.vllm:
             in_force = _in_force(server, facts, has_paged=False)
@@ -176,7 +192,7 @@ def _kept(server: ServerSpec, step_log: Path) -> Iterator[tuple[Path, Path]]:
             yield path, step_log.with_name(step_log.name + path.name[len(source.name) :])
 
 
-def _facts_of(server: ServerSpec) -> LaunchFacts:
+def facts_of(server: ServerSpec) -> LaunchFacts:
     """What the server's metrics show."""
     facts = LaunchFacts()
     read_metrics(get_metrics(endpoint_of(server), server.metrics_url).body.decode("utf-8", "replace"), facts)
@@ -189,16 +205,6 @@ def _in_force(server: ServerSpec, facts: LaunchFacts, *, has_paged: bool) -> dic
     models = _shown_by_models(get_at(endpoint_of(server), MODELS), server.model)
     in_force = facts.effective({**paged, **models, **_header_of(server)})
     return {key: value for key, value in in_force.items() if not (server.is_paged and key == "usable_kv_slots")}
-
-
-def _size_texts(runs: Sequence[PlannedRun], model: str) -> None:
-    """Ask for the sizes of text before the first run, so that nothing is asked between runs."""
-    forget_text_sizes(endpoint_of(runs[0].server))
-    for run in runs:
-        spec, request = run.spec, run.spec.workload_of(run.condition).request
-        timeout_ns = round(spec.limits.request_timeout_s * NS_PER_S)
-        target = Target(endpoint_of(run.server), model, spec.client, ScaledClock(1.0), timeout_ns, request=request)
-        _ = text_sizes_of(target, run.plan, is_ours=False)
 
 
 def _header_of(server: ServerSpec) -> dict[str, Any]:

@@ -103,6 +103,9 @@ class Backend(ABC):
         del runs
         return ()
 
+    def ask_ahead(self, runs: Sequence[PlannedRun]) -> None:  # noqa: B027  # most kinds have nothing to ask
+        """Ask a running server what its runs need to know, before the first of them."""
+
     def check_server(self, server: ServerSpec) -> None:  # noqa: B027  # most kinds have nothing to refuse
         """Refuse what no host could run, when an experiment is planned; raises SpecError."""
 

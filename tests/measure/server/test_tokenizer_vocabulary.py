@@ -14,6 +14,8 @@ from harness.errors import ServerError
 from harness.measure.records.store import RunStore
 from harness.measure.server.tokenizer import USUAL_RANGE, configured_vocabulary, range_within
 from harness.model.spec import ExperimentSpec, ServerSpec
+from harness.model.traces.importing import import_trace
+from harness.model.traces.recording import read_trace
 from harness.runner import run_experiment
 from tests.measure.server.test_clean_start import null_experiment
 from tests.support.emulated_vllm import emulated_vllm
@@ -22,6 +24,8 @@ from tests.support.emulator_process import Emulator, end, start_ready
 pytestmark = pytest.mark.same_everywhere
 
 SMALL = 2048
+# Of steps down by a tenth from 150,000 the first that the server takes.
+IDS = [233, 1867]
 
 
 def test_a_small_vocabulary_gives_ids_from_its_middle_and_a_large_one_changes_nothing() -> None:
@@ -46,25 +50,28 @@ def test_the_vocabulary_is_read_from_the_model_and_from_the_cache_of_the_hub(tmp
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
-    started = start_ready(tmp_path_factory.mktemp("small"), time_scale=1.0, vocab_size=SMALL)
+    folder = tmp_path_factory.mktemp("small")
+    server = {"rules": "vllm-paged", "cost_model": "emulated-gpu", "num_gpu_blocks": 4096}
+    sessions = str(folder / "sessions.jsonl")
+    started = start_ready(folder, time_scale=1.0, vocab_size=SMALL, server=server, sessions_path=sessions)
     yield started
     end(started)
 
 
 @pytest.mark.live
-def test_an_attached_server_is_asked_for_the_first_id_that_it_does_not_have(small: Emulator, tmp_path: Path) -> None:
+def test_an_attached_server_is_asked_for_lower_ids_until_it_has_them(small: Emulator, tmp_path: Path) -> None:
     answer = small.client.post("/v1/completions", json={"prompt": [SMALL], "max_tokens": 1})
     assert answer.status_code == 400
     assert answer.json()["error"]["message"] == f"Token id {SMALL} is out of vocabulary"
     run_experiment(null_experiment(small.address, 1), runs_root=tmp_path).require_valid()
     for run in RunStore(tmp_path).sealed("null"):
-        assert run.manifest.client_audit["prompt_ids"]["token_id_range"] == [240, 1920]
+        assert run.manifest.client_audit["prompt_ids"]["token_id_range"] == IDS
 
 
 @pytest.mark.live
-def test_a_written_range_beyond_the_vocabulary_is_refused_with_its_size(small: Emulator, tmp_path: Path) -> None:
+def test_a_written_range_beyond_the_vocabulary_is_refused(small: Emulator, tmp_path: Path) -> None:
     spec = null_experiment(small.address, 1, token_id_range=[300, 4000])
-    with pytest.raises(ServerError, match="the model knows the ids below 2,048"):
+    with pytest.raises(ServerError, match="the model knows fewer tokens"):
         run_experiment(spec, runs_root=tmp_path)
 
 
@@ -72,7 +79,29 @@ def test_a_written_range_beyond_the_vocabulary_is_refused_with_its_size(small: E
 def test_the_doctor_says_which_ids_prompts_take(small: Emulator) -> None:
     done = CliRunner().invoke(app, ["doctor", "--url", small.address], env={"COLUMNS": "1000"})
     assert done.exit_code == 0, done.output
-    assert "the model has 2,048 token ids: prompts take those from 240 to 1,919" in done.output
+    low, high = IDS
+    assert f"the model has fewer token ids than usual: prompts take those from {low} to {high - 1:,}" in done.output
+
+
+@pytest.mark.live
+def test_a_command_computes_one_short_answer_and_a_recording_leaves_the_answers_of_the_harness_out(
+    small: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recorded, nums_asked = small.log_path.with_name("sessions.jsonl"), list[int]()
+    prompt = list(range(300, 400))
+    small.client.post("/v1/completions", json={"prompt": prompt, "max_tokens": 20, "stream": False})
+    for command in (["doctor", "--url"], ["init", "--for"], ["tune", "--dry-run", "--for"]):
+        before = recorded.read_text().count('"harness":1')
+        done = CliRunner().invoke(app, [*command, small.address])
+        assert done.exit_code == 0, done.output
+        nums_asked.append(recorded.read_text().count('"harness":1') - before)
+    assert nums_asked == [1, 1, 1]
+
+    import_trace([recorded], tmp_path / "trace.jsonl", name="recorded")
+    trace = read_trace(tmp_path / "trace.jsonl")
+    assert [request.prompt_tokens for each in trace.recordings for request in each.requests] == [100]
+    assert trace.head.dropped["requests that the harness sent itself"] >= 3
 
 
 @pytest.mark.live

@@ -17,6 +17,8 @@ from typing import Any
 
 LOG = logging.getLogger("vllm.vllm_step_log")
 now_ns = time.monotonic_ns  # noqa: TID251 - runs inside the server, where the harness's clock is not
+OWN_REQUESTS = "rbln-harness-"
+"""The ids of requests that a measurement sends begin so. The API server puts words before them."""
 
 DRAFTS = "speculative_config.num_speculative_tokens"
 SETTINGS = {

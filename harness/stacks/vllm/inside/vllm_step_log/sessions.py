@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from . import LOG, LineFile, class_of, header_of, kv_of, now_ns, plain, value_at
+from . import LOG, OWN_REQUESTS, LineFile, class_of, header_of, kv_of, now_ns, plain, value_at
 
 FILE_VARIABLE = "VLLM_SESSIONS_FILE"
 FILE_BYTES_VARIABLE = "VLLM_SESSIONS_FILE_BYTES"
@@ -39,6 +39,7 @@ MAX_OPEN = 100_000
 MAX_AGE_NS = 10_000_000_000
 """Longest time from the API server to the scheduler that is believed: the clock of the day may have been set."""
 MAX_LINE_BYTES = 512
+OWN_BIT = ',"harness":1'
 MAX_LINES = 128
 """Lines that wait to be written."""
 REASONS = {
@@ -146,10 +147,13 @@ class SessionFile:
         instants_ns: tuple[int, int],
         tokens: tuple[int | None, int | None],
         hashes: Sequence[Any],
+        *,
+        is_own: bool = False,
     ) -> None:
         """A request was queued. instants_ns: of its arrival, and in the queue. tokens: of its prompt, and at most.
 
         request: its number; they rise by 1. hashes: of the whole blocks of its prompt, each of all tokens before too.
+        is_own: a measurement sent it.
         """
         if self._room < MAX_LINE_BYTES:
             self._make_room(request)
@@ -159,7 +163,8 @@ class SessionFile:
         prompt, most = tokens
         self._add(
             f'{{"request":{request},"arrival_ns":{arrival_ns},"queued_ns":{queued_ns},'
-            f'"prompt_tokens":{prompt},"max_tokens":{most},"like":{like},"known":{known},"blocks":{len(hashes)}}}\n'
+            f'"prompt_tokens":{prompt},"max_tokens":{most},"like":{like},"known":{known},"blocks":{len(hashes)}'
+            f"{OWN_BIT if is_own else ''}}}\n"
         )
 
     def ended(self, request: int, end: Ended, hashes: Sequence[Any], before: int = 0) -> None:
@@ -307,6 +312,7 @@ class SessionObserver:
         header["effective"] |= kv_of(scheduler)
         path = engine_path(os.environ[FILE_VARIABLE], engine)
         self._file = SessionFile(path, header, limits_of(os.environ))
+        LOG.info("[SESSIONS] recording to %s: no text, no token; off without %s", path, FILE_VARIABLE)
         self._open: dict[str, _Open] = {}
         self._prefilling: dict[str, _Open] = {}
         self._num_requests = 0
@@ -336,6 +342,7 @@ class SessionObserver:
             (arrival_ns, began_ns),
             (getattr(request, "num_prompt_tokens", None), getattr(request, "max_tokens", None)),
             hashes,
+            is_own=OWN_REQUESTS in request.request_id,
         )
 
     def scheduled(self, began_ns: int, _scheduler: Any, _arguments: Any, output: Any) -> None:
