@@ -66,7 +66,7 @@ def tune(
         typer.Option(
             "--candidate",
             metavar="NAME=URL",
-            help="URL of a candidate's server, or folder of its compiled model. Repeatable.",
+            help="URL of its server (URL,FILE with its step log), or folder of its compiled model. Repeatable.",
         ),
     ] = None,
     only: Annotated[

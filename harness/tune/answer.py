@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import tomli_w
@@ -167,6 +167,11 @@ def _kept(sentence: str, rests: str, borrowed: str, measured: Sequence[Confirmed
     return Answer("cannot tell" if borrowed else "keep", sentence, None, tuple(measured), why, rests=_second(rests))
 
 
+def with_declared(found: Answer, declared: str) -> Answer:
+    """The answer that says in its first line that nothing showed some settings. declared: which."""
+    return replace(found, sentence=f"{found.sentence[:-1]}; declared, not verified.", rests=f"{found.rests} {declared}")
+
+
 def sessions_answer(  # noqa: PLR0913, PLR0917  # what a tune knows at its end
     spec: ExperimentSpec,
     explored: Explored,
@@ -299,7 +304,7 @@ def commands(spec: ExperimentSpec, setup: Setup, base: Baseline, backend: str = 
     server = base.server
     kind = kind_of_run(backend or spec.backend)
     has_blocks = server.num_gpu_blocks is not None or "num_gpu_blocks" in base.levers(setup)
-    if server.is_vllm:
+    if server.is_vllm and (kind.has_device or not server.url):
         served = _changed(setup, base).model_copy(update={} if has_blocks else {"num_gpu_blocks": None})
         yield shlex.join(["vllm", "serve", server.model or "MODEL", *key_arguments(served), *server.extra_args])
         return

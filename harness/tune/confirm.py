@@ -104,8 +104,12 @@ def place_key(spec: ExperimentSpec) -> str:
 
 
 def placed_keys(spec: ExperimentSpec, base: Baseline, setup: Setup, place: str | None) -> dict[str, Any]:
-    """The keys of [server] that a condition with this configuration sets. place: value of ``place_key``, if any."""
-    return {**base.keys(setup), **({place_key(spec): place} if place else {})}
+    """The keys of [server] that a condition with this configuration sets. place: value of ``place_key``, if any; of an
+    address with the server's step log, where it has one: "URL,FILE"."""
+    if not place:
+        return base.keys(setup)
+    where, _, step_log = place.partition(",") if place_key(spec) == "url" else (place, "", "")
+    return {**base.keys(setup), place_key(spec): where, **({"step_log": step_log} if step_log else {})}
 
 
 class Measurement(NamedTuple):
@@ -164,7 +168,8 @@ def freeze(folder: TuneFolder, spec: ExperimentSpec, wanted: Measurement) -> Exp
         )
     path = folder.path / CONFIRM
     spec = folder.kept_experiment(CONFIRM, "")
-    if wanted.places and not all(place in path.read_text(encoding="utf-8") for place in wanted.places.values()):
+    fixed = path.read_text(encoding="utf-8")
+    if not all(part in fixed for place in wanted.places.values() for part in place.split(",")):
         hint = f"Give the addresses of {path}, or begin anew in another folder"
         raise SpecError("differs from what was fixed before the first run", where="--candidate", hint=hint)
     return spec

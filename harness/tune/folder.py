@@ -100,8 +100,12 @@ class TuneFolder:
         if self.frozen() is None:
             return {}
         fixed = [self.kept_experiment(name, "") for name in (CONFIRM, "agents-1.toml") if (self.path / name).is_file()]
-        named = [(one.name.partition("-")[0], one.server.get(key)) for spec in fixed for one in spec.condition]
-        return {name: str(place) for name, place in named if place}
+        keys = (key, "step_log") if key == "url" else (key,)
+        conditions = [one for spec in fixed for one in spec.condition if one.server.get(key)]
+        return {
+            one.name.partition("-")[0]: ",".join(one.server[each] for each in keys if one.server.get(each))
+            for one in conditions
+        }
 
     def frozen(self) -> dict[str, Any] | None:
         """What was fixed before the candidates ran; None before that. RecordsError where a part of it was changed."""

@@ -74,6 +74,12 @@ def _made(found: TuneResult) -> str:
     return modelled(found.spec, "" if found.diagnosis is None else found.diagnosis.backend)
 
 
+def assumed(found: TuneResult) -> str:
+    """The costs that the search took and nobody measured on this server; "" where they are its own."""
+    is_assumed = found.diagnosis is not None and found.diagnosis.has_rules and not found.diagnosis.has_costs
+    return repr(found.spec.server.cost_model) if is_assumed else ""
+
+
 def _seen(found: TuneResult) -> str:
     """What came of the plans that confirmed: "measured"; where no server ran, "simulated on new plans"."""
     return "simulated on new plans" if _made(found) == "simulated" else "measured"
@@ -296,6 +302,8 @@ def _overturns(found: TuneResult) -> Iterator[str]:
         yield f"Costs: {option.turns}."
     if option is not None and option.unmeasured:
         yield f"Costs that nobody measured: {option.unmeasured}."
+    if costs := assumed(found):
+        yield f"Costs: the search took those of {costs}, which nobody measured on this server."
     for each in found.answer.measured:
         if each.low is not None and each.high is not None:
             saved = interval_text(100 * each.low, 100 * each.high, 1)
@@ -317,7 +325,9 @@ def _how(found: TuneResult) -> Iterator[str]:
         return
     if explored.ceiling is not None:
         ceiling = 100 * (1 - explored.ceiling.ratio)
-        yield f"No configuration can save more than {ceiling:.1f} % (every size, memory without end)."
+        costs = assumed(found)
+        by = f" by the costs of {costs}, which nobody measured on this server" if costs else ""
+        yield f"No configuration can save more than {ceiling:.1f} %{by} (every size, memory without end)."
     alike = f"; {explored.alike_in_words} on every plan, so it was not measured" * bool(explored.alike)
     yield (
         f"Explored {explored.num_setups:,} configurations in {explored.num_simulated:,} simulations: "

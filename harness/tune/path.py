@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from harness.analysis.compare.rare import unseen_in_words
+from harness.analysis.compare.stopping import sequential_status
 from harness.analysis.sessions import DEFAULT_COSTS
 from harness.clock import NS_PER_S, Clock, MonotonicClock, utc_now
 from harness.errors import HarnessError, SpecError, unknown_name
 from harness.judge.planning.rare_plans import few_plans_in_words, plans_asked
 from harness.kinds import kind_named
-from harness.measure.records.run import SealedRun
+from harness.measure.records.run import SealedRun, declared_by
 from harness.measure.records.store import RunStore
 from harness.model.engine.config import PAGED_STEP_TOKENS
 from harness.model.experiment import PlannedRun, build_plan, resolve
@@ -29,12 +30,24 @@ from harness.model.spec.base import tomllib
 from harness.model.spec.sections import Basis
 from harness.outputs import one_at_a_time
 from harness.runner import ExperimentOutcome
+from harness.runner.backends import backend_named
+from harness.runner.backends.attached import AttachedBackend
 from harness.runner.calibrate import QUICK_SWEEPS
 from harness.runner.experiment import checked, refuse_what_is_missing, will_fail_again
 from harness.runner.progress import predicted_replay_s
+from harness.stacks.rbln.rules.kv_rules import AUTO
+from harness.stacks.vllm.launch import CORE_STEPS
 from harness.table import with_error
 from harness.tune.agents import boundary, explore_agents, final, most_agents
-from harness.tune.answer import Answer, answer, commands, sessions_answer, tuned_text, without_search
+from harness.tune.answer import (
+    Answer,
+    answer,
+    commands,
+    sessions_answer,
+    tuned_text,
+    with_declared,
+    without_search,
+)
 from harness.tune.capacity import PROPOSED, Capacity
 from harness.tune.compiling import FOLDER, Compiler, Say, about
 from harness.tune.confirm import (
@@ -265,6 +278,14 @@ class Tune:
         if self.spec.slo.itl_ms is not None and self.first.server.is_routed:
             hint = "Set slo.tpot_ms in its place"
             raise SpecError("is not predicted behind a router", where="slo.itl_ms", hint=hint)
+        server, backend = self.first.server, backend_named(self.spec.backend)
+        is_open = server.rules == AUTO and not server.is_vllm
+        if is_open and isinstance(backend, AttachedBackend) and backend.shows_rules(server) is False:
+            raise SpecError(
+                "nothing shows the scheduling rules of this server",
+                where="server.rules",
+                hint="`harness init --for URL --stack vllm` writes those of vLLM; of others, measure two settings",
+            )
 
     @property
     def _price_s(self) -> float:
@@ -501,11 +522,13 @@ class Tune:
         fixed_by, left_s = folder.check_frozen(self._store.sealed(spec.name)), self._left_s
         self._performed(spec, folder, until_decided=True, fixed_by=fixed_by)
         runs = list(self._store.sealed(spec.name))
-        if self.is_over:
-            given_s = self.settings.budget_s
+        status = sequential_status(spec, runs, spec.stop) if runs and spec.stop else None
+        if self.is_over and not (status and status.is_decided):
+            given_s, comparisons = self.settings.budget_s, status.comparisons if status else ()
             minutes = max(math.ceil((given_s - left_s + most_s / LAST_START) / 60), int(given_s // 60) + 1)
-            ended = f"the budget of {self.settings.budget} ended before the rule had decided"
-            why = f"{ended}; --budget {minutes}min has room for all {spec.replicates} plans"
+            undecided = ", ".join(each.condition for each in comparisons if not each.verdict.is_final)
+            ended = f"the budget of {self.settings.budget} ended before the rule had decided{' on ' * bool(undecided)}"
+            why = f"{ended}{undecided}; --budget {minutes}min has room for all {spec.replicates} plans"
             self.say(f"  {why}")
         if num_invalid := sum(not run.is_valid for run in runs):
             self.say(f"  {num_invalid} of {len(runs)} runs are INVALID and do not count: {_commonest(runs)}")
@@ -516,7 +539,9 @@ class Tune:
             self.say(f"    {'; '.join(filter(None, (unseen_in_words(each.num_blocks), few)))}")
         better = bool(runs) and best_is_better(spec, runs)
         answered = partial(answer, self.spec, explored, shown, best_is_better=better, why=why)
-        return answered(backend=self.seen_as, borrowed=self.borrowed)
+        given = answered(backend=self.seen_as, borrowed=self.borrowed)
+        declared = declared_by(runs)
+        return with_declared(given, declared) if declared else given
 
     def _with_share(self, runs: Sequence[SealedRun], shown: Confirmed) -> Confirmed:
         """With the share of its runs that met the targets, and today's, where there are any."""
@@ -531,8 +556,9 @@ class Tune:
 
     def _commands(self, setups: Mapping[str, Setup], base: Baseline) -> list[str]:
         """What starts the server of each candidate."""
+        has_log = self.first.server.step_log and place_key(self.spec) == "url"
         return [
-            f"{name}: {line}"
+            f"{name}: {f'{CORE_STEPS.file_variable}={name}.core_steps.jsonl ' if has_log else ''}{line}"
             for name, setup in setups.items()
             for line in commands(self.spec, setup, base, self.seen_as)
         ]
@@ -556,7 +582,8 @@ class Tune:
             self.say(f"  {line}")
         is_url = place_key(self.spec) == "url"
         what = "start these servers beside today's" if is_url else "compile these models"
-        options = " ".join(f"--candidate {name}={'URL' if is_url else 'FOLDER'}" for name in missing)
+        place = "FOLDER" if not is_url else "URL,FILE" if self.first.server.step_log else "URL"
+        options = " ".join(f"--candidate {name}={place}" for name in missing)
         return {}, f"{what}, then give the same command with {options}"
 
     def _compiler(self, base: Baseline) -> Compiler | None:
@@ -597,6 +624,12 @@ class Tune:
         """SpecError where a candidate that has a place is not as it was asked for, before anything is frozen."""
         if not wanted.places:
             return
+        if self.first.server.step_log and (lacking := [name for name, at in wanted.places.items() if "," not in at]):
+            raise SpecError(
+                f"server.step_log is of today's server: {', '.join(lacking)} needs a step log of its own",
+                where="--candidate",
+                hint=f"--candidate {lacking[0]}=URL,FILE, started with {CORE_STEPS.file_variable}=FILE",
+            )
         text = confirm_text(self.spec, wanted)
         try:
             runs = checked(resolve(parse_experiment(tomllib.loads(text), where=CONFIRM))).runs

@@ -29,6 +29,7 @@ from harness.stacks.rbln.rules.kv_rules import (
     RuleSet,
     check_active_limit,
     check_rules,
+    is_paged,
     rule_set,
     rules_for_vllm,
 )
@@ -174,7 +175,7 @@ def implied_buckets(server: Mapping[str, Any]) -> tuple[int, ...] | None:
     limit: object = server.get("max_num_seqs")
     if "decode_buckets" in server:
         return None
-    if server.get("model") or server.get("step_log"):
+    if server.get("model") or server.get("step_log") or (server.get("url") and is_paged(str(server.get("rules")))):
         return ()
     if not isinstance(limit, int) or isinstance(limit, bool):
         return None
@@ -528,8 +529,8 @@ class ServerSpec(Spec):
 
     @property
     def is_vllm(self) -> bool:
-        """Whether vLLM itself serves, not a model of it."""
-        return bool(self.model or self.step_log)
+        """Whether vLLM itself serves, not a model of it; or a server of others that has its rules."""
+        return bool(self.model or self.step_log or (self.url and is_paged(self.rules)))
 
     @property
     def is_paged(self) -> bool:

@@ -109,6 +109,10 @@ class AttachedBackend(ServerBackend):
     def in_force(self, server: ServerSpec) -> dict[str, Any]:
         return _in_force(server, facts_of(server), has_paged=bool(changed_keys(server) & PAGED_KEYS))
 
+    def shows_rules(self, server: ServerSpec) -> bool | None:
+        """Whether it shows the rules of its scheduler; None where no server answers."""
+        return None if get_at(endpoint_of(server), MODELS).error else "rules" in self.in_force(server)
+
     def stack_shown(self, server: ServerSpec, facts: LaunchFacts | None = None) -> tuple[ServingStack | None, str]:
         """Which stack serves, and what shows it; None where a vLLM shows neither, "" where nothing shows a vLLM.
 

@@ -1,0 +1,83 @@
+"""Candidates whose servers somebody else started are what was asked for, or nothing is measured on them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.errors import SpecError
+from harness.model.spec import ExperimentSpec, parse_experiment
+from harness.runner import ExperimentOutcome, run_experiment
+from harness.tune.answer import Answer, with_declared
+from harness.tune.explore import QUICK
+from harness.tune.path import Tune
+from tests.support.plain_server import PlainServer, plain_server
+
+NOBODY = "http://127.0.0.1:9"
+
+
+def of_others(url: str = NOBODY, **server: Any) -> ExperimentSpec:
+    """A server of others with two KV slots too few."""
+    table = {
+        "name": "others",
+        "backend": "attached",
+        "base_seed": 7,
+        "server": {"url": url, "declared": True, **server},
+        "workload": {"num_sessions": 4, "wait_cap_s": 20.0},
+        "tune": {"may_change": ["max_num_seqs"]},
+        "condition": [{"name": "base"}],
+    }
+    return parse_experiment(table, where="test")
+
+
+def simulated(spec: ExperimentSpec, folder: Path, until_ns: int, **options: Any) -> ExperimentOutcome:
+    """As if somebody's server were the simulated one."""
+    assert until_ns > 0
+    server = spec.server.model_copy(update={"url": "", "step_log": "", "declared": False, "decode_buckets": (1, 2, 4)})
+    spec = spec.model_copy(update={"backend": "sim", "server": server})
+    return run_experiment(spec, runs_root=folder, resume=True, **options)
+
+
+PAGED: dict[str, Any] = {
+    "rules": "vllm-paged",
+    "cost_model": "emulated-gpu",
+    "max_num_seqs": 1,
+    "step_log": "today.jsonl",
+}
+
+
+@pytest.mark.parametrize(
+    ("place", "named"),
+    [(NOBODY, "best needs a step log of its own"), (f"{NOBODY},best.jsonl", "cannot be read")],
+)
+def test_a_candidate_has_a_step_log_of_its_own_where_todays_server_has_one(
+    tmp_path: Path, place: str, named: str
+) -> None:
+    said: list[str] = []
+    effort = QUICK.divided(6)
+    made = Tune(of_others(**PAGED), tmp_path, simulated, said.append, effort=effort, candidates={"best": place})
+    with pytest.raises(Exception, match=named) as refused:
+        made.run()
+    assert not list(tmp_path.rglob("frozen.json"))
+    if place == NOBODY:
+        assert "--candidate best=URL,FILE, started with VLLM_CORE_STEPS_FILE=FILE" in str(refused.value)
+
+
+def test_rules_that_nothing_shows_are_asked_for_before_the_first_run(tmp_path: Path) -> None:
+    def never(*_: Any, **__: Any) -> ExperimentOutcome:
+        raise AssertionError("a run was made")
+
+    with plain_server(PlainServer(has_metrics=True)) as server:
+        made = Tune(of_others(server.url), tmp_path, never, lambda _: None)
+        with pytest.raises(SpecError, match="nothing shows the scheduling rules of this server") as refused:
+            made.run()
+        assert "--stack vllm" in str(refused.value)
+        assert server.asked == []
+
+
+def test_what_nothing_shows_stands_in_the_first_line() -> None:
+    found = with_declared(Answer("confirmed", "8 requests: 14 % less.", None), "Declared, not verified: best (x = 8).")
+    assert found.sentence == "8 requests: 14 % less; declared, not verified."
+    assert found.rests.endswith("best (x = 8).")
