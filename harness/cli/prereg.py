@@ -86,6 +86,8 @@ def freeze(
     print_folded(f"{_from_here(frozen.path)}")
     num_plans = len({plan.hash for plan in content.plans})
     print_text(f"  {len(content.plans)} runs, {num_plans} plans, {len(content.rules)} rules, seed {spec.base_seed}")
+    if not content.predictions:
+        print_folded("  no predictions: no costs of these servers are named (server.cost_model)")
     print_folded(f"  digest {content.digest}")
     path = _from_here(frozen.path)
     if frozen.commit is None:
@@ -185,6 +187,9 @@ def publish(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Default: `EXPERIMENT.zip`")] = None,
     repository: RepositoryOption = None,
     sign_key: Annotated[Path | None, typer.Option("--sign-key", help="SSH key that signs the checksums.")] = None,
+    exploratory: Annotated[
+        bool, typer.Option("--exploratory", help="Pack runs before which nothing was frozen, marked as such.")
+    ] = False,
 ) -> None:
     """Pack a decided experiment in an archive that a stranger can check.
 
@@ -195,8 +200,17 @@ def publish(
     Example: `harness prereg publish configuration --runs runs/main -o configuration.zip --sign-key ~/.ssh/id_ed25519`
     """
     from harness.judge.prereg import publish as publish_runs
+    from harness.judge.prereg import publish_exploratory
+    from harness.measure.records.archive import EXPLORATORY_NOTE
 
     archive = output or Path(f"{experiment}.zip")
+    if exploratory:
+        publish_exploratory(sealed_runs(runs, experiment), archive, signing_key=sign_key)
+        print_folded(f"{archive}: {EXPLORATORY_NOTE}")
+        print_folded(
+            f"  a stranger reads it: harness verify --runs {archive.name}; harness table --runs {archive.name}"
+        )
+        return
     judgement = publish_runs(sealed_runs(runs, experiment), archive, repository=repository, signing_key=sign_key)
     _show(judgement)
     print_folded(f"{archive}\n  a stranger checks it: harness prereg check {archive.name}")

@@ -217,6 +217,8 @@ def verify(name: MaybeSealedArgument = None, runs: RunsOption = Path("runs")) ->
 
     Example: `harness verify --runs runs/today`
     """
+    from harness.measure.records.archive import standing_of
+
     if name is None:
         num_runs = store_at(runs).verify()
     else:
@@ -225,6 +227,8 @@ def verify(name: MaybeSealedArgument = None, runs: RunsOption = Path("runs")) ->
             run.verify()
         num_runs = len(named)
     print_folded(f"{num_runs} sealed runs are as they were sealed")
+    if standing := standing_of(runs):
+        print_folded(standing)
 
 
 def derive(

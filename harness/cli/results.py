@@ -90,6 +90,7 @@ def table(
 
     Example: `harness table demo --runs runs/today --serving`
     """
+    from harness.measure.records.archive import standing_of
     from harness.present.report import on_terminal
 
     if serving + reuse_by_wait + predicted > 1:
@@ -109,6 +110,8 @@ def table(
         print_text(_figures_written(summary, form, figures), end="")
         return
     out = terminal()
+    if standing := standing_of(runs):
+        print_folded(standing)
     if figures is FiguresShown.conditions:
         _print_answer(out, summary, sealed)
         out.print()

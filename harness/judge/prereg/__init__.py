@@ -10,5 +10,5 @@ from harness.judge.prereg.freeze import FreezeOptions, SeedUse, freeze, used_see
 from harness.judge.prereg.frozen import FrozenRule, Preregistration, RunAuthorization, load_preregistration
 from harness.judge.prereg.judge import Judgement, decide
 from harness.judge.prereg.predict import predict_experiment, predict_runs, predictions_for
-from harness.judge.prereg.publish import Checked, publish
+from harness.judge.prereg.publish import Checked, publish, publish_exploratory
 from harness.judge.prereg.publish import check as check_published

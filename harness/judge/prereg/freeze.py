@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from harness.analysis.compare.stopping import check_can_decide
+from harness.analysis.sessions import DEFAULT_COSTS
 from harness.clock import utc_now
 from harness.errors import SpecError, check_all
 from harness.judge.catalogue import analysis_named
@@ -216,6 +217,14 @@ def freeze(
         planned = resolve(spec)
         _require_models(planned)
         prediction_rules = _prediction_rules(planned, options)
+        # All that may refuse comes before the first file is written.
+        files = tuple(named(repository, path) for path in sorted(set(_inputs(repository, planned))))
+        is_priced = _has_costs(planned)
+        predictions = (
+            predict_experiment(planned, prediction_rules or None, on_progress, _num_draws(spec)) if is_priced else {}
+        )
+        artifacts = _artifacts(planned)
+        repository.relative(folder)
         plans, plan_paths = _save_plans(repository, planned, folder / spec.name)
         preregistration = Preregistration(
             name=spec.name,
@@ -230,14 +239,14 @@ def freeze(
             condition_rules={
                 name: prediction_rules or runs[0].server.rule_set().name for name, runs in planned.by_condition.items()
             },
-            perturbations=_perturbations(planned),
-            predictions=predict_experiment(planned, prediction_rules or None, on_progress, _num_draws(spec)),
+            perturbations=_perturbations(planned) if is_priced else {},
+            predictions=predictions,
             rules=tuple(rules),
             code_sha256=source_sha256(HARNESS_FOLDER),
             code_commit=source_facts().get("git_commit") or "",
             rule_code=rule_code([each.rule for each in rules]),
-            files=tuple(named(repository, path) for path in sorted(set(_inputs(repository, planned)))),
-            artifacts=_artifacts(planned),
+            files=files,
+            artifacts=artifacts,
             parent_commit=repository.resolved("HEAD"),
             is_tree_dirty=bool(dirty),
             dirty_paths=tuple(dirty[:50]),
@@ -259,6 +268,11 @@ def _prediction_rules(planned: PlannedRuns, options: FreezeOptions) -> str:
         return rule_set(options.prediction_rules).name
     rules = {run.server.rule_set().name for run in planned}
     return rules.pop() if len(rules) == 1 and all(run.server.rules == AUTO for run in planned) else ""
+
+
+def _has_costs(planned: PlannedRuns) -> bool:
+    """Whether the costs of every server are named: of one that somebody else started the usual costs are a guess."""
+    return all(kind_named(run.spec.backend).is_restarted or run.server.cost_model != DEFAULT_COSTS for run in planned)
 
 
 def _num_draws(spec: ExperimentSpec) -> int:

@@ -205,6 +205,8 @@ def _criteria(frozen: Preregistration) -> str:
 
 
 def _predictions(frozen: Preregistration) -> str:
+    if not frozen.predictions:
+        return "<p>Nothing was predicted: no costs of these servers are named (server.cost_model).</p>"
     rows = [
         (
             name,

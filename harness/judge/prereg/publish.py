@@ -32,6 +32,8 @@ from harness.judge.prereg.repository import Repository, check_signature, file_sh
 from harness.measure.records import layout
 from harness.measure.records.archive import (
     CRATE,
+    EXPLORATORY,
+    EXPLORATORY_NOTE,
     FROZEN,
     PAGE,
     PROOF,
@@ -82,7 +84,9 @@ def publish(
     frozen = check_sealed_runs(runs)
     if frozen is None:
         raise SpecError(
-            "these runs are exploratory: nothing was frozen", where=runs[0].experiment, hint="harness prereg freeze"
+            "these runs are exploratory: nothing was frozen",
+            where=runs[0].experiment,
+            hint="`harness prereg publish --exploratory` packs them as such; for a decision: harness prereg freeze",
         )
     record = runs[0].manifest.preregistration
     assert record is not None, "what was frozen is recorded"
@@ -90,26 +94,49 @@ def publish(
     judgement = decide(runs, proof=proof)
     with tempfile.TemporaryDirectory(prefix="harness-publish-") as temporary:
         folder = Path(temporary)
-        for run in _with_earlier_tries(runs):
-            run.verify()
-            shutil.copytree(run.path, folder / RUNS / run.experiment / run.condition / run.path.name)
+        _copy_runs(runs, folder)
         shutil.copy(runs[0].file(layout.FROZEN), folder / FROZEN)
         for beside in _beside(runs, repository, record.path):
             shutil.copy(beside, folder / (FROZEN + beside.name.removeprefix(PurePosixPath(record.path).name)))
         (folder / PROOF).write_text(proof.model_dump_json(indent=1) + "\n", encoding="utf-8")
         (folder / VERDICT).write_text(_verdict(judgement), encoding="utf-8")
         (folder / PAGE).write_text(_page(folder, frozen, judgement, proof), encoding="utf-8")
-        (folder / CRATE).write_text(_crate(folder, runs[0].manifest.title), encoding="utf-8")
-        sums = "".join(f"{file_sha256(folder / name)}  {name}\n" for name in files_of(folder))
-        (folder / SUMS).write_text(sums, encoding="utf-8")
-        if signing_key is not None:
-            sign_file(folder / SUMS, signing_key)
-        unfinished = archive.with_name(f".{archive.name}.tmp")
-        with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as out:
-            for name in files_of(folder):
-                out.write(folder / name, name)
-        unfinished.replace(archive)
+        _pack(folder, archive, _crate(folder, runs[0].manifest.title, CONFIRMATORY), signing_key)
     return judgement
+
+
+def publish_exploratory(runs: Sequence[SealedRun], archive: Path, *, signing_key: Path | None = None) -> None:
+    """Write the archive of runs before which nothing was fixed, marked as such; SpecError where they were frozen."""
+    if archive.exists():
+        raise SpecError("exists already, and an archive is never changed", where=str(archive), hint="Choose a new name")
+    check_output(archive)
+    if check_sealed_runs(runs) is not None:
+        raise SpecError("these runs were frozen", where="--exploratory", hint="Leave it out: publish says the verdict")
+    with tempfile.TemporaryDirectory(prefix="harness-publish-") as temporary:
+        folder = Path(temporary)
+        _copy_runs(runs, folder)
+        (folder / EXPLORATORY).write_text(f"{EXPLORATORY_NOTE}.\n", encoding="utf-8")
+        _pack(folder, archive, _crate(folder, runs[0].manifest.title, EXPLORATORY_NOTE), signing_key)
+
+
+def _copy_runs(runs: Sequence[SealedRun], folder: Path) -> None:
+    for run in _with_earlier_tries(runs):
+        run.verify()
+        shutil.copytree(run.path, folder / RUNS / run.experiment / run.condition / run.path.name)
+
+
+def _pack(folder: Path, archive: Path, crate: str, signing_key: Path | None) -> None:
+    """The archive of a folder's files, with their checksums and, where a key is given, a signature."""
+    (folder / CRATE).write_text(crate, encoding="utf-8")
+    sums = "".join(f"{file_sha256(folder / name)}  {name}\n" for name in files_of(folder))
+    (folder / SUMS).write_text(sums, encoding="utf-8")
+    if signing_key is not None:
+        sign_file(folder / SUMS, signing_key)
+    unfinished = archive.with_name(f".{archive.name}.tmp")
+    with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as out:
+        for name in files_of(folder):
+            out.write(folder / name, name)
+    unfinished.replace(archive)
 
 
 def check(archive: Path, signers: Path | None = None) -> Checked:
@@ -133,6 +160,9 @@ def check(archive: Path, signers: Path | None = None) -> Checked:
 
 
 def _checked(archive: Path, folder: Path, signers: Path | None) -> Checked:
+    if (folder / EXPLORATORY).is_file():
+        hint = "Read it: harness verify --runs ARCHIVE, and harness table"
+        raise SpecError(f"is {EXPLORATORY_NOTE}, and nothing can be proven of them", where=str(archive), hint=hint)
     proof = read_proof(folder)
     runs = _runs(archive, folder)
     frozen = check_sealed_runs(runs)
@@ -293,7 +323,10 @@ def _verdict(judgement: Judgement) -> str:
 RO_CRATE = "https://w3id.org/ro/crate/1.1"
 
 
-def _crate(folder: Path, title: str) -> str:
+CONFIRMATORY = "Confirmatory runs with their preregistration, ledger and verdict"
+
+
+def _crate(folder: Path, title: str, description: str) -> str:
     """RO-Crate metadata."""
     names = files_of(folder)
     graph: list[dict[str, Any]] = [
@@ -302,7 +335,7 @@ def _crate(folder: Path, title: str) -> str:
             "@id": "./",
             "@type": "Dataset",
             "name": title,
-            "description": "Confirmatory runs with their preregistration, ledger and verdict",
+            "description": description,
             "datePublished": utc_now().date().isoformat(),
             "license": "not stated",
             "hasPart": [{"@id": name} for name in names],

@@ -27,6 +27,9 @@ VERDICT = "verdict.json"
 CRATE = "ro-crate-metadata.json"
 PAGE = "index.html"
 RUNS = "runs"
+EXPLORATORY = "EXPLORATORY"
+"""In an archive of exploratory runs, in place of freeze, proof and verdict: what such runs are."""
+EXPLORATORY_NOTE = "exploratory: nothing was fixed before these runs, so they decide nothing"
 SIGNATURE = ".sig"
 # Time stamps by other parties beside the frozen file: RFC 3161 tokens and OpenTimestamps proofs.
 STAMPS = (".tsr", ".ots")
@@ -50,7 +53,14 @@ def is_archive(path: Path) -> bool:
 
 def is_unpacked(folder: Path) -> bool:
     """Whether a folder is an unpacked archive."""
-    return (folder / SUMS).is_file() and (folder / PROOF).is_file() and (folder / RUNS).is_dir()
+    has_standing = (folder / PROOF).is_file() or (folder / EXPLORATORY).is_file()
+    return (folder / SUMS).is_file() and has_standing and (folder / RUNS).is_dir()
+
+
+def standing_of(path: Path) -> str:
+    """That the runs of an archive are exploratory, in words; "" of other runs."""
+    folder = opened(path) if is_archive(path) else path
+    return EXPLORATORY_NOTE if (folder / EXPLORATORY).is_file() and is_unpacked(folder) else ""
 
 
 def archive_of(run: SealedRun) -> Path | None:
@@ -162,7 +172,7 @@ def _check_listing(archive: Path, infos: Sequence[zipfile.ZipInfo]) -> None:
 
 def lacking(names: set[str]) -> Iterator[str]:
     """Files that each archive has, and that are not among these."""
-    yield from sorted(NEEDED - names)
+    yield from sorted(({SUMS, CRATE} if EXPLORATORY in names else NEEDED) - names)
 
 
 def is_known(name: str) -> bool:
@@ -170,7 +180,7 @@ def is_known(name: str) -> bool:
     parts = name.split("/")
     is_below_runs = len(parts) > 4 and parts[0] == RUNS
     is_plain = not any(part in ("", ".", "..") or "\\" in part or "\0" in part for part in parts)
-    return name in NEEDED | OPTIONAL or (is_below_runs and is_plain)
+    return name in NEEDED | OPTIONAL | {EXPLORATORY} or (is_below_runs and is_plain)
 
 
 def wrong(archive: Path, what: str) -> RecordsError:

@@ -36,6 +36,25 @@ def test_a_frozen_file_fixes_plans_predictions_criteria_code_and_inputs(place: W
     assert not content.is_tree_dirty
 
 
+def test_a_server_of_which_no_costs_are_named_is_frozen_without_predictions(place: Workplace) -> None:
+    text = (
+        place.experiment_file.read_text().replace('"sim"', '"attached"').replace("plans/rules/mine.toml", "superiority")
+    )
+    server = '[server]\nurl = "http://127.0.0.1:9"\ndeclared = true\n'
+    place.experiment_file.write_text(text.replace("[server]\n", server))
+    place.commit_all()
+    content = place.freeze().preregistration
+    assert (content.predictions, content.perturbations) == ({}, {})
+    assert [entry.rule.name for entry in content.rules] == ["superiority"]
+    assert list(predictions_in_words(content)) == []
+
+
+def test_a_refused_freeze_leaves_no_file(place: Workplace) -> None:
+    with pytest.raises(SpecError, match=r"has no .chunked_prefill."):
+        place.freeze(prediction_rules="vllm-paged")
+    assert not (place.root / "plans" / "frozen").exists()
+
+
 def test_patches_of_the_repository_are_among_the_named_files(place: Workplace) -> None:
     place.write("patches/vendor-1/observe.patch", "--- a\n+++ b\n")
     place.commit_all()

@@ -16,11 +16,13 @@ from pathlib import Path
 from shutil import which
 
 import pytest
+from typer.testing import CliRunner
 
 from harness.analysis.stats import Interval
+from harness.cli.tree import app
 from harness.errors import RecordsError, SpecError
 from harness.judge.decisions.decide import Decision, Outcome
-from harness.judge.prereg import check_published, publish
+from harness.judge.prereg import check_published, publish, publish_exploratory
 from harness.judge.prereg.page import archive_page
 from harness.judge.prereg.repository import sign_file
 from harness.measure.records import layout
@@ -352,9 +354,24 @@ def test_what_is_no_archive_says_so(tmp_path: Path) -> None:
         check_published(path)
 
 
-def test_exploratory_runs_are_not_published(place: Workplace) -> None:
-    with pytest.raises(SpecError, match="exploratory"):
-        publish(place.run_exploratory(), place.root / "small.zip")
+def test_exploratory_runs_are_published_as_such_alone(place: Workplace) -> None:
+    runs, archive = place.run_exploratory(), place.root / "small.zip"
+    with pytest.raises(SpecError, match=r"exploratory.*--exploratory"):
+        publish(runs, archive)
+
+    publish_exploratory(runs, archive)
+    said = "exploratory: nothing was fixed before these runs, so they decide nothing"
+    for words in (["verify"], ["table", runs[0].experiment]):
+        done = CliRunner().invoke(app, [*words, "--runs", str(archive)], env={"COLUMNS": "200"})
+        assert done.exit_code == 0, done.output
+        assert said in done.output
+    with pytest.raises(SpecError, match="nothing can be proven of them"):
+        check_published(archive)
+
+
+def test_frozen_runs_are_not_published_as_exploratory(measured: Workplace) -> None:
+    with pytest.raises(SpecError, match="these runs were frozen"):
+        publish_exploratory(measured.sealed, measured.root / "small.zip")
 
 
 @needs_ssh_keygen
