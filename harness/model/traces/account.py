@@ -33,13 +33,16 @@ class ReadOptions:
 
     block_tokens: size of a named block, 0 where not given; time_unit_ns: of bare numbers of time, 0 for the format's
     own; waits: a wait distribution, by name or path, for waits that are not known; lengths: whether rows of a
-    session count their "whole" prompt or what is "new", "" where not given.
+    session count their "whole" prompt or what is "new", "" where not given. since_ns, until_ns: sessions are taken that
+    begin so long after the first one; until_ns 0: to the end.
     """
 
     block_tokens: int = 0
     time_unit_ns: int = 0
     waits: str = DEFAULT_WAITS
     lengths: str = ""
+    since_ns: int = 0
+    until_ns: int = 0
 
 
 @dataclass

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from harness.model.traces import claude
 from harness.model.traces.account import PLACEHOLDER_TOKENS, TYPE_NAME, ReadNotes, ReadOptions
 from harness.model.traces.base import Progress, Record, TraceFormat, json_records, sha256_of
 from harness.model.traces.recording import (
+    Arrivals,
     Recording,
     TraceHead,
     check_recording,
@@ -102,6 +104,8 @@ def read_recordings(
         raise SpecError("no trace file is there", where=", ".join(map(str, sources)), hint="Name files or a folder")
     chosen, files = _one_format(_distinct(found, notes), kind, notes)
     recordings = list(_sound(TRACE_FORMATS[chosen].read(files, notes, progress), notes))
+    if notes.options.since_ns or notes.options.until_ns:
+        recordings = _part(recordings, notes, notes.arrivals or TRACE_FORMATS[chosen].arrivals, files[0])
     notes.check(sum(len(recording.requests) for recording in recordings))
     if not recordings:
         raise _nothing_read(files, chosen, notes, is_given=kind != "auto")
@@ -110,6 +114,24 @@ def read_recordings(
     if num_short > SHARE_OF_SHORT_ANSWERS * len(answers):
         notes.assume(f"answers of 1 or 2 tokens, of {len(answers)}: they may be placeholders", num_short)
     return chosen, recordings, notes
+
+
+OUTSIDE = "requests of sessions that began before --since or after --until"
+
+
+def _part(recordings: list[Recording], notes: ReadNotes, arrivals: Arrivals, file: Path) -> list[Recording]:
+    """The sessions that begin within the time that was asked for, which then begins at 0; the others are counted."""
+    since_ns, until_ns = notes.options.since_ns, notes.options.until_ns
+    if arrivals != "recorded":
+        hint = "Leave --since and --until out"
+        raise SpecError("has no times at which its sessions began", where=str(file), hint=hint)
+    kept: list[Recording] = []
+    for recording in recordings:
+        if since_ns <= recording.start_ns and (not until_ns or recording.start_ns < until_ns):
+            kept.append(replace(recording, start_ns=recording.start_ns - since_ns))
+        else:
+            notes.drop(OUTSIDE, str(file), len(recording.requests))
+    return kept
 
 
 def _one_format(files: list[tuple[Path, bool]], kind: str, notes: ReadNotes) -> tuple[str, list[Path]]:

@@ -72,7 +72,7 @@ class MeasuredRequest:
     ttft_ns: float | None = _column("from sending to its first token", "ns")
     tpot_ns: float | None = _column("mean time between its tokens after the first", "ns")
     e2e_ns: float | None = _column("sent until the end of the response", "ns")
-    queue_ns: float | None = _column("from sending to its slot, by the log", "ns")
+    queue_ns: float | None = _column("from sending to its admission, by the log", "ns")
     ttft_at_least_ns: float | None = _column("ttft_ns if its chunk came as early as it can; null where exact", "ns")
     tpot_at_least_ns: float | None = _column("tpot_ns if its last chunk came as early as it can; null: exact", "ns")
     tpot_at_most_ns: float | None = _column("tpot_ns if its first chunk came as early as it can; null: exact", "ns")

@@ -176,6 +176,7 @@ def step_histograms(sheet: Sheet, view: ReportView) -> str:
     panels[0].set_ylim(0, 1.06 * max(max(condition.histogram.values()) for condition in shown))
     for axes in panels[:-columns]:
         axes.tick_params(axis="x", labelbottom=False)
+    panels[0].locator_params(axis="y", integer=True)
     for axes in panels[-columns:]:
         axes.set_xlabel("n, requests in the step")
     look = {"handlelength": 1.2, "handleheight": 1.0, "columnspacing": 1.2}
@@ -386,6 +387,7 @@ def _panel(axes: Axes, comparison: ComparisonLooks, status: SequentialStatus, co
     axes.axvline(stop.budget, color=MUTED, linewidth=0.9, linestyle=(0, (2, 2)))
     title, xlabel = f"{comparison.condition}: {comparison.verdict.value}", f"blocks (budget {stop.budget})"
     axes.set(title=title, xlabel=xlabel, xlim=(0.5, stop.budget + 0.5), ylim=(low, high))
+    axes.locator_params(axis="x", integer=True)
     axes.grid(visible=True, axis="y")
 
 

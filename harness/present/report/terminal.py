@@ -183,7 +183,7 @@ def serving_table(summary: ExperimentSummary) -> Table:
         for figures in summary.serving
     ]
     caption = (
-        "TTFT: to the first token; ITL: between tokens; E2E: the whole answer; queue: until a slot was given"
+        "TTFT: to the first token; ITL: between tokens; E2E: the whole answer; queue: until the log admits the request"
         f"{f'; of the requests{summary.window}' if summary.window else ''}{few}; all of them: --serving"
     )
     if any("\n" in cell for row in rows for cell in row[1:]):
