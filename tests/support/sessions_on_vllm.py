@@ -25,7 +25,6 @@ from harness.model.traces.importing import import_trace
 from harness.model.traces.recording import Recording, TraceFile, read_trace
 from harness.runner.experiment import run_experiment
 from harness.runner.paired import compare_pair
-from harness.stacks.vllm.inside.vllm_step_log.sessions import OWN_BIT
 from tests.support.checkout import ROOT
 
 SESSIONS, TURNS = 40, 5
@@ -107,7 +106,7 @@ def look(recorded: SealedRun, folder: Path) -> Found:
 
 def as_of_agents(file: Path) -> None:
     """Take the mark of the harness off the requests that it played in place of agents."""
-    file.write_text(file.read_text().replace(OWN_BIT, ""))
+    file.write_text(file.read_text().replace(',"harness":1', ""))
 
 
 Lengths = tuple[tuple[int, int, int], ...]

@@ -23,6 +23,7 @@ from harness.model.traces.base import (
     trace_format,
 )
 from harness.model.traces.recording import RecordedRequest, Recording, hidden_name
+from harness.stacks.vllm.inside.vllm_step_log.sessions import UNUSUAL
 
 FORMAT_NUMBER = 1
 MOST_NS = 1 << 62
@@ -75,7 +76,8 @@ class ObservedRequest:
     """One request of a file. like, known: whose first so many blocks it begins with, -1: nobody's.
 
     blocks: whole blocks of its prompt. end: None while it has not ended. parent, keep: the request that it continues,
-    and how many tokens of that prompt and answer it keeps. at: for notes. is_own: the harness sent it.
+    and how many tokens of that prompt and answer it keeps. at: for notes. is_own: the harness sent it. unusual: what
+    the rules of a scheduler do not know of it.
     """
 
     at: str
@@ -89,6 +91,7 @@ class ObservedRequest:
     known: int
     blocks: int
     is_own: bool = False
+    unusual: tuple[str, ...] = ()
     end: End | None = None
     parent: ObservedRequest | None = None
     keep: int = 0
@@ -278,7 +281,8 @@ def _came(record: Record, server: Recorder, at: str) -> ObservedRequest | None:
         return None
     most = tokens_of(record.get("max_tokens"))
     instants_ns, chain = (min(arrival_ns, queued_ns), queued_ns), (like, known, blocks)
-    return ObservedRequest(at, number, server, *instants_ns, prompt, most, *chain, is_own=record.get("harness") == 1)
+    is_own, unusual = record.get("harness") == 1, tuple(name for name in UNUSUAL if record.get(name) == 1)
+    return ObservedRequest(at, number, server, *instants_ns, prompt, most, *chain, is_own, unusual)
 
 
 def _end(record: Record, server: Recorder) -> End | None:

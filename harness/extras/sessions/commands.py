@@ -3,7 +3,8 @@ recorded requests of a server through the rules of its scheduler."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -107,9 +108,17 @@ def replay_files(sessions: Sequence[Path], steps: Path, cost_model: str = "") ->
         raise RecordsError("holds no step that ended", where=str(steps), hint="Nothing was compared")
     if num_lost := core.num_damaged + core.num_missing:
         found.notes.insert(0, f"{num_lost} lines of steps are damaged or missing: what follows them may differ by that")
-    if log.unknown_rules:
-        found.notes.insert(0, f"the rules are unknown here: {log.unknown_rules}")
+    if why := "; ".join(filter(None, (log.unknown_rules, *unusual_requests(requests)))):
+        found.warning = f"the rules are unknown here: {why}"
     return found, config
+
+
+def unusual_requests(requests: Sequence[ObservedRequest]) -> Iterator[str]:
+    """What the rules do not know of requests, with how many these are."""
+    counts = Counter(name for request in requests for name in request.unusual)
+    words = {"lora": "use LoRA adapters", "structured": "have structured outputs", "priority": "have a priority"}
+    for name, count in counts.items():
+        yield f"{count} of {len(requests)} requests {words[name]}"
 
 
 def rules_of(settings: dict[str, object], vllm: str) -> EngineConfig:
@@ -147,6 +156,7 @@ def lines_of(found: Replay, config: EngineConfig, cost_model: str) -> list[str]:
     from harness.extras.sessions.waits import lines_of_waits
 
     lines = [
+        *filter(None, [found.warning]),
         f"{found.num_steps} steps under the rules {config.rules}: {found.num_differ} decisions differ",
         f"cached tokens: {found.num_cached_differ} of {found.num_admitted} admissions differ; preempted: "
         f"{found.num_preempted} recorded, {found.num_preempted_by_rules} by the rules",

@@ -54,7 +54,7 @@ class Replay:
     cached tokens differ. num_free_differ, first_free: steps with another number of free KV blocks, and (step, recorded,
     by the rules) of the first: in another memory many decisions are the same. num_contradicted: requests whose cached
     tokens are others in the sessions than in the steps. ratios: measured duration over the cost
-    model's, by kind of step. waits: in the queue and for the first token.
+    model's, by kind of step. waits: in the queue and for the first token. warning: what the rules do not know here.
     """
 
     num_steps: int = 0
@@ -70,6 +70,7 @@ class Replay:
     ratios: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     waits: Waits = field(default_factory=Waits)
     notes: list[str] = field(default_factory=list[str])
+    warning: str = ""
 
     @property
     def num_differ(self) -> int:

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from harness.errors import HarnessError
 from harness.extras.sessions.commands import lines_of, replay_files
+from harness.stacks.vllm.step_log import unknown_rules
 
 SESSIONS_MARK, STEPS_MARK = "vllm_sessions", "vllm_core_steps"
 UNKNOWN = "how far its scheduler's rules hold for this server is unknown: "
@@ -24,7 +25,12 @@ def verdict_of(recording: Path) -> list[str]:
         return []
     steps = next(_steps_beside(recording, header), None)
     if steps is None:
-        return [f"{UNKNOWN}no steps of it lie beside {recording.name} (VLLM_CORE_STEPS_FILE)"]
+        effective: Any = header.get("effective")
+        why = unknown_rules(effective, header.get("scheduler")) if isinstance(effective, dict) else ""
+        where = recording.parent.resolve()
+        what = f"no steps of it lie beside {recording.name}: no file in {where} is of the same process"
+        first = [f"the rules are unknown here: {why}"] if why else []
+        return [*first, f"{UNKNOWN}{what} (VLLM_CORE_STEPS_FILE={recording.stem}.core_steps.jsonl)"]
     try:
         found, config = replay_files([recording], steps)
     except HarnessError as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 from harness.model.engine import EngineConfig
 from harness.model.engine.core import EngineRequest, StepEnd, StepStart
 from harness.stacks.vllm.inside.vllm_step_log import OWN_REQUESTS
-from harness.stacks.vllm.inside.vllm_step_log.sessions import Ended, Limits, SessionFile
+from harness.stacks.vllm.inside.vllm_step_log.sessions import OWN, Ended, Limits, SessionFile
 
 
 def in_place(at_ns: int) -> int:
@@ -49,7 +49,7 @@ class SessionRecorder:
             prompt = len(request.prompt)
             instants_ns = (self._monotonic_ns(request.arrival_ns), self._monotonic_ns(request.queued_ns))
             tokens, hashes = (prompt, request.max_tokens), self._hashes(request, prompt)
-            self._file.came(number, instants_ns, tokens, hashes, is_own=OWN_REQUESTS in request.external_id)
+            self._file.came(number, instants_ns, tokens, hashes, (OWN,) * (OWN_REQUESTS in request.external_id))
         for request in start.aborted:
             self._ended(request, start.start_ns)
         self._file.flush()

@@ -79,6 +79,7 @@ MAX_HEADER_BYTES = 1 << 20
 KNOWN_SCHEDULERS = ("Scheduler", "AsyncScheduler")
 KNOWN_COORDINATORS = ("UnitaryKVCacheCoordinator", "KVCacheCoordinatorNoPrefixCache")
 KNOWN_GROUPS = ["FullAttentionSpec"]
+EMULATED = "emulated"
 STEP_LOG_KEYS = frozenset(_SETTINGS)
 """Keys of a ServerSpec whose values in force the header shows."""
 _IS_LOWER = (("unpadded_tokens", "padded_tokens"), ("prefix_hits", "prefix_queries"))
@@ -116,24 +117,8 @@ class StepLog:
 
     @property
     def unknown_rules(self) -> str:
-        """Why the scheduler's rules are not known to hold here; "" where they are, or nothing shows.
-
-        They are compared with vLLM's own schedulers and one pool of full attention.
-        """
-        shown = self.engine_settings
-        scheduler = str(shown.get("scheduler", ""))
-        if scheduler.startswith(OTHER_STACK):
-            return ""
-        groups, coordinator = shown.get("kv_groups", KNOWN_GROUPS), shown.get("kv_coordinator", KNOWN_COORDINATORS[0])
-        named = ", ".join(map(str, groups)) if isinstance(groups, list) else str(groups)
-        is_own = scheduler.startswith("vllm.") and scheduler.rpartition(".")[2] in KNOWN_SCHEDULERS
-        differing = {
-            f"the scheduler is {scheduler}": bool(scheduler) and not is_own,
-            f"KV memory is kept in groups of {named}": groups != KNOWN_GROUPS,
-            f"it is coordinated by {coordinator}": coordinator not in KNOWN_COORDINATORS,
-            "a block's hash covers tokens after it": bool(shown.get("num_hash_lookahead_tokens")),
-        }
-        return "; ".join(why for why, differs in differing.items() if differs)
+        """Why the scheduler's rules are not known to hold here; "" where they are, or nothing shows."""
+        return unknown_rules(self.effective)
 
     @property
     def num_declared_engines(self) -> int:
@@ -218,6 +203,29 @@ def settings_of(effective: Mapping[str, Any]) -> dict[str, Any]:
     if has_graphs(effective) and sizes:
         shown["decode_buckets"] = sorted(sizes)
     return shown
+
+
+def unknown_rules(effective: Mapping[str, Any], scheduler: object = None) -> str:
+    """Why the scheduler's rules are not known to hold for a server with these settings; "" where nothing shows so.
+
+    They are compared with vLLM's own schedulers and one pool of full attention, first come first served.
+    """
+    name = str(scheduler or effective.get("scheduler") or "")
+    if name.startswith(OTHER_STACK) or name == EMULATED:
+        return ""
+    groups = effective.get("kv_groups", KNOWN_GROUPS)
+    coordinator = effective.get("kv_coordinator", KNOWN_COORDINATORS[0])
+    named = ", ".join(map(str, groups)) if isinstance(groups, list) else str(groups)
+    is_own = name.startswith("vllm.") and name.rpartition(".")[2] in KNOWN_SCHEDULERS
+    differing = {
+        f"the scheduler is {name}": bool(name) and not is_own,
+        f"KV memory is kept in groups of {named}": groups != KNOWN_GROUPS,
+        f"it is coordinated by {coordinator}": coordinator not in KNOWN_COORDINATORS,
+        "a block's hash covers tokens after it": bool(effective.get("num_hash_lookahead_tokens")),
+        f"at most {effective.get('max_loras')} LoRA adapters share a batch": bool(effective.get("max_loras")),
+        f"its queue is by {effective.get('policy')}": effective.get("policy") not in (None, "fcfs"),
+    }
+    return "; ".join(why for why, differs in differing.items() if differs)
 
 
 def has_graphs(effective: Mapping[str, Any]) -> bool:
@@ -363,6 +371,11 @@ def _log_of_core(core: CoreSteps) -> StepLog:
         row = dict.fromkeys(_COLUMNS)
         row |= {name: values[name] for name in ("waiting", "skipped_waiting", "generated_tokens", "padded_tokens")}
         row["runtime_mode"] = values["runtime_mode"]
+        if row["padded_tokens"] is None and (
+            effective.get("enforce_eager") or effective.get("cudagraph_mode") == "NONE"
+        ):
+            # Without graphs nothing is padded.
+            row["padded_tokens"] = sum(step.tokens)
         row |= {"at_ns": values["end_ns"], "unpadded_tokens": sum(step.tokens), "logger_ns": values["observer_ns"]}
         # Those that ended with this step are named in the next line.
         row["running"] = None if running is None else max(0, running - (len(after["finished"]) if after else 0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -264,6 +265,26 @@ def test_tune_from_a_recording_says_first_how_far_its_rules_hold(
     assert done.returncode == 0, done.stderr
     first = "0 decisions differ" if has_steps else "no steps of it lie beside"
     assert 0 <= done.stdout.find(first) < done.stdout.index("wrote tune-")
+
+
+@pytest.mark.parametrize("has_steps", [True, False])
+def test_what_the_rules_do_not_know_is_named_before_any_figure(tmp_path: Path, has_steps: bool) -> None:
+    files = record(2, tmp_path)
+    settings = {"kv_groups": ["FullAttentionSpec", "SlidingWindowSpec"], "max_loras": 4, "policy": "priority"}
+
+    def unusual(line: dict[str, Any]) -> None:
+        if "effective" in line:
+            line["scheduler"] = "vllm.v1.core.sched.scheduler.Scheduler"
+            line["effective"] |= settings
+        elif line.get("request") == 0:
+            line["structured"] = 1
+
+    changed(files.sessions, unusual)
+    changed(files.steps, unusual) if has_steps else files.steps.unlink()
+    first = verdict_of(files.sessions)[1 if has_steps else 0]
+    assert first.startswith("the rules are unknown here: KV memory is kept in groups of")
+    assert "at most 4 LoRA adapters share a batch; its queue is by priority" in first
+    assert not has_steps or re.search("1 of [0-9]+ requests have structured outputs", first)
 
 
 def test_the_steps_of_another_process_are_not_taken_and_other_formats_have_no_verdict(tmp_path: Path) -> None:

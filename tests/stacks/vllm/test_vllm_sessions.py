@@ -12,6 +12,7 @@ import pytest
 from harness.measure.client import replay_state
 from harness.stacks.vllm.core_steps import read_core_steps
 from harness.stacks.vllm.inside import vllm_step_log
+from harness.stacks.vllm.inside.vllm_step_log.sessions import UNUSUAL
 from harness.stacks.vllm.launch import CORE_STEPS
 from harness.stacks.vllm.step_log import read_step_log
 from tests.stacks.vllm.test_core_steps import run_core
@@ -41,7 +42,9 @@ def play(scheduler, made, more, reason="FINISHED_LENGTH_CAPPED", tokens=24):
 scheduler = core()
 one = [b"system", b"user"]
 play(scheduler, request("a", 36, one), [b"answer"])
-play(scheduler, request("b", 70, [*one, b"answer", b"tool"]), [b"second"], "FINISHED_STOPPED")
+adapted = request("b", 70, [*one, b"answer", b"tool"])
+adapted.lora_request, adapted.priority = Space(lora_name="private"), 0
+play(scheduler, adapted, [b"second"], "FINISHED_STOPPED")
 play(scheduler, request("cmpl-rbln-harness-1-0-0", 36, [b"system", b"another"]), [b"third"], "FINISHED_ABORTED")
 scheduler.schedule()
 """
@@ -71,12 +74,13 @@ def test_each_request_says_whose_blocks_it_begins_with_and_how_it_ended(tmp_path
     ]
     assert [line["prompt_tokens"] for line in came] == [36, 70, 36]
     assert ["harness" in line for line in came] == [False, False, True]
+    assert [[name for name in UNUSUAL if name in line] for line in came] == [[], ["lora"], []]
     assert replay_state.OWN_REQUESTS == vllm_step_log.OWN_REQUESTS
     for before, after in zip(came, ended, strict=True):
         assert before["arrival_ns"] == before["queued_ns"] < after["admitted_ns"]
         assert after["admitted_ns"] < after["first_token_ns"] < after["end_ns"]
         assert (after["generated_tokens"], after["cached_tokens"]) == (24, 16)
-    assert not re.search("system|rbln-harness", (tmp_path / "s.jsonl").read_text())
+    assert not re.search("system|rbln-harness|private", (tmp_path / "s.jsonl").read_text())
 
 
 def test_beside_the_steps_it_has_their_instants(tmp_path: Path) -> None:

@@ -28,6 +28,8 @@ SETTINGS = {
     "max_num_seqs": "scheduler_config.max_num_seqs",
     "max_num_batched_tokens": "scheduler_config.max_num_batched_tokens",
     "long_prefill_token_threshold": "scheduler_config.long_prefill_token_threshold",
+    "policy": "scheduler_config.policy",
+    "max_loras": "lora_config.max_loras",
     "enable_chunked_prefill": "scheduler_config.enable_chunked_prefill",
     "async_scheduling": "scheduler_config.async_scheduling",
     "num_gpu_blocks": "cache_config.num_gpu_blocks",

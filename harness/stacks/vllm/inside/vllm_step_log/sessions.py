@@ -39,7 +39,11 @@ MAX_OPEN = 100_000
 MAX_AGE_NS = 10_000_000_000
 """Longest time from the API server to the scheduler that is believed: the clock of the day may have been set."""
 MAX_LINE_BYTES = 512
-OWN_BIT = ',"harness":1'
+OWN = "harness"
+"""The mark of a request that a measurement sent."""
+UNUSUAL = {"lora": "lora_request", "structured": "structured_output_request", "priority": "priority"}
+"""What the rules of a scheduler do not know of a request: name in its line, and attribute. No value is written."""
+_MARK = ',"{}":1'
 MAX_LINES = 128
 """Lines that wait to be written."""
 REASONS = {
@@ -147,13 +151,12 @@ class SessionFile:
         instants_ns: tuple[int, int],
         tokens: tuple[int | None, int | None],
         hashes: Sequence[Any],
-        *,
-        is_own: bool = False,
+        marks: Sequence[str] = (),
     ) -> None:
         """A request was queued. instants_ns: of its arrival, and in the queue. tokens: of its prompt, and at most.
 
         request: its number; they rise by 1. hashes: of the whole blocks of its prompt, each of all tokens before too.
-        is_own: a measurement sent it.
+        marks: ``OWN``, and of ``UNUSUAL``.
         """
         if self._room < MAX_LINE_BYTES:
             self._make_room(request)
@@ -164,7 +167,7 @@ class SessionFile:
         self._add(
             f'{{"request":{request},"arrival_ns":{arrival_ns},"queued_ns":{queued_ns},'
             f'"prompt_tokens":{prompt},"max_tokens":{most},"like":{like},"known":{known},"blocks":{len(hashes)}'
-            f"{OWN_BIT if is_own else ''}}}\n"
+            f"{''.join(map(_MARK.format, marks))}}}\n"
         )
 
     def ended(self, request: int, end: Ended, hashes: Sequence[Any], before: int = 0) -> None:
@@ -337,12 +340,13 @@ class SessionObserver:
             self._open[request.request_id] = _Open(handle, request, len(hashes))
         age_ns = unix_ns() - round((getattr(request, "arrival_time", None) or 0) * 1e9)
         arrival_ns = began_ns - age_ns if 0 <= age_ns <= MAX_AGE_NS else began_ns
+        own = (OWN,) if OWN_REQUESTS in request.request_id else ()
         self._file.came(
             handle,
             (arrival_ns, began_ns),
             (getattr(request, "num_prompt_tokens", None), getattr(request, "max_tokens", None)),
             hashes,
-            is_own=OWN_REQUESTS in request.request_id,
+            [*own, *(name for name, attribute in UNUSUAL.items() if getattr(request, attribute, None))],
         )
 
     def scheduled(self, began_ns: int, _scheduler: Any, _arguments: Any, output: Any) -> None:
