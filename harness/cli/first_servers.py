@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, get_args
 from urllib.parse import urlsplit
@@ -167,10 +167,13 @@ def _shown(server: ServerSpec, report: ProbeReport, evidence: StackEvidence) -> 
     longest = int(values.get("slot_tokens", SLOT_TOKENS))
     can_be_written = 256 <= longest <= MOST_CONTEXT_TOKENS and longest % 128 == 0
     lines: list[Line] = [
-        (line, printable(comments.get(key, "shown by the server"))) for key, line in _shown_lines(values).items()
+        (line, printable(comments.get(key, "shown by the server")))
+        for key, line in _shown_lines(values, differing.keys()).items()
     ]
-    if can_be_written and longest != SLOT_TOKENS:
-        lines.append((f"slot_tokens = {longest}", "its max_model_len"))
+    if can_be_written and (longest != SLOT_TOKENS or "slot_tokens" in differing):
+        lines.append((f"slot_tokens = {longest}", printable(comments.get("slot_tokens", "its max_model_len"))))
+    if stack is ServingStack.vllm:
+        lines.insert(0, (f"model = {json.dumps(report.model)}", "its name there"))
     if "max_num_seqs" not in values:
         lines.append(("max_num_seqs = 8", "assumed, not shown: write what the server was started with"))
     if "max_num_seqs" not in values or recorded.keys() - shown.keys():
@@ -219,8 +222,8 @@ def _probed(servers: Sequence[ServerSpec]) -> tuple[list[ProbeReport], str]:
     raise ServerError("; ".join(report.problems), where=server.url, hint=hint)
 
 
-def _shown_lines(shown: dict[str, Any]) -> dict[str, str]:
-    """Settings in force that are not the defaults: a line of TOML by key."""
+def _shown_lines(shown: dict[str, Any], also: Set[str] = frozenset()) -> dict[str, str]:
+    """Settings in force that are not the defaults, and those of ``also``: a line of TOML by key."""
     from harness.model.spec.server import DEFAULTS, ENGINE_KEYS, SERVER_KEYS, default_buckets
     from harness.shipped import shipped_names
     from harness.stacks.rbln.rules.kv_rules import NEWEST_STABLE, is_paged
@@ -239,5 +242,5 @@ def _shown_lines(shown: dict[str, Any]) -> dict[str, str]:
     sizes = list(default_buckets(limit))
     usual = {**DEFAULTS, "rules": NEWEST_STABLE, "decode_buckets": sizes, "kv_slots": limit, "max_active_seqs": limit}
     shown_here = settings.keys() & ENGINE_KEYS - {"slot_tokens"}
-    kept = [key for key in SERVER_KEYS if key in shown_here and settings[key] != usual[key]]
+    kept = [key for key in SERVER_KEYS if key in shown_here and (key in also or settings[key] != usual[key])]
     return {key: f"{key} = {json.dumps(settings[key])}" for key in kept}

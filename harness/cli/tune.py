@@ -146,6 +146,8 @@ def _experiment(experiment: Path | None, wanted: DraftInputs) -> tuple[Path, str
     words = [backend, *(urls or ("",)), source, wanted.api_key_env, *([wanted.agents] if wanted.agents else [])]
     asked = f"# harness tune: {json.dumps(words)}\n"
     if not path.exists():
+        if source and not (urls or backend):
+            say(terminal(), "no server is named (--for URL): this is of an emulator with assumed costs, not of yours")
         _print_verdict(source)
         write_experiment(path.stem, wanted, to_be_tuned)
         write_text(path, asked + path.read_text(encoding="utf-8"))

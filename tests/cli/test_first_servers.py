@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
+from typing import cast
 
 import pytest
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
+from harness.cli.first_servers import StackEvidence, experiment_on
 from harness.cli.tree import app
 from harness.errors import SpecError
+from harness.kinds import ServingStack
 from harness.model.spec import ServerSpec, load_experiment
+from harness.stacks.vllm.step_log import RecordedServer
 from tests.support.plain_server import PlainServer, plain_server
 from tests.support.recorded_sessions import record
 
@@ -78,6 +83,33 @@ def test_the_settings_of_a_recording_are_those_of_its_server(folder: Path) -> No
     assert "shown by the recording of this server" in text
     assert "when it was recorded: 8192" in text
     assert "assumed" not in text
+
+
+VALUES: dict[str, tuple[object, ...]] = {
+    "num_gpu_blocks": (512, 4096, 8192),
+    "block_size": (16, 32, 128),
+    "prefix_caching": (True, False),
+    "slot_tokens": (4096, 8192, 131_072),
+}
+LABELS = {"prefix_caching": "enable_prefix_caching"}
+
+
+def test_each_drawn_difference_of_a_server_and_its_recording_is_named_with_both_values() -> None:
+    drawn, server = random.Random(71), a_vllm()
+    with plain_server(server) as running:
+        for _ in range(40):
+            recorded = {key: drawn.choice(values) for key, values in VALUES.items()}
+            key = drawn.choice(list(VALUES))
+            shown = {**recorded, key: drawn.choice([value for value in VALUES[key] if value != recorded[key]])}
+            labels = {LABELS.get(name, name): shown[name] for name in VALUES if name != "slot_tokens"}
+            again = a_vllm(cast("int", shown["slot_tokens"]), **labels)
+            server.metrics, server.max_model_len = again.metrics, again.max_model_len
+            evidence = StackEvidence(None, RecordedServer("0.32.0", ServingStack.vllm, recorded))
+            lines = experiment_on([running.url], "", 0.0, evidence).server
+            named = [(line, comment) for line, comment in lines if "when it was recorded" in comment]
+            assert named == [
+                (f"{key} = {json.dumps(shown[key])}", f"shown by the server; when it was recorded: {recorded[key]}")
+            ]
 
 
 def test_a_recording_of_another_stack_is_refused(folder: Path) -> None:

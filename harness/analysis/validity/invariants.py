@@ -47,6 +47,7 @@ from harness.analysis.validity.server_records import (
     check_loaded,
     check_log_lines,
     check_moved_schedule,
+    check_running,
     check_same_server,
     check_scrapes,
 )
@@ -522,6 +523,7 @@ CHECKS: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
     check_scrapes,
     check_same_server,
     check_engines,
+    check_running,
     check_loaded,
     check_moved_schedule,
     check_counts,

@@ -232,6 +232,18 @@ def check_engines(run: Evidence) -> Iterator[Finding]:
         )
 
 
+def check_running(run: Evidence) -> Iterator[Finding]:
+    """Whether more requests ran at once than the limit permits that was declared and that nothing shows."""
+    server, shown = ServerSpec.model_validate(run.manifest.requested_server), run.manifest.effective.get("shown") or ()
+    if not server.declared or "max_num_seqs" in shown:
+        return
+    samples = values_of(rows_where(run.derived.tables["metrics"], "name", MODEL_SAMPLE), "value")
+    most = max((value for (value,) in samples if not math.isnan(value)), default=0)
+    if most > server.max_num_seqs:
+        evidence = f"max_num_seqs: declared {server.max_num_seqs}, and {most:.0f} requests ran at once in one engine"
+        yield finding("setting-differs", evidence)
+
+
 def check_loaded(run: Evidence) -> Iterator[Finding]:
     """Whether KV came from a second memory, which no cost model prices."""
     loaded = counter_increment(run.derived.tables["metrics"], EXTERNAL_COUNTER)

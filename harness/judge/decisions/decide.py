@@ -69,7 +69,7 @@ class Decision:
 
     @property
     def answer(self) -> str:
-        """The sentence with its verdict: "twelve-slots costs 4.0 % less than base (...): PASS"; "" without one."""
+        """The sentence with its verdict: "Yes: twelve-slots costs 4.0 % less than base (...): PASS"; "" without one."""
         would_be = f" (would be {self.would_be.value})" if self.would_be is not None else ""
         return f"{self.sentence}: {self.outcome.value}{would_be}" if self.sentence else ""
 
@@ -252,13 +252,14 @@ def _on_ratio(rule: MarginRule, ratios: ComparedBlocks, interval: stats.Interval
         "channel": ratios.channel,
     }
     shape = shape_in_words(ratios.values, ratios.replicates)
+    word = "Yes" if decision.outcome is Outcome.PASS else "Not shown" if decision.label == "NOT SHOWN" else "No"
     return replace(
         decision,
         reason=f"{decision.reason}; {shape}",
         subject=f"{ratios.condition} vs {ratios.baseline}",
         numbers={**numbers, **decision.numbers},
         intervals={"ratio": interval},
-        sentence=cost_sentence(ratios.condition, ratios.baseline, interval),
+        sentence=f"{word}: {cost_sentence(ratios.condition, ratios.baseline, interval)}",
     )
 
 

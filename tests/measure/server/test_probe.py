@@ -69,6 +69,16 @@ def test_the_cures_that_the_error_names_cure(tmp_path: Path) -> None:
     assert found.severity == "warning"
 
 
+def test_a_declared_limit_that_more_requests_exceed_is_invalid(tmp_path: Path) -> None:
+    running = '# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{engine="0",model_name="plain"} 6.0\n'
+    served = PlainServer(has_metrics=True, gives_token_ids=True, metrics=running)
+    with plain_server(served) as server:
+        outcome = run(tmp_path, server, server={"declared": True, "max_num_seqs": 3})
+        found = [one.evidence for one in outcome.runs[0].manifest.findings if one.code == "setting-differs"]
+    assert found == ["max_num_seqs: declared 3, and 6 requests ran at once in one engine"]
+    assert not outcome.runs[0].is_valid
+
+
 CHAT_ALONE = ("/v1/chat/completions",)
 SAYS_CHAT = 'The server knows /v1/chat/completions alone: workload.prompt_form = "chat"'
 
