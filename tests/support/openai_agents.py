@@ -1,0 +1,42 @@
+"""Agents by openai-python, in the environment of the server: each sends a prompt, waits, and goes on from the answer.
+
+``python openai_agents.py URL AGENTS TURNS``. It imports nothing of the harness, which that environment does not have.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from threading import Event
+from typing import Any
+
+NEW_TOKENS, ANSWER_TOKENS, MEAN_WAIT_S = 40, 24, 0.3
+IDS = (300, 1800)
+
+
+def converse(client: Any, model: str, turns: int, number: int) -> None:
+    """The requests of one agent."""
+    drawn = random.Random(number)
+    ids = [drawn.randrange(*IDS) for _ in range(3 * NEW_TOKENS)]
+    for _ in range(turns):
+        # A wait for a tool.
+        Event().wait(drawn.expovariate(1 / MEAN_WAIT_S))
+        more = {"ignore_eos": True, "return_token_ids": True}
+        answer = client.completions.create(model=model, prompt=ids, max_tokens=ANSWER_TOKENS, extra_body=more)
+        ids += [*answer.choices[0].token_ids, *(drawn.randrange(*IDS) for _ in range(NEW_TOKENS))]
+
+
+def main(url: str, agents: int, turns: int) -> None:
+    """All agents at once."""
+    from openai import OpenAI
+
+    client = OpenAI(base_url=f"{url}/v1", api_key="none")
+    model = client.models.list().data[0].id
+    with ThreadPoolExecutor(agents) as pool:
+        list(pool.map(partial(converse, client, model, turns), range(agents)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
