@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
@@ -45,6 +45,7 @@ class Workload:
     shared: float = 0.0
 
 
+ReadTrace: TypeAlias = "tuple[str, TraceFile, tuple[str, ...]]"
 Predicted = Callable[[Workload], float]
 """Seconds that one run takes with this workload, by simulation."""
 
@@ -64,28 +65,25 @@ def drawn(start: FirstExperiment) -> Workload:
 
 @dataclass(frozen=True)
 class Recordings:
-    """Recorded agents that are to be replayed. source: files of any format, or a trace. name: of the experiment.
+    """What is asked of recorded agents.
 
     agents: so many at once, several of them with one recording; 0: each recording once. takes_rules: whether the server
     takes other rules without being another one.
     """
 
-    source: str
-    name: str
-    options: ReadOptions
     agents: int = 0
     takes_rules: bool = False
 
 
-def recorded(wanted: Recordings, start: FirstExperiment, predicted: Predicted) -> Workload:
-    """A recorded trace, imported where it is not yet.
+def recorded(wanted: Recordings, read: ReadTrace, start: FirstExperiment, predicted: Predicted) -> Workload:
+    """The sessions of a recorded trace. read: from ``read_trace_of``.
 
     Lengths are divided where they are too long. Where the whole takes longer than some minutes, less of it is replayed.
     """
     from harness.model.spec.server import MOST_CONTEXT_TOKENS
     from harness.runner.backends.base import SLOT_TOKENS
 
-    agents, (written, trace, notes) = wanted.agents, _trace_of(wanted.source, wanted.name, wanted.options)
+    agents, (written, trace, notes) = wanted.agents, read
     requests = [request for recording in trace.recordings for request in recording.requests]
     longest = max(request.prompt_tokens + request.generate_tokens for request in requests)
     shared = _shared(trace)
@@ -206,8 +204,11 @@ def imported_file(name: str, source: str) -> Path:
     return path.with_name(f"{name}-trace.jsonl") if source and path.resolve() == Path(source).resolve() else path
 
 
-def _trace_of(source: str, name: str, options: ReadOptions) -> tuple[str, TraceFile, tuple[str, ...]]:
-    """(the trace as the experiment names it, its content, what the import says)."""
+def read_trace_of(source: str, name: str, options: ReadOptions) -> ReadTrace:
+    """(the trace as the experiment names it, its content, what the import says); imported where it is none yet.
+
+    source: files of any format, or a trace. name: of the experiment.
+    """
     from harness.cli.inputs import import_notes
     from harness.model.traces.account import ReadOptions
     from harness.model.traces.importing import import_trace

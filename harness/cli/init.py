@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from harness.cli.doctor import DEFAULT_WAIT, StackOption, WaitOption, seconds_to_wait
-from harness.cli.first_sessions import Recordings, Workload, drawn, imported_file, recorded
+from harness.cli.first_sessions import Recordings, Workload, drawn, imported_file, read_trace_of, recorded
 from harness.cli.inputs import (
     BlockTokensOption,
     LengthsOption,
@@ -210,13 +210,14 @@ def _draft(name: str, asked: DraftInputs) -> Draft:
     start = backend_named(kind).first_experiment
     # The recording is read before the server is asked anything, which it may record.
     server = recorded_server(Path(asked.source)) if asked.source else None
+    read = read_trace_of(asked.source, name, asked.options or ReadOptions()) if asked.source else None
     if asked.urls:
         start = experiment_on(asked.urls, asked.api_key_env, asked.wait_s, StackEvidence(asked.stack, server))
-    if not asked.source:
+    if read is None:
         return Draft(name, kind, start, drawn(start))
     takes_rules = start.sets_slot_tokens and not kind_named(kind).has_stack
-    wanted = Recordings(asked.source, name, asked.options or ReadOptions(), asked.agents, takes_rules)
-    workload = recorded(wanted, start, lambda tried: Draft(name, kind, start, tried).predicted_s())
+    wanted = Recordings(asked.agents, takes_rules)
+    workload = recorded(wanted, read, start, lambda tried: Draft(name, kind, start, tried).predicted_s())
     return Draft(name, kind, start, workload)
 
 

@@ -112,6 +112,13 @@ def test_each_drawn_difference_of_a_server_and_its_recording_is_named_with_both_
             ]
 
 
+def test_an_experiment_may_have_the_name_of_its_recording(folder: Path) -> None:
+    Path("mine.jsonl").write_bytes(Path(recording(folder, scheduler=VLLM)).read_bytes())
+    done = CliRunner().invoke(app, ["init", "mine", "--from", "mine.jsonl", "--until", "1000h"])
+    assert done.exit_code == 0, done.output
+    assert load_experiment("mine.toml").workload.trace == "mine-trace.jsonl"
+
+
 def test_a_recording_of_another_stack_is_refused(folder: Path) -> None:
     path = recording(folder, scheduler="vllm_rbln.v1.core.optimum_scheduler.RBLNOptimumScheduler")
     with pytest.raises(SpecError, match="vllm-rbln by the recording"):

@@ -10,7 +10,8 @@ import pytest
 from harness.errors import SpecError
 from harness.model.spec import ExperimentSpec, parse_experiment
 from harness.runner import ExperimentOutcome, run_experiment
-from harness.tune.answer import Answer, with_declared
+from harness.tune.answer import Answer, commands, with_declared
+from harness.tune.confirm import base_of
 from harness.tune.explore import QUICK
 from harness.tune.path import Tune
 from tests.support.plain_server import PlainServer, plain_server
@@ -75,6 +76,15 @@ def test_rules_that_nothing_shows_are_asked_for_before_the_first_run(tmp_path: P
             made.run()
         assert "--stack vllm" in str(refused.value)
         assert server.asked == []
+
+
+def test_an_attached_server_with_rules_of_vllm_is_answered_in_its_words() -> None:
+    spec = of_others(rules="vllm-paged", max_num_seqs=4)
+    assert spec.server.decode_buckets == ()
+    base = base_of(spec, None)
+    (line,) = commands(spec, base.setup, base)
+    assert line.startswith("vllm serve MODEL --max-num-seqs 4 ")
+    assert (base.compile_s(base.setup), base.memory_gib(base.setup)) == (None, None)
 
 
 def test_what_nothing_shows_stands_in_the_first_line() -> None:

@@ -19,6 +19,9 @@ from harness.measure.emulator.sessions import SessionRecorder
 from harness.model.engine import EngineConfig
 from harness.model.plan.model import Plan, RequestPlan, SessionPlan
 from harness.model.spec import ServerSpec
+from harness.model.traces.account import ReadOptions
+from harness.model.traces.importing import import_trace
+from harness.model.traces.recording import read_trace
 from harness.stacks.vllm.inside.vllm_step_log.sessions import BlockTable, Ended, Limits, SessionFile
 from tests.support.recorded_sessions import (
     check_plan,
@@ -96,6 +99,15 @@ def test_two_files_of_one_server_share_no_name(tmp_path: Path) -> None:
     assert len(blocks) == 4
     assert not blocks[0] & blocks[2]
     assert all(request.base is None for recording in trace.recordings for request in recording.requests[:1])
+
+
+def test_a_part_of_days_is_imported_by_when_sessions_begin(tmp_path: Path) -> None:
+    recorded(sessions(2, 2, 2, 2, starts_ns=3600 * NS_PER_S), SERVER, tmp_path / "a.jsonl")
+    options = ReadOptions(since_ns=1800 * NS_PER_S, until_ns=3 * 3600 * NS_PER_S)
+    head, _ = import_trace([tmp_path / "a.jsonl"], tmp_path / "t.jsonl", name="part", options=options)
+    starts_s = [recording.start_ns / NS_PER_S for recording in read_trace(tmp_path / "t.jsonl").recordings]
+    assert starts_s == pytest.approx([1800, 5400], abs=1)
+    assert head.dropped == {"requests of sessions that began before --since or after --until": 4}
 
 
 def test_what_had_not_ended_and_what_came_before_the_file_is_counted(tmp_path: Path) -> None:
