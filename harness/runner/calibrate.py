@@ -38,6 +38,8 @@ SECTIONS = ("workload.", "limits.", "client.")
 # There are no re-arrivals, and late sends do not change the stamps of steps. The cost model here is a guess that paces
 # the sweeps, so it does not say how long a step may take.
 LOOSE_LIMITS = {"rearrival_lag_p99_ms": 2000.0, "start_spread_ms": 2000.0, "server_stall_ms": 60_000.0}
+READ_LATE = dict.fromkeys(("read_together_ms", "first_token_held_ms", "stall_ms", "stamp_lag_ms"), 60_000.0)
+"""More of them for a vLLM, whose engine stamps its steps: when the client read its tokens plays no part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,7 @@ def calibration_experiment(spec: CalibrationSpec) -> ExperimentSpec:
             "workload": {**given.get("workload", {}), **sweeps},
             "client": given.get("client", {}),
             "server": spec.server.model_dump(mode="json", exclude_unset=True),
-            "limits": {**LOOSE_LIMITS, **given.get("limits", {})},
+            "limits": {**LOOSE_LIMITS, **(READ_LATE if spec.server.is_vllm else {}), **given.get("limits", {})},
             "condition": conditions,
         },
         where="calibration",

@@ -15,7 +15,7 @@ from harness.measure.records.run import SealedRun
 from harness.model.engine.cost import find_cost_file
 from harness.model.spec import ExperimentSpec, ServerSpec, load_toml
 from harness.model.spec.sections import Basis
-from harness.runner.calibrate import LOOSE_LIMITS, QUICK_SWEEPS, CalibrationSpec, calibration_experiment
+from harness.runner.calibrate import LOOSE_LIMITS, QUICK_SWEEPS, READ_LATE, CalibrationSpec, calibration_experiment
 from harness.tune.confirm import base_condition, plain_table
 from harness.tune.diagnose import Diagnosis
 
@@ -64,7 +64,8 @@ def calibration_of(spec: ExperimentSpec, server: ServerSpec) -> ExperimentSpec:
         server = server.model_copy(update={"cost_model": ASSUMED_PAGED})
     table = plain_table(spec)
     prompts = {key: value for key, value in table.get("workload", {}).items() if key in PROMPT_KEYS}
-    limits = {key: max(value, LOOSE_LIMITS.get(key, value)) for key, value in table.get("limits", {}).items()}
+    loose = {**LOOSE_LIMITS, **(READ_LATE if server.is_vllm else {})}
+    limits = {key: max(value, loose.get(key, value)) for key, value in table.get("limits", {}).items()}
     quick: dict[str, Any] = dict(QUICK_SWEEPS)
     for key in SWEPT_LENGTHS:
         quick[key] = _within(quick[key], server.slot_tokens)

@@ -17,7 +17,7 @@ from harness.runner import ExperimentOutcome, run_experiment
 from harness.tune import confirm
 from harness.tune.explore import QUICK
 from harness.tune.path import Tune
-from harness.tune.price import price_of
+from harness.tune.price import calibration_of, price_of
 from tests.support.diagnoses import SEEN
 
 
@@ -128,3 +128,11 @@ def test_a_calibration_covers_the_longest_part_of_a_prompt_that_the_search_can_a
     made = Tune(parse_experiment(table, where="test"), tmp_path, simulated, lambda _line: None)
     assert made.sweeps.server.max_num_batched_tokens == 4000
     assert made.first.server.max_num_batched_tokens is None
+
+
+@pytest.mark.parametrize(("server", "limit_ms"), [({}, 5.0), ({"model": "m", "rules": "vllm-paged"}, 60_000.0)])
+def test_when_the_client_read_plays_no_part_where_the_engine_stamps_its_steps(
+    server: dict[str, Any], limit_ms: float
+) -> None:
+    spec = without_costs().model_copy(update={"server": ServerSpec.model_validate(server)})
+    assert calibration_of(spec, spec.server).limits.read_together_ms == limit_ms

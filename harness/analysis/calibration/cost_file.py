@@ -35,7 +35,7 @@ from harness.analysis.calibration.fit_points import (
 from harness.analysis.calibration.scatter import artifact_of
 from harness.analysis.stats import Interval, grouped
 from harness.clock import NS_PER_MS, utc_now
-from harness.errors import RecordsError, SpecError
+from harness.errors import RecordsError, RunInvalidError, SpecError
 from harness.measure.records import layout
 from harness.measure.records.run import SealedRun, kind_of
 from harness.model.engine import CostModel, load_cost_model
@@ -100,15 +100,15 @@ def fit_runs(
 
     with_context: None keeps the context term only where its interval excludes 0. source: of the times of steps and
     prefills. Where the server reported its times (VLLM_RBLN_METRICS) and no context term is wanted, f(b) comes from the
-    report. INVALID runs are left out. Raises SpecError when the runs are of several configurations or do not determine
-    a coefficient.
+    report. INVALID runs are left out. Raises RunInvalidError where all are, SpecError when the runs are of several
+    configurations or do not determine a coefficient.
     """
     valid = [run for run in runs if run.is_valid]
     if not valid:
-        raise SpecError(
+        raise RunInvalidError(
             "no valid sealed run to fit" + "".join(f"; {run.label}: {run.invalid_reasons[0]}" for run in runs[:1]),
             where="calibration",
-            hint="`harness runs` lists them; --resume --retry-invalid measures them again",
+            hint="`tune`: the same command makes them again; `harness server calibrate`: --resume --retry-invalid",
         )
     artifact, server, kind = _one_artifact(valid), valid[0].server, kind_of(valid)
     if server.is_paged and source != "log":
