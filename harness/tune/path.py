@@ -83,6 +83,7 @@ from harness.tune.price import (
     names_costs,
     needs_calibration,
     price_of,
+    with_eager_steps,
 )
 from harness.tune.sessions import (
     MOST_PLANS,
@@ -161,6 +162,7 @@ class Tune:
         return replace(
             question,
             server=question.server.model_copy(update=self.shown),
+            model=with_eager_steps(question.model, question.server) if self.borrowed else question.model,
             agents=settings.agents,
             memory_gib=settings.memory_gib,
             most_sizes=settings.most_sizes,

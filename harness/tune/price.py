@@ -6,13 +6,15 @@ Nothing is run here.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.analysis.calibration.cost_file import fit_runs, write_cost_file
+from harness.clock import NS_PER_MS
 from harness.kinds import kind_named, kind_of_run
 from harness.measure.records.run import SealedRun
-from harness.model.engine.cost import find_cost_file
+from harness.model.engine.cost import CostModel, find_cost_file
 from harness.model.spec import ExperimentSpec, ServerSpec, load_toml
 from harness.model.spec.sections import Basis
 from harness.runner.calibrate import LOOSE_LIMITS, QUICK_SWEEPS, READ_LATE, CalibrationSpec, calibration_experiment
@@ -25,6 +27,8 @@ ASSUMED, ASSUMED_PAGED = "paper", "emulated-gpu"
 SEED = 20261117
 PROMPT_KEYS = ("prompt_form", "token_id_range")
 SWEPT_LENGTHS = ("context_tokens", "prefill_tokens")
+ASSUMED_EAGER_MS = 3
+"""What a step without a graph takes more where nobody measured it: some 400 kernels at 8 us from Python, arithmetic."""
 LARGEST_FIT_ERROR = 0.5
 """A calibration that errs by a larger share, measured and not fitted, decides nothing."""
 
@@ -109,6 +113,18 @@ def fit_in_words(errors: Mapping[str, float]) -> str:
     return f"the fit errs by at most {' and '.join(known)}, measured and not fitted" if known else ""
 
 
+def has_graphs(server: ServerSpec) -> bool:
+    """Whether a vLLM is known to capture graphs, so that a step without one costs more."""
+    return server.is_vllm and server.is_paged and bool(server.decode_buckets)
+
+
+def with_eager_steps(model: CostModel, server: ServerSpec) -> CostModel:
+    """The costs with the assumed price of a step without a graph, where they have none."""
+    if not has_graphs(server) or model.eager_ns or model.chunk_eager_ns:
+        return model
+    return replace(model, eager_ns=ASSUMED_EAGER_MS * NS_PER_MS, chunk_eager_ns=ASSUMED_EAGER_MS * NS_PER_MS)
+
+
 def price_of(server: ServerSpec, diagnosis: Diagnosis) -> Price:
     """The costs of today's server, by what its runs showed."""
     # The modelled GPU's costs are arithmetic, whoever names them for a device.
@@ -119,6 +135,8 @@ def price_of(server: ServerSpec, diagnosis: Diagnosis) -> Price:
             f"no costs of this server are known; the search assumes those of {costs!r}, which nobody measured on it, "
             "and the measurement counts time in flight alone"
         )
+        if has_graphs(server):
+            words += f"; a step without a graph is assumed to take {ASSUMED_EAGER_MS} ms more"
         return Price(costs, True, "b", words)
     words = f"the costs of {server.cost_model!r}"
     if max((errors := fit_errors(server.cost_model)).values(), default=0) > LARGEST_FIT_ERROR:

@@ -17,7 +17,7 @@ from harness.runner import ExperimentOutcome, run_experiment
 from harness.tune import confirm
 from harness.tune.explore import QUICK
 from harness.tune.path import Tune
-from harness.tune.price import calibration_of, price_of
+from harness.tune.price import calibration_of, price_of, with_eager_steps
 from tests.support.diagnoses import SEEN
 
 
@@ -136,3 +136,15 @@ def test_when_the_client_read_plays_no_part_where_the_engine_stamps_its_steps(
 ) -> None:
     spec = without_costs().model_copy(update={"server": ServerSpec.model_validate(server)})
     assert calibration_of(spec, spec.server).limits.read_together_ms == limit_ms
+
+
+def test_steps_without_a_graph_have_an_assumed_price_where_nobody_measured_one() -> None:
+    captured = ServerSpec(model="any", rules="vllm-paged", cost_model="emulated-gpu", decode_buckets=(1, 2))
+    price = price_of(captured, replace(SEEN, backend="vllm"))
+    assert price.words.endswith("a step without a graph is assumed to take 3 ms more")
+    model = load_cost_model("emulated-gpu")
+    assert with_eager_steps(model, captured).eager_ns == 3_000_000
+    measured = replace(model, eager_ns=7)
+    assert with_eager_steps(measured, captured) is measured
+    own = captured.model_copy(update={"decode_buckets": ()})
+    assert with_eager_steps(model, own) is model, "what it captures is not known"
