@@ -19,7 +19,7 @@ from harness.judge.decisions.verdicts import EXPLORATORY, cases_of, decide_exper
 from harness.judge.prereg.account import Account, account_of
 from harness.judge.prereg.authorize import check_sealed_runs
 from harness.judge.prereg.frozen import Preregistration, changed_rule_code
-from harness.judge.prereg.ledger import Entry, Ledger, read_chain
+from harness.judge.prereg.ledger import Entry, Ledger
 from harness.judge.prereg.predict import predictions_for
 from harness.judge.prereg.proof import Proof, aborts_of, doubts_of, find_proof
 from harness.measure.records.run import SealedRun, origin_of
@@ -173,10 +173,11 @@ def _evidence(
     chain: Mapping[str, Entry] = {}
     try:
         if proof is None:
-            proof, ledger = find_proof(runs, record, repository)
+            proof = find_proof(runs, record, repository)
+            ledger = None if proof.is_archived else proof.ledger
         doubts.extend(doubts_of(proof, frozen, runs))
         with suppress(RecordsError):  # a chain that is broken is among the doubts
-            chain = read_chain(proof.chain, proof.commit)
+            chain = proof.entries
     except (SpecError, RecordsError) as error:
         if str(error.where).startswith(str(runs[0].path.parents[1])):
             raise  # a damaged run, not a missing proof
@@ -220,8 +221,8 @@ def record_look(runs: Sequence[SealedRun], by: str) -> str:
         frozen = check_sealed_runs(runs)
         assert frozen is not None, "these runs were frozen"
         status = status_until_decided(runs)
-        proof, ledger = find_proof(runs, record, None)
-        chain = read_chain(proof.chain, proof.commit)
+        proof = find_proof(runs, record)
+        chain, ledger = proof.entries, None if proof.is_archived else proof.ledger
     except (SpecError, RecordsError) as error:
         return f"this look is not in the ledger of its freeze: {error.where} {error.what}"
     is_decided = status is not None and status.is_decided

@@ -1,31 +1,34 @@
 """The proof that frozen runs are what they claim: the freeze's commit, the trees down to its file, and the ledger.
 
-A repository and a published archive go through the same checks, which need no git.
+git itself reads and checks its objects: in the repository of the freeze, or in an empty one that gets those of a
+published archive. Both go through the same checks.
 """
 
 from __future__ import annotations
 
 import base64
-import re
+import json
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import BeforeValidator, PlainSerializer, ValidationError
+from pydantic import Field
 
 from harness.analysis import Evidence, check_run
 from harness.analysis.logs.derive import derived_of
-from harness.errors import HarnessError, RecordsError
+from harness.errors import HarnessError, RecordsError, SpecError
 from harness.judge.prereg.authorize import first_request_s
 from harness.judge.prereg.frozen import Preregistration
-from harness.judge.prereg.ledger import Entry, Ledger, object_hash, read_chain
+from harness.judge.prereg.ledger import Entry, Ledger
 from harness.judge.prereg.repository import Repository, file_sha256
 from harness.kinds import kind_named
 from harness.measure.records import layout, schema
-from harness.measure.records.archive import PROOF, archive_of, wrong
+from harness.measure.records.archive import FROZEN, PACK, PROOF, archive_of, wrong
 from harness.measure.records.manifest import PreregistrationRecord
 from harness.measure.records.run import SealedRun
 from harness.model.spec import Spec
@@ -34,94 +37,103 @@ from harness.model.spec import Spec
 MAX_STARTS = 3
 # A simulated run begins on a whole second.
 CLOCK_TOLERANCE_S = 2.0
+Sha = Annotated[str, Field(pattern=r"^([0-9a-f]{40}|[0-9a-f]{64})$")]
 
 
-def _decoded(content: str | bytes) -> bytes:
-    return content if isinstance(content, bytes) else base64.b64decode(content, validate=True)
+class Claims(Spec):
+    """What a repository says of a freeze beside the objects that git checks.
 
-
-Encoded = Annotated[
-    bytes,
-    BeforeValidator(_decoded),
-    PlainSerializer(lambda content: base64.b64encode(content).decode(), when_used="json"),
-]
-"""Bytes, in base64 in a file."""
-# The tree and the committer time (s) of a commit object; git writes the lines in this order.
-_COMMIT = re.compile(rb"tree ([0-9a-f]{40,64})\n(?:[^\n]+\n)*?committer [^\n]* (\d{1,12}) [+-]\d{4}\n")
-
-
-class Proof(Spec):
-    """All that a repository knows about one freeze.
-
-    way: (kind, content) of the git objects from the commit to the folder of the frozen file.
-    chain: (name, content) of every ledger entry, oldest first. commits: of the frozen file, on any branch,
-    newest first. lost: entries that were removed from the ledger. remotes: remote branches that have the freeze.
-    tag: tags on its commit, with the state of their signatures.
+    ledger: its newest entry, None without. commits: of the frozen file, on any branch, newest first. lost: entries that
+    were removed from the ledger. remotes: remote branches that have the freeze. tag: tags on its commit, with the state
+    of their signatures.
     """
 
-    commit: str
-    way: tuple[tuple[str, Encoded], ...]
-    chain: tuple[tuple[str, Encoded], ...]
+    commit: Sha
+    ledger: Sha | None = None
     commits: tuple[str, ...]
     lost: tuple[str, ...] = ()
     remotes: tuple[str, ...] = ()
     tag: str = ""
 
 
+@dataclass(frozen=True)
+class Proof:
+    """One freeze in a repository. is_archived: in one made of an archive, where the ledger gets no more entries."""
+
+    claims: Claims
+    ledger: Ledger
+    is_archived: bool = False
+
+    @cached_property
+    def entries(self) -> dict[str, Entry]:
+        """Of the ledger, by commit; RecordsError when the chain is broken."""
+        return self.ledger.chain()
+
+    def pack(self, path: str) -> bytes:
+        """A git pack of the commit, its trees down to the frozen file at ``path``, and the ledger."""
+        trees = [f"{self.claims.commit}:{folder if folder.name else ''}" for folder in PurePosixPath(path).parents]
+        return self.ledger.repository.pack(self.claims.commit, *trees, *self.entries)
+
+
 def gather(repository: Repository, record: PreregistrationRecord) -> Proof:
     """The proof of one freeze from a repository; SpecError when the commit is not in it."""
     ledger = Ledger(repository, record.sha256, record.commit)
-    chain = ledger.objects()
-    kept = {sha for sha, _ in chain}
-    return Proof(
+    repository.objects(record.commit)
+    line = repository.line_of(record.commit, ledger.ref)
+    claims = Claims(
         commit=record.commit,
-        way=tuple(_way(repository, record)),
-        chain=tuple(chain),
+        ledger=line[-1] if line else None,
         commits=tuple(commit.sha for commit in repository.commits_of(record.path)),
-        lost=tuple(sha for sha in repository.past_heads(ledger.ref) if sha not in kept),
+        lost=tuple(sha for sha in repository.past_heads(ledger.ref) if sha not in line),
         remotes=tuple(repository.remotes_with(record.commit)),
         tag=repository.tag_at(record.commit),
     )
+    return Proof(claims, ledger)
 
 
-def find_proof(
-    runs: Sequence[SealedRun], record: PreregistrationRecord, repository: Path | None = None
-) -> tuple[Proof, Ledger | None]:
-    """The proof and its ledger: from ``repository``, or from around the runs, or from the current folder.
+def find_proof(runs: Sequence[SealedRun], record: PreregistrationRecord, repository: Path | None = None) -> Proof:
+    """The proof from ``repository``, or from around the runs, or from the current folder.
 
-    Runs of an opened archive have the proof of that archive, and no ledger that could be added to. Raises SpecError
-    where the freeze is nowhere.
+    Runs of an opened archive have the proof of that archive. Raises SpecError where the freeze is nowhere.
     """
     if repository is None and (opened := archive_of(runs[0])) is not None:
-        return read_proof(opened), None
+        return read_proof(opened)
     if repository is None:
         with suppress(HarnessError):
-            return _gathered(Repository(runs[0].path), record)
-    return _gathered(Repository(repository or Path.cwd()), record)
+            return gather(Repository(runs[0].path), record)
+    return gather(Repository(repository or Path.cwd()), record)
 
 
 def read_proof(folder: Path) -> Proof:
     """The proof in an unpacked archive; RecordsError when it cannot be read."""
     try:
-        return Proof.model_validate_json((folder / PROOF).read_bytes())
-    except (OSError, ValidationError) as error:
+        table: dict[str, Any] = json.loads((folder / PROOF).read_bytes())
+        # Archives of earlier versions have no pack, and hold each object by itself.
+        chain: list[list[str]] = table.pop("chain", [])
+        single = [*table.pop("way", []), *(("commit", content) for _, content in chain)]
+        claims = Claims.model_validate({"ledger": chain[-1][0] if chain else None, **table})
+        pack = (folder / PACK).read_bytes() if (folder / PACK).is_file() else b""
+        objects = [(kind, base64.b64decode(content, validate=True)) for kind, content in single]
+        ledger = Ledger(
+            Repository.of_objects(claims.commit, pack, objects), file_sha256(folder / FROZEN), claims.commit
+        )
+        if claims.ledger is not None:
+            ledger.repository.point(ledger.ref, claims.ledger)
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError, SpecError) as error:
         raise wrong(folder, f"has no readable {PROOF}") from error
-
-
-def _gathered(repository: Repository, record: PreregistrationRecord) -> tuple[Proof, Ledger]:
-    return gather(repository, record), Ledger(repository, record.sha256, record.commit)
+    return Proof(claims, ledger, is_archived=True)
 
 
 def doubts_of(proof: Proof, frozen: Preregistration, runs: Sequence[SealedRun]) -> Iterator[str]:
     """Every reason to withhold a decision on these runs, each a clause; none when the proof holds."""
     yield from _doubts_of_commit(proof, frozen, runs[0])
     try:
-        chain = read_chain(proof.chain, proof.commit)
+        chain = proof.entries
     except RecordsError as error:
         yield error.what
         return
-    if proof.lost:
-        yield f"{len(proof.lost)} entries were taken out of the ledger, first {proof.lost[-1][:12]}"
+    if lost := proof.claims.lost:
+        yield f"{len(lost)} entries were taken out of the ledger, first {lost[-1][:12]}"
     yield from _doubts_of_chain([entry for entry in chain.values() if entry.event != "look"], frozen)
     # A run that was repeated counts as it was sealed last.
     last = {entry.key: entry for entry in chain.values() if entry.event == "sealed"}
@@ -143,44 +155,16 @@ def aborts_of(chain: Mapping[str, Entry]) -> list[str]:
     return aborts
 
 
-def _way(repository: Repository, record: PreregistrationRecord) -> Iterator[tuple[str, bytes]]:
-    """The commit of the freeze, its root tree, and the tree of each folder down to the frozen file."""
-    *folders, _ = PurePosixPath(record.path).parts
-    trees = [f"{record.commit}:{'/'.join(folders[:depth])}" for depth in range(len(folders) + 1)]
-    commit, *contents = repository.objects(record.commit, *trees)
-    yield "commit", commit
-    yield from (("tree", content) for content in contents)
-
-
-def _tree_entries(tree: bytes, hash_bytes: int) -> dict[str, str]:
-    """Name -> hash of the entries of a git tree object. Format of an entry: mode, space, name, NUL, binary hash."""
-    entries: dict[str, str] = {}
-    place = 0
-    while (end := tree.find(b"\0", place)) >= 0:
-        name = tree[place:end].partition(b" ")[2].decode("utf-8", "replace")
-        entries[name] = tree[end + 1 : end + 1 + hash_bytes].hex()
-        place = end + 1 + hash_bytes
-    return entries
-
-
 def _doubts_of_commit(proof: Proof, frozen: Preregistration, run: SealedRun) -> Iterator[str]:
     """Doubts that the frozen file is in this commit and no other, and that the commit is not older than the file."""
-    record = run.manifest.preregistration
+    record, repository, commit = run.manifest.preregistration, proof.ledger.repository, proof.claims.commit
     assert record is not None, "only confirmatory runs come here"
-    wanted, names, at_s = proof.commit, [*PurePosixPath(record.path).parts], 0
-    for kind, content in proof.way:
-        if object_hash(kind, content, proof.commit) != wanted:
-            yield f"the freeze's commit {proof.commit[:12]} does not have the content that its name is the hash of"
-            return
-        if kind == "commit" and (commit := _COMMIT.match(content)):
-            wanted, at_s = commit[1].decode(), int(commit[2])
-        elif names:
-            wanted = _tree_entries(content, len(proof.commit) // 2).get(names.pop(0), "")
-    if names or object_hash("blob", run.file(layout.FROZEN).read_bytes(), proof.commit) != wanted:
-        yield f"the frozen file is not in commit {proof.commit[:12]}"
+    if repository.name_at(commit, record.path) != repository.name_of(run.file(layout.FROZEN)):
+        yield f"the frozen file is not in commit {commit[:12]}"
         return
-    if proof.commits != (proof.commit,):
-        yield f"the frozen file was committed {len(proof.commits)} times"
+    if proof.claims.commits != (commit,):
+        yield f"the frozen file was committed {len(proof.claims.commits)} times"
+    at_s = repository.time_of(commit)
     if at_s != record.committed_at_s:
         yield f"the runs name another time of the freeze than its commit ({at_s})"
     frozen_at_s = datetime.fromisoformat(frozen.frozen_at_utc).timestamp()

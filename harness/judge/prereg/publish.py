@@ -25,7 +25,6 @@ from harness.judge.prereg.authorize import check_sealed_runs
 from harness.judge.prereg.freeze import HARNESS_FOLDER
 from harness.judge.prereg.frozen import Preregistration
 from harness.judge.prereg.judge import Judgement, decide, record_look
-from harness.judge.prereg.ledger import Ledger
 from harness.judge.prereg.page import archive_page
 from harness.judge.prereg.proof import Proof, find_proof, gather, read_proof
 from harness.judge.prereg.repository import Repository, check_signature, file_sha256, sign_file, signature_of
@@ -35,6 +34,7 @@ from harness.measure.records.archive import (
     EXPLORATORY,
     EXPLORATORY_NOTE,
     FROZEN,
+    PACK,
     PAGE,
     PROOF,
     RUNS,
@@ -98,7 +98,8 @@ def publish(
         shutil.copy(runs[0].file(layout.FROZEN), folder / FROZEN)
         for beside in _beside(runs, repository, record.path):
             shutil.copy(beside, folder / (FROZEN + beside.name.removeprefix(PurePosixPath(record.path).name)))
-        (folder / PROOF).write_text(proof.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        (folder / PROOF).write_text(proof.claims.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        (folder / PACK).write_bytes(proof.pack(record.path))
         (folder / VERDICT).write_text(_verdict(judgement), encoding="utf-8")
         (folder / PAGE).write_text(_page(folder, frozen, judgement, proof), encoding="utf-8")
         _pack(folder, archive, _crate(folder, runs[0].manifest.title, CONFIRMATORY), signing_key)
@@ -187,20 +188,17 @@ def _proven(frozen: Preregistration, judgement: Judgement, proof: Proof) -> list
     return [
         f"{account.num_sealed} of {len(frozen.plans)} frozen runs{standing}, each file as it was sealed{origin}",
         f"plans, predictions and criteria are those of {frozen.digest[:12]}",
-        f"the ledger of {len(proof.chain)} entries stands behind commit {proof.commit[:12]}",
+        f"the ledger of {len(proof.entries)} entries stands behind commit {proof.claims.commit[:12]}",
     ]
 
 
-def _with_this_look(
-    runs: Sequence[SealedRun], found: tuple[Proof, Ledger | None], record: PreregistrationRecord
-) -> Proof:
+def _with_this_look(runs: Sequence[SealedRun], proof: Proof, record: PreregistrationRecord) -> Proof:
     """The proof, with a look by publish in its ledger where a frozen run may still be made or repeated."""
-    proof, ledger = found
     account = decide(runs, proof=proof).account
-    if ledger is None or account is None or not account.is_open:
+    if proof.is_archived or account is None or not account.is_open:
         return proof
     record_look(runs, "publish")
-    return gather(ledger.repository, record)
+    return gather(proof.ledger.repository, record)
 
 
 def _made_by() -> dict[str, str]:
@@ -274,7 +272,7 @@ def _signatures(folder: Path, signers: Path | None, proven: list[str]) -> list[s
 def _times(folder: Path, proof: Proof) -> list[str]:
     stamps = [name for name in (FROZEN + suffix for suffix in STAMPS) if (folder / name).is_file()]
     others = [f"{name} is carried, and was not verified here (ask its authority)" for name in stamps]
-    others += [f"branch {name} had the freeze when this was published (ask its host)" for name in proof.remotes]
+    others += [f"branch {name} had the freeze when this was published (ask its host)" for name in proof.claims.remotes]
     attested = ", ".join(others) or "nobody else attests a time"
     return [f"since when: times are those of the machine that froze and ran; {attested}"]
 

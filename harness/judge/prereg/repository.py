@@ -6,16 +6,23 @@ never read. A file of allowed signers names the holder of each key.
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import os
+import shutil
 import subprocess
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from harness.errors import RecordsError, SpecError
 
 TIMEOUT_S = 120.0
+MOST_PACK_BYTES = 8 << 20
+"""Of an archive's proof: some ten thousand entries of a ledger. What is packed can be a thousand times as large."""
+PLACES = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR")
+"""Variables that would send git to another repository, as hooks have them."""
 
 
 class Commit(NamedTuple):
@@ -38,6 +45,45 @@ class Repository:
                 hint="Keep experiments and frozen files in a git repository: git init",
             )
         self.root = Path(root.strip())
+
+    @classmethod
+    def of_objects(cls, commit: str, pack: bytes, single: Iterable[tuple[str, bytes]] = ()) -> Repository:
+        """A repository of these objects alone, a pack or single ones as (kind, content); it ends with the process.
+
+        git names each object by its content. ``commit`` has no history there. SpecError for what is no git object.
+        """
+        made = cls.__new__(cls)
+        made.root = Path(tempfile.mkdtemp(prefix="harness-proof-"))
+        atexit.register(shutil.rmtree, made.root, ignore_errors=True)
+        form = "sha256" if len(commit) == 64 else "sha1"
+        _git(made.root, "init", "--quiet", "--bare", "--template=", f"--object-format={form}")
+        if pack:
+            _git_bytes(made.root, "unpack-objects", "-q", f"--max-input-size={MOST_PACK_BYTES}", content=pack)
+        for kind, content in single:
+            _git_bytes(made.root, "hash-object", "-w", "-t", kind, "--stdin", content=content)
+        (made.root / "shallow").write_text(f"{commit}\n", encoding="ascii")
+        return made
+
+    def pack(self, *names: str) -> bytes:
+        """A git pack of these objects, and of nothing that they refer to."""
+        found = _git(self.root, "rev-parse", *names)
+        return _git_bytes(self.root, "pack-objects", "--stdout", "-q", content=found.encode())
+
+    def point(self, ref: str, sha: str) -> None:
+        """Let a reference name a commit."""
+        _git(self.root, "update-ref", ref, sha)
+
+    def name_at(self, commit: str, path: str) -> str:
+        """git's name of the file at ``path`` in a commit; "" where it is not there."""
+        return (_git_if(self.root, "rev-parse", "--verify", "--quiet", f"{commit}:{path}") or "").strip()
+
+    def name_of(self, path: Path) -> str:
+        """The name that git gives to the bytes of a file."""
+        return _git(self.root, "hash-object", "--no-filters", "--", str(path.absolute())).strip()
+
+    def time_of(self, commit: str) -> int:
+        """Committer time, seconds since the epoch (UTC)."""
+        return int(_git(self.root, "log", "-1", "--format=%ct", commit))
 
     @property
     def git_folder(self) -> Path:
@@ -167,7 +213,7 @@ def _git_bytes(folder: Path, *arguments: str, content: bytes = b"", hint: str = 
             capture_output=True,
             timeout=TIMEOUT_S,
             # Looking must not write: without this, status may take the index lock from under somebody's commit.
-            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+            env={**{k: v for k, v in os.environ.items() if k not in PLACES}, "GIT_OPTIONAL_LOCKS": "0"},
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise SpecError(f"git cannot be run: {error}", where=str(folder), hint="Install git") from error

@@ -22,6 +22,7 @@ from harness.measure.records.run import SealedRun
 
 SUMS = "SHA256SUMS"
 PROOF = "proof.json"
+PACK = "proof.pack"
 FROZEN = "frozen.json"
 VERDICT = "verdict.json"
 CRATE = "ro-crate-metadata.json"
@@ -35,8 +36,8 @@ SIGNATURE = ".sig"
 STAMPS = (".tsr", ".ots")
 NEEDED = {SUMS, PROOF, FROZEN, VERDICT, CRATE}
 SIGNATURE_OF_SUMS = SUMS + SIGNATURE
-# Archives of earlier versions have no page.
-OPTIONAL = {PAGE, SIGNATURE_OF_SUMS, *(FROZEN + suffix for suffix in (SIGNATURE, *STAMPS))}
+# Archives of earlier versions have no page, and their proof has no pack.
+OPTIONAL = {PAGE, PACK, SIGNATURE_OF_SUMS, *(FROZEN + suffix for suffix in (SIGNATURE, *STAMPS))}
 # Tables are compressed before they are packed and logs shrink by 10 to 40 times; deflate could make 1,030 of it.
 MOST_BYTES = 64 << 30
 MOST_EXPANSION = 100

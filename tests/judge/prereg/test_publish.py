@@ -7,7 +7,9 @@ import json
 import random
 import re
 import shutil
+import subprocess
 import zipfile
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -24,7 +26,7 @@ from harness.errors import RecordsError, SpecError
 from harness.judge.decisions.decide import Decision, Outcome
 from harness.judge.prereg import check_published, publish, publish_exploratory
 from harness.judge.prereg.page import archive_page
-from harness.judge.prereg.repository import sign_file
+from harness.judge.prereg.repository import Repository, sign_file
 from harness.measure.records import layout
 from harness.measure.records.manifest import EarlierTry, load_manifest
 from harness.measure.records.store import RunStore
@@ -204,7 +206,18 @@ def _sum_again(files: dict[str, bytes]) -> None:
 
 
 def _hostile_proof(files: dict[str, bytes]) -> None:
-    files["proof.json"] = files["proof.json"].replace(b'"chain": [', b'"chain": [["x", "no base64"], ')
+    files["proof.json"] = files["proof.json"].replace(b'"commits"', b'"chain": [["x", "no base64"]], "commits"')
+    _sum_again(files)
+
+
+def _cut_pack(files: dict[str, bytes]) -> None:
+    files["proof.pack"] = files["proof.pack"][:-30]
+    _sum_again(files)
+
+
+def _other_commit(files: dict[str, bytes]) -> None:
+    claims = json.loads(files["proof.json"])
+    files["proof.json"] = json.dumps({**claims, "commit": "--help"}).encode()
     _sum_again(files)
 
 
@@ -272,12 +285,40 @@ def _zeros(files: dict[str, bytes]) -> None:
         (_file_of_no_run, "notes.txt', which belongs to none of its runs"),
         (_zeros, r"would unpack to \d+ bytes, the limit for its size is 67108864"),
         (_hostile_proof, "has no readable proof.json"),
+        (_cut_pack, "has no readable proof.json"),
+        (_other_commit, "has no readable proof.json"),
     ],
 )
 def test_an_archive_that_was_changed_is_refused(
     archive: Path, change: Callable[[dict[str, bytes]], None], words: str
 ) -> None:
     with pytest.raises(RecordsError, match=words):
+        check_published(rewritten(archive, change))
+
+
+def test_git_alone_reads_the_proof_and_finds_no_file_and_no_history_in_it(archive: Path) -> None:
+    with zipfile.ZipFile(archive) as packed:
+        pack, claims = packed.read("proof.pack"), json.loads(packed.read("proof.json"))
+    repository = Repository.of_objects(claims["commit"], pack)
+    names = subprocess.run(
+        ["git", "-C", str(repository.root), "cat-file", "--batch-check=%(objecttype)", "--batch-all-objects"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    # The freeze and its ledger of 12 entries; the trees of the root, plans and plans/frozen.
+    assert Counter(names) == {"commit": 13, "tree": 3}
+
+
+def test_an_archive_without_the_objects_of_its_proof_decides_nothing(archive: Path) -> None:
+    def change(files: dict[str, bytes]) -> None:
+        del files["proof.pack"]
+        files["proof.json"] = json.dumps({**json.loads(files["proof.json"]), "ledger": None}).encode()
+        code = json.loads(files["verdict.json"])["made_by"]["code_sha256"].encode()
+        files["verdict.json"] = files["verdict.json"].replace(code, b"0" * 64)
+        _sum_again(files)
+
+    with pytest.raises(RecordsError, match="its verdict is not what its runs give"):
         check_published(rewritten(archive, change))
 
 
