@@ -146,19 +146,17 @@ class GraphFlags(BaseModel):
             return None
         most, (num_seqs, _) = self.num_speculative_tokens or 0, self.limits
         drafts: list[int] = []
+        end = 0
         for first, last, number in sorted(table):
-            if not 1 <= first <= last or number < 0 or len(drafts) >= first:
-                raise ValueError(
-                    f"num_speculative_tokens_per_batch_size: [{first}, {last}, {number}] is no range after "
-                    f"the others, which begin at 1"
-                )
-            if not drafts and first != 1:
-                raise ValueError("num_speculative_tokens_per_batch_size: the first range begins at 1")
-            drafts += drafts[-1:] * (first - 1 - len(drafts))
-            drafts += [min(most, number)] * (min(last, MOST_REQUESTS) - len(drafts))
+            if not end < first <= last or number < 0 or (not end and first != 1):
+                what = f"[{first}, {last}, {number}] is no range after the others, of which the first begins at 1"
+                raise ValueError(f"num_speculative_tokens_per_batch_size: {what}")
+            drafts += drafts[-1:] * (min(first - 1, num_seqs) - len(drafts))
+            drafts += [min(most, number)] * (min(last, num_seqs) - len(drafts))
+            end = last
         if not drafts:
             raise ValueError("num_speculative_tokens_per_batch_size: has no range")
-        return (drafts + drafts[-1:] * num_seqs)[:num_seqs]
+        return drafts + drafts[-1:] * (num_seqs - len(drafts))
 
 
 @dataclass(frozen=True)

@@ -105,6 +105,12 @@ def test_a_table_of_drafts_captures_each_of_its_widths_and_only_the_next_size_is
     assert uniform(graphs, 5, 3, 5, 9, 12, 17, 32) == "P16 F25 P48 F60 F90 F160"
 
 
+def test_a_table_of_drafts_with_a_huge_range_is_as_long_as_the_server_has_requests() -> None:
+    table = ((1, 2, 4), (10**15, 10**15, 1))
+    drafts = GraphFlags(max_num_seqs=4, num_speculative_tokens=4, num_speculative_tokens_per_batch_size=table)
+    assert drafts.drafts_by_batch() == [4, 4, 4, 4]
+
+
 def test_the_methods_that_stay_on_the_first_runner_differ_between_releases() -> None:
     on_v2 = {
         (release, method): GraphFlags(release=release, method=method, num_speculative_tokens=3).on_v2
