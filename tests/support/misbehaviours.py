@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import gzip
 import json
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from tests.support.raw_server import CHUNKED_HEAD, CLOSE, HANG, KEEP, RESET, Asked, Reply, chunked, events
+from tests.support.raw_server import CHUNKED_HEAD, CLOSE, HANG, KEEP, RESET, Asked, Reply, chunked, endless, events
 
 Answering = Callable[[Asked], Reply]
 
@@ -88,6 +87,10 @@ def with_line_feeds(asked: Asked) -> Reply:
     return Reply([CHUNKED_HEAD, *(part.replace(b"\r\n", b"\n") for part in chunked(events(asked)))], CLOSE)
 
 
+def with_trailer(asked: Asked) -> Reply:
+    return Reply([CHUNKED_HEAD, *chunked(events(asked), trailer=b"A: b\r\n")])
+
+
 def with_spaces(asked: Asked) -> Reply:
     return Reply([CHUNKED_HEAD, *(part.replace(b"\r\n", b" \r\n", 1) for part in chunked(events(asked)))], CLOSE)
 
@@ -97,7 +100,6 @@ def usage(**counts: Any) -> bytes:
 
 
 DONE = b"data: [DONE]\n\n"
-ID = '"id": "cmpl-'
 COUNTED = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n"
 FLOOD = b"HTTP/1.1 200 OK\r\n" + b"".join(b"X-%i: y\r\n" % i for i in range(20_000)) + b"\r\n"
 SAME_WORK = "the tokens are exactly those that were planned; another word than length is a finding of the run"
@@ -214,7 +216,7 @@ CATALOGUE = (
     ),
     Misbehaviour(
         "a trailer",
-        lambda asked: Reply([CHUNKED_HEAD, *chunked(events(asked), trailer=b"A: b\r\n")]),
+        with_trailer,
         status="ok",
         why="legal HTTP, read by the full parser",
     ),
@@ -230,20 +232,18 @@ CATALOGUE = (
 )
 
 
-def without_end(first: bytes, again: Callable[[], bytes], *, every_s: float = 0.0) -> Answering:
-    """A head, then the same for ever, at once or one each ``every_s``."""
-
-    def pieces() -> Iterator[bytes]:
-        yield first
-        while True:
-            threading.Event().wait(every_s)
-            yield again()
-
-    return lambda _asked: Reply(pieces())
+def begun(first: bytes, num_events: int, after: str) -> Answering:
+    """The first bytes, so many events of the legal stream, and no end."""
+    return lambda asked: Reply([first, *chunked(events(asked))[:num_events]], after)
 
 
-def again(piece: bytes) -> Callable[[], bytes]:
-    return lambda: piece
+def a_chunk_alone(asked: Asked) -> Reply:
+    return Reply([CHUNKED_HEAD, b"ffff\r\n", events(asked)[0]], HANG)
+
+
+def without_end(first: bytes, again: bytes, every_s: float = 0.0) -> Answering:
+    """A head, then the same for ever."""
+    return lambda _asked: Reply(endless(first, again, every_s))
 
 
 MANY = 1 << 18
@@ -251,25 +251,23 @@ OPEN_HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
 TOKEN = b'data: {"id":"cmpl-x","choices":[{"index":0,"text":" x","token_ids":[1000],"finish_reason":null}]}\n\n'
 # Ended by the deadline of the request, or by what no answer may exceed, whichever comes first.
 ENDLESS = (
-    Misbehaviour("no answer", lambda _asked: Reply([], HANG), status="timeout"),
-    Misbehaviour("half a head", lambda _asked: Reply([b"HTTP/1.1 200"], HANG), status="timeout"),
-    Misbehaviour("a head alone", lambda _asked: Reply([CHUNKED_HEAD], HANG), status="timeout"),
-    Misbehaviour("a chunk alone", lambda asked: Reply([CHUNKED_HEAD, b"ffff\r\n", events(asked)[0]], HANG), "timeout"),
-    Misbehaviour("half an event", lambda asked: Reply([CHUNKED_HEAD, *chunked(events(asked))[:1]], HANG), "timeout"),
-    Misbehaviour("reset in the middle", lambda asked: Reply([CHUNKED_HEAD, *chunked(events(asked))[:2]], RESET), ""),
-    Misbehaviour(
-        "one byte of a head each 20 ms", without_end(b"HTTP/1.1 200 OK\r\nX: ", again(b"y"), every_s=0.02), ""
-    ),
-    Misbehaviour("a comment each 20 ms", without_end(OPEN_HEAD, again(b": ping\n\n"), every_s=0.02), ""),
-    Misbehaviour("a token each 20 ms", without_end(OPEN_HEAD, again(TOKEN), every_s=0.02), ""),
-    Misbehaviour("headers without end", without_end(b"HTTP/1.1 200 OK\r\n", again(b"X: y\r\n" * 40_000)), ""),
-    Misbehaviour("a header without end", without_end(b"HTTP/1.1 200 OK\r\nX: ", again(b"y" * MANY)), ""),
-    Misbehaviour("comments without end", without_end(OPEN_HEAD, again(b": ping\n\n" * 30_000)), ""),
-    Misbehaviour("a comment without end", without_end(OPEN_HEAD, again(b":" * MANY)), ""),
-    Misbehaviour("an event without end", without_end(OPEN_HEAD, again(b"data: " + b"x" * MANY)), ""),
-    Misbehaviour("tokens without end", without_end(OPEN_HEAD, again(TOKEN * 2_000)), ""),
-    Misbehaviour("empty lines without end", without_end(OPEN_HEAD, again(b"\n" * MANY)), ""),
-    Misbehaviour("an error text without end", without_end(b"HTTP/1.1 500 Oh\r\n\r\n", again(b"e" * MANY)), ""),
-    Misbehaviour("chunks of one byte without end", without_end(CHUNKED_HEAD, again(b"1\r\n:\r\n" * 30_000)), ""),
-    Misbehaviour("100 Continue without end", without_end(b"", again(b"HTTP/1.1 100 Continue\r\n\r\n" * 9_000)), ""),
+    Misbehaviour("no answer", begun(b"", 0, HANG), status="timeout"),
+    Misbehaviour("half a head", begun(b"HTTP/1.1 200", 0, HANG), status="timeout"),
+    Misbehaviour("a head alone", begun(CHUNKED_HEAD, 0, HANG), status="timeout"),
+    Misbehaviour("a chunk alone", a_chunk_alone, "timeout"),
+    Misbehaviour("half an event", begun(CHUNKED_HEAD, 1, HANG), "timeout"),
+    Misbehaviour("reset in the middle", begun(CHUNKED_HEAD, 2, RESET), ""),
+    Misbehaviour("one byte of a head each 20 ms", without_end(b"HTTP/1.1 200 OK\r\nX: ", b"y", every_s=0.02), ""),
+    Misbehaviour("a comment each 20 ms", without_end(OPEN_HEAD, b": ping\n\n", every_s=0.02), ""),
+    Misbehaviour("a token each 20 ms", without_end(OPEN_HEAD, TOKEN, every_s=0.02), ""),
+    Misbehaviour("headers without end", without_end(b"HTTP/1.1 200 OK\r\n", b"X: y\r\n" * 40_000), ""),
+    Misbehaviour("a header without end", without_end(b"HTTP/1.1 200 OK\r\nX: ", b"y" * MANY), ""),
+    Misbehaviour("comments without end", without_end(OPEN_HEAD, b": ping\n\n" * 30_000), ""),
+    Misbehaviour("a comment without end", without_end(OPEN_HEAD, b":" * MANY), ""),
+    Misbehaviour("an event without end", without_end(OPEN_HEAD, b"data: " + b"x" * MANY), ""),
+    Misbehaviour("tokens without end", without_end(OPEN_HEAD, TOKEN * 2_000), ""),
+    Misbehaviour("empty lines without end", without_end(OPEN_HEAD, b"\n" * MANY), ""),
+    Misbehaviour("an error text without end", without_end(b"HTTP/1.1 500 Oh\r\n\r\n", b"e" * MANY), ""),
+    Misbehaviour("chunks of one byte without end", without_end(CHUNKED_HEAD, b"1\r\n:\r\n" * 30_000), ""),
+    Misbehaviour("100 Continue without end", without_end(b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 9_000), ""),
 )

@@ -170,6 +170,14 @@ def chunks_of(came: BinaryIO) -> Iterator[bytes]:
     came.readline()
 
 
+def endless(first: bytes, piece: bytes, every_s: float = 0.0) -> Iterator[bytes]:
+    """The first bytes, then the same piece for ever: at once, or one each ``every_s``."""
+    yield first
+    while True:
+        threading.Event().wait(every_s)
+        yield piece
+
+
 def whole(body: bytes | str, *headers: bytes, status: int = 200) -> bytes:
     """An answer with its length."""
     content = body if isinstance(body, bytes) else body.encode()

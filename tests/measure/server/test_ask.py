@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import threading
-from collections.abc import Iterator
 
 import pytest
 
@@ -13,36 +11,17 @@ from harness.measure.server.ask import HTTP_OK, NO_ANSWER, ask, ask_metrics, ask
 from harness.measure.server.ask import Reply as Answer
 from tests.support.forked_children import started_anew
 from tests.support.processes import NO_PORT, WITHIN_S, commands_of_children
-from tests.support.raw_server import CLOSE, HANG, KEEP, RESET, Asked, RawServer, Reply, whole
+from tests.support.raw_server import CLOSE, HANG, KEEP, RESET, Asked, RawServer, Reply, endless, whole
 
 pytestmark = pytest.mark.live
 HEAD = b"HTTP/1.1 200 OK\r\n"
 
 
-def dripping() -> Iterator[bytes]:
-    yield HEAD + b"Content-Length: 100000\r\n\r\n"
-    while True:
-        threading.Event().wait(0.02)
-        yield b"x"
-
-
-def endless() -> Iterator[bytes]:
-    yield HEAD + b"\r\n"
-    while True:
-        yield bytes(1 << 20)
-
-
-def flooding() -> Iterator[bytes]:
-    yield HEAD
-    while True:
-        yield b"X-More: " + b"y" * 4_000 + b"\r\n"
-
-
 @pytest.mark.parametrize(
     ("reply", "says"),
     [
-        (Reply(endless()), "TooLong"),
-        (Reply(flooding()), "buffer too long"),
+        (Reply(endless(HEAD + b"\r\n", bytes(1 << 20))), "TooLong"),
+        (Reply(endless(HEAD, b"X-More: " + b"y" * 4_000 + b"\r\n")), "buffer too long"),
         (Reply([HEAD + b"Content-Length: 1099511627776\r\n\r\nabc"], CLOSE), "without sending complete"),
         (Reply([HEAD + b"Content-Length: 99999999999999999999999\r\n\r\n"], CLOSE), "bad Content-Length"),
         (Reply([whole(gzip.compress(bytes(1 << 20)), b"Content-Encoding: gzip")]), "compressed"),
@@ -100,23 +79,15 @@ def test_no_server_and_no_such_host_are_words_too() -> None:
     assert ask(Endpoint("no host", 80), "/", deadline_s=WITHIN_S).error
 
 
-def trickle() -> Iterator[bytes]:
-    yield HEAD
-    while True:
-        threading.Event().wait(0.02)
-        yield b"X-More: y\r\n"
-
-
-def slow_to_its_close() -> Iterator[bytes]:
-    yield HEAD + b"\r\n"
-    while True:
-        threading.Event().wait(0.02)
-        yield b"x"
-
-
 @pytest.mark.parametrize(
     "reply",
-    [Reply(dripping()), Reply([], HANG), Reply([HEAD], HANG), Reply(trickle()), Reply(slow_to_its_close())],
+    [
+        Reply([], HANG),
+        Reply([HEAD], HANG),
+        Reply(endless(HEAD + b"Content-Length: 100000\r\n\r\n", b"x", every_s=0.02)),
+        Reply(endless(HEAD, b"X-More: y\r\n", every_s=0.02)),
+        Reply(endless(HEAD + b"\r\n", b"x", every_s=0.02)),
+    ],
 )
 def test_a_server_that_does_not_come_to_an_end_is_cut_off_wherever_it_is(reply: Reply) -> None:
     with RawServer(lambda _asked: reply) as server:
