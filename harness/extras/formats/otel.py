@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from harness.extras.formats.otel_spans import HELD_TO, PASSED, Doubt, Span, read_span
+from harness.extras.formats.otel_spans import HELD_TO, NO_COUNTS, PASSED, Doubt, Span, read_span
 from harness.extras.formats.otlp import KEYS, spans_in
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import Progress, json_records, trace_format
@@ -24,6 +24,7 @@ ALONE = "traces of one call each: nothing says which calls are of one conversati
 BESIDE = "chats with the counts of one that lasted around them: they may be one call, instrumented twice"
 WRAPS = "chats that wrap another chat: one call, instrumented twice"
 WITHIN = "calls within a chat of the same counts: one call, instrumented twice"
+SUMS = "chats with the counts of the chats within them together: a sum, and no call"
 AROUND = "spans with counts around other calls, and without an operation"
 ORPHANS = "calls under a span that is not in the files: who started them is not known"
 JOINED = "traces that begin with the messages of an earlier one: taken as turns of one session"
@@ -72,7 +73,6 @@ class _Tree:
                 if span.conversation and not _is_global(span.conversation):
                     span.conversation = f"{scope}{span.conversation}"
                     span.clock = span.clock if span.trace else scope
-                self._doubts.setdefault(span.trace, Doubt()).add(span)
                 if span.call is not None and span.span and is_known:
                     self._notes.drop("spans that came before", span.at)
                     continue
@@ -82,12 +82,16 @@ class _Tree:
 
     def logs(self) -> Iterator[Log]:
         """The calls of each session, linked to the calls that started it."""
+        self._settle_bare()
         self._calls = self._once_each()
         self._one_clock()
         self._calls.sort(key=lambda span: (span.start_ns, span.end_ns))
         traces: dict[str, list[Span]] = {}
         for span in self._calls:
             run = self._run(span)
+            if span.call is not None:
+                agents = (each.agent for each in (span, *self._above(span)) if each.agent)
+                span.call.agent = next(agents, span.call.agent)
             self._runs.setdefault((span.trace, run.span if run else ""), []).append(span)
             traces.setdefault(span.trace, []).append(span)
             self._notes.assume(ORPHANS, bool(self._root(span).parent))
@@ -98,7 +102,7 @@ class _Tree:
                 call.unknown_wait = why
         self._by_end = {run: sorted(spans, key=lambda span: span.end_ns) for run, spans in self._runs.items()}
         for span in (*self._calls, *self._others):
-            self._root(span).num_within += span.role in ("call", "tool")
+            self._root(span).num_within += span.role in ("call", "tool") and not span.is_bare
         self._name_sessions()
         self._add_tools()
         sessions: dict[str, list[Span]] = {}
@@ -133,18 +137,32 @@ class _Tree:
         """The nearest agent or tool around a span."""
         return next((each for each in self._above(span) if each.role in ("agent", "tool")), None)
 
+    def _settle_bare(self) -> None:
+        """A chat without counts tells of the call within it, else it cannot be read."""
+        around = {id(above) for span in self._calls for above in self._above(span)}
+        for span in self._others:
+            if span.is_bare and id(span) in around:
+                self._notes.call()
+                self._notes.drop(WRAPS, span.at)
+            elif span.is_bare:
+                self._notes.row_broken(NO_COUNTS, span.at)
+                span.is_unread = True
+        for span in (*self._calls, *self._others):
+            self._doubts.setdefault(span.trace, Doubt()).add(span)
+
     def _once_each(self) -> list[Span]:
-        """Calls without those that another span tells too: two instrumentations of one call, or sums of an agent."""
+        """Calls without those that another span tells too: two instrumentations of one call, or sums of several."""
         out: dict[int, str] = {}
+        within: dict[int, tuple[Span, list[Span]]] = {}
         for span in self._calls:
-            for above in (each for each in self._above(span) if each.call is not None):
-                if not above.wraps(span):
-                    if not above.is_named:
-                        out[id(above)] = AROUND
-                elif span.is_named or not above.is_named:
-                    out[id(above)] = WRAPS
-                else:
-                    out[id(span)] = WITHIN
+            around = [each for each in self._above(span) if each.role in ("call", "tool")]
+            out |= {id(each): AROUND for each in around if each.call and not each.is_named}
+            if around and around[0].call:
+                within.setdefault(id(around[0]), (around[0], []))[1].append(span)
+        for above, spans in within.values():
+            if above.sums(spans):
+                is_within = len(spans) == 1 and above.is_named and not spans[0].is_named
+                out[id(spans[0] if is_within else above)] = WITHIN if is_within else SUMS if spans[1:] else WRAPS
         for span in self._calls:
             if id(span) in out:
                 self._notes.drop(out[id(span)], span.at)
@@ -198,9 +216,11 @@ class _Tree:
         return names
 
     def _add_tools(self) -> None:
-        """Give each tool, and each agent within another, to the call that it came after."""
+        """Give each tool, and each agent that no tool ran, to the call that it came after."""
         for span in self._others:
-            if span.role in ("agent", "tool") and span.has_times:
+            run = self._run(span)
+            is_run_by_tool = span.role == "agent" and run is not None and run.role == "tool"
+            if span.role in ("agent", "tool") and span.has_times and not is_run_by_tool:
                 starter = self._starter(span, span.start_ns)
                 if starter is not None and starter.call is not None:
                     starter.call.tool_spans.append((span.start_ns, span.end_ns))

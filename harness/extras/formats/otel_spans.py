@@ -8,8 +8,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 
 from harness.model.traces.account import PLACEHOLDER, SHARE_OF_UNKNOWN, TYPE_NAME, ReadNotes
@@ -31,10 +32,16 @@ from harness.model.traces.calls import Call, Message
 HELD_TO = "1.37.0"
 TABLES = read_tables(Path(__file__).with_name("otel.toml"))
 PASSED, NAMES = by_type(TABLES["passed"]), TABLES["counts"]
-CHATS, TOOLS, AGENTS, PERSONS, OPERATIONS, MODELS, PROVIDERS, CONVERSATIONS, AGENT_NAMES = TABLES["names"].values()
+CHATS, TOOLS, AGENTS, PERSONS, OPERATIONS, MODELS, PROVIDERS, CONVERSATIONS, *_ = TABLES["names"].values()
+AGENT_NAMES, TOOL_NAMES = TABLES["names"]["agent_names"], TABLES["names"]["tool_names"]
 COUNTS = frozenset(by_type(NAMES))
 LIKE_CACHED = re.compile(r"(usage|token).*cache|cache.*token", re.IGNORECASE)
 MESSAGE_OF = re.compile(r"(?:gen_ai\.prompt|llm\.input_messages)\.(\d{1,6})\.")
+NO_COUNTS = "a chat span without token counts, or messages to estimate them from"
+FAILED_WITH_COUNTS = "calls that failed and have counts: taken as calls of those counts"
+# Two services tokenise one prompt with a few tokens' difference.
+SLACK_TOKENS = 16
+SLACK_SHARE = 0.02
 ESTIMATED = "chats whose lengths are estimated from characters, 4 to a token"
 
 
@@ -56,7 +63,10 @@ class Span:
     call: Call | None = None
     is_unread: bool = False
     """It is a call that cannot be read, or may be one."""
+    is_bare: bool = False
+    """It is a call without counts: a call within it may have them."""
     session: str = ""
+    agent: str = ""
     clock: str = ""
     num_within: int = 0
 
@@ -76,6 +86,14 @@ class Span:
         is_around = self.start_ns <= other.start_ns and other.end_ns <= self.end_ns
         return is_around and self.value[4:] == other.value[4:]
 
+    def sums(self, others: Sequence[Span]) -> bool:
+        """Whether its counts are those of the other spans together, but for a few tokens."""
+        calls = [other.call for other in others if other.call]
+        if self.call is None or not _is_near(self.call.output_tokens, sum(call.output_tokens for call in calls)):
+            return False
+        mine, theirs = _prompts([self.call]), _prompts(calls)
+        return any(_is_near(one, other) for one, other in product(mine, theirs))
+
     def is_beside(self, other: Span) -> bool:
         """Whether both are of one conversation, as far as they say; records of logs may have no trace."""
         return not self.conversation or not other.conversation or self.conversation == other.conversation
@@ -86,6 +104,16 @@ class Span:
         self.end_ns += by_ns
         if self.call is not None:
             self.call.submitted_ns, self.call.end_ns = self.start_ns, self.end_ns
+
+
+def _prompts(calls: Sequence[Call]) -> tuple[int, int]:
+    """Prompt tokens of all calls, as input that holds what the cache held, and as input beside it."""
+    tokens = sum(call.input_tokens for call in calls)
+    return tokens, tokens + sum((call.prefix_tokens or 0) + call.created_tokens for call in calls)
+
+
+def _is_near(tokens: int, others: int) -> bool:
+    return abs(tokens - others) <= max(SLACK_TOKENS, SLACK_SHARE * others)
 
 
 @dataclass
@@ -114,7 +142,10 @@ def read_span(record: Record, at: str, notes: ReadNotes) -> Span:
     attributes = record_of(record.get("attributes"))
     notes.check_release("the semantic conventions", text_of(record, "schema").rpartition("/")[2], HELD_TO)
     operation, has_model = _named(attributes, OPERATIONS).lower(), any(map(attributes.get, MODELS))
-    has_counts = _has_counts(attributes)
+    has_counts = any(name in attributes for name in COUNTS)
+    if not operation and not has_model and not has_counts and _named(attributes, TOOL_NAMES):
+        operation = "execute_tool"
+    has_failed = _has_failed(record)
     is_call = operation in CHATS or (operation not in PASSED and has_counts and (has_model or not operation))
     is_call = is_call or (not operation and has_model)
     roles = {"call": is_call, "tool": operation in TOOLS, "agent": operation in AGENTS, "person": operation in PERSONS}
@@ -131,6 +162,7 @@ def read_span(record: Record, at: str, notes: ReadNotes) -> Span:
         end_ns or 0,
         has_times,
         operation in CHATS,
+        agent=_named(attributes, AGENT_NAMES),
     )
     if not isinstance(record.get("attributes"), dict) and not span.span:
         notes.row_broken("no span", at)
@@ -141,20 +173,19 @@ def read_span(record: Record, at: str, notes: ReadNotes) -> Span:
     elif not has_times:
         notes.row_broken("a chat span without its times", at)
         span.is_unread = True
-    elif _has_failed(record) and not has_counts:
+    elif has_failed and not any(tokens_of(attributes.get(name)) for name in COUNTS):
         notes.call()
         notes.drop("calls that failed: their time is part of the wait", at)
     elif isinstance(call := _call(record, span, notes), str):
-        notes.row_broken(call, at)
-        span.is_unread = True
+        span.is_bare = call == NO_COUNTS
+        span.is_unread = not span.is_bare
+        if span.is_unread:
+            notes.row_broken(call, at)
     else:
         notes.call()
+        notes.assume(FAILED_WITH_COUNTS, has_failed)
         span.call = call
     return span
-
-
-def _has_counts(attributes: Record) -> bool:
-    return any(name in attributes for name in COUNTS)
 
 
 def _has_failed(span: Record) -> bool:
@@ -184,7 +215,7 @@ def _call(record: Record, span: Span, notes: ReadNotes) -> Call | str:
     characters = len(answer) if isinstance(answer, str) else len(repr(answer))
     if not (prompt or counts["cached"]) or generate is None:
         if not (prompt or messages) or (generate is None and not characters):
-            return "a chat span without token counts, or messages to estimate them from"
+            return NO_COUNTS
         notes.assume(ESTIMATED)
         generate = generate or tokens_in(characters)
         prompt = prompt or sum(tokens for _, tokens in messages)
@@ -196,7 +227,7 @@ def _call(record: Record, span: Span, notes: ReadNotes) -> Call | str:
             notes.assume(f"counts by a name that is not known, {name}: not read")
     service = text_of(record, "resource_attributes", "service.name")
     call = Call("", span.start_ns, span.end_ns, prompt or 0, counts["cached"], notes.answered(generate), at=span.at)
-    call.messages, call.agent = messages, _named(attributes, AGENT_NAMES) or service
+    call.messages, call.agent = messages, service
     call.created_tokens, call.total_tokens = counts["created"] or 0, counts["total"] or None
     call.reasoning_tokens = counts["reasoning"] or 0
     call.provider = _named(attributes, PROVIDERS) or service

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from harness.clock import NS_PER_S
-from harness.extras.formats.otel import JOINED, NO_TOOLS, ORPHANS, WHOSE
+from harness.extras.formats.otel import JOINED, NO_TOOLS, ORPHANS, SUMS, WHOSE, WITHIN, WRAPS
+from harness.extras.formats.otel_spans import FAILED_WITH_COUNTS
 from harness.model.traces.importing import import_trace
-from harness.model.traces.links import BY_MESSAGES
+from harness.model.traces.links import BY_MESSAGES, UNAWAITED
 from harness.model.traces.recording import TraceFile, read_trace
 
 START_S = 1_790_000_000
@@ -193,3 +194,92 @@ def test_records_of_logs_are_calls_tools_and_prompts_of_a_person(tmp_path: Path)
     (recording,) = trace.recordings
     assert [one.generate_tokens for one in recording.requests] == [50, 50, 50], "the sum says that thoughts are apart"
     assert [(one.wait_kind, one.wait_ns / NS_PER_S) for one in recording.requests[1:]] == [("tool", 4), ("human", 4.5)]
+
+
+COUNTS = ("gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens", "gen_ai.usage.cache_read.input_tokens")
+
+
+@pytest.mark.parametrize(("has_counts", "why"), [(True, WITHIN), (False, WRAPS)])
+def test_a_client_and_its_server_that_count_a_little_apart_tell_of_one_call(
+    tmp_path: Path, has_counts: bool, why: str
+) -> None:
+    rows: list[Any] = []
+    for client, server, begin_s, prompt in (("a", "1", 0, 1000), ("b", "2", 7, 1300)):
+        more = {"gen_ai.conversation.id": TRACE}
+        client_row = chat(client, "", begin_s, prompt, prompt - 300, **more)
+        server_row = chat(server, client, begin_s + 0.25, prompt + 3, None, operation="")
+        server_row["end_ns"] = client_row["end_ns"]
+        for name in () if has_counts else COUNTS:
+            del client_row["attributes"][name]
+        rows += [client_row, server_row]
+    trace = imported(tmp_path, {"spans": rows})
+    (recording,) = trace.recordings
+    assert recording.requests[1].wait_ns / NS_PER_S == pytest.approx(6 if has_counts else 6.25)
+    assert [one.wait_kind for one in recording.requests] == ["none", "tool"]
+    assert (trace.head.dropped, trace.head.broken) == ({why: 2}, {})
+
+
+@pytest.mark.parametrize("operation", ["chat", ""])
+def test_a_chat_with_the_counts_of_those_within_it_is_a_sum_and_dropped(tmp_path: Path, operation: str) -> None:
+    outer = chat("a", "", 0, 1100, 512, operation=operation)
+    outer["attributes"]["gen_ai.usage.output_tokens"] = 80
+    outer["end_ns"] += 9 * NS_PER_S
+    rows = [outer, chat("b", "a", 0, 500, 0), chat("c", "a", 5, 600, 512)]
+    trace = imported(tmp_path, {"spans": rows})
+    assert [one.prompt_tokens for one in trace.recordings[0].requests] == [500, 600]
+    assert trace.head.dropped == {SUMS: 1}
+
+
+def test_a_tool_that_ends_before_the_agent_that_it_started_is_no_join(tmp_path: Path) -> None:
+    rows = [
+        span("a", "", 0, 40, "invoke_agent"),
+        chat("b", "a", 0, 500, 0),
+        span("c", "a", 1, 1.5, "execute_tool"),
+        span("1", "c", 1.25, 12, "invoke_agent"),
+        chat("2", "1", 1.5, 300, 0),
+        chat("d", "a", 2, 600, 512),
+        span("e", "a", 3, 13, "execute_tool"),
+        chat("f", "a", 13, 700, 640),
+    ]
+    rows[4]["end_ns"] += 9 * NS_PER_S
+    trace = imported(tmp_path, {"spans": rows})
+    (recording,) = trace.recordings
+    assert [one.after for one in recording.requests] == [(), (0,), (0,), (2,)]
+    assert recording.requests[-1].wait_ns == 10 * NS_PER_S
+    assert said(trace, UNAWAITED)
+
+
+def test_an_agent_after_another_does_not_go_on_from_its_prompt(tmp_path: Path) -> None:
+    rows = [span("a", "", 0, 40, "invoke_workflow")]
+    for agent, first, second, begin_s in (("1", "2", "3", 0), ("4", "5", "6", 10)):
+        named = {"gen_ai.agent.name": f"agent {agent}"}
+        rows.append(span(agent, "a", begin_s, begin_s + 9, "invoke_agent", **named))
+        rows += [chat(first, agent, begin_s, 500 + 100 * begin_s, None)]
+        rows += [chat(second, agent, begin_s + 4, 600 + 100 * begin_s, None)]
+    (recording,) = imported(tmp_path, {"spans": rows}).recordings
+    assert [one.base for one in recording.requests] == [None, 0, None, 2]
+
+
+def test_failed_calls_without_tokens_are_dropped_and_those_with_counts_are_said(tmp_path: Path) -> None:
+    rows = [chat("a", "", 0, 500, 0), chat("b", "", 2, 0, 0), chat("c", "", 4, 600, 0), chat("d", "", 6, 600, 512)]
+    for row in rows[1:3]:
+        row["attributes"] |= {"error.type": "timeout"}
+    rows[1]["attributes"]["gen_ai.usage.output_tokens"] = 0
+    trace = imported(tmp_path, {"spans": rows})
+    assert [one.wait_ns / NS_PER_S for one in trace.recordings[0].requests] == [0, 3, 1]
+    assert trace.head.dropped == {"calls that failed: their time is part of the wait": 1}
+    assert said(trace, FAILED_WITH_COUNTS)
+    assert not trace.head.broken
+
+
+@pytest.mark.parametrize("name", ["gen_ai.tool.name", "ai.toolCall.name"])
+def test_a_span_with_the_name_of_a_tool_is_a_tools_without_an_operation(tmp_path: Path, name: str) -> None:
+    tool = span("b", "", 1, 5, "", **{name: "shell"})
+    trace = imported(tmp_path, {"spans": [chat("a", "", 0, 500, 0), tool, chat("c", "", 5, 600, 512)]})
+    assert not said(trace, NO_TOOLS)
+
+
+def test_tokens_written_to_a_cache_are_read_by_their_newest_name(tmp_path: Path) -> None:
+    row = chat("a", "", 0, 4, 0)
+    row["attributes"]["gen_ai.usage.cache_write.input_tokens"] = 900
+    assert imported(tmp_path, {"spans": [row]}).recordings[0].requests[0].prompt_tokens == 904
