@@ -239,7 +239,8 @@ def _shown_lines(shown: dict[str, Any], also: Set[str] = frozenset()) -> dict[st
     if shown.get("cost_model") not in shipped_names("costs"):
         # A file on the host of the server is none here.
         settings.pop("cost_model", None)
-    sizes = list(default_buckets(limit))
+    # A vLLM captures sizes of its own choice where none are written.
+    sizes = [] if is_paged(shown.get("rules", "")) else list(default_buckets(limit))
     usual = {**DEFAULTS, "rules": NEWEST_STABLE, "decode_buckets": sizes, "kv_slots": limit, "max_active_seqs": limit}
     shown_here = settings.keys() & ENGINE_KEYS - {"slot_tokens"}
     kept = [key for key in SERVER_KEYS if key in shown_here and (key in also or settings[key] != usual[key])]

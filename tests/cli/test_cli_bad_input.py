@@ -189,7 +189,7 @@ def test_one_key_is_explained_by_the_name_that_errors_give_it():
     named = harness("explain", "server.kv_slots").stdout
     assert "physical KV slots" in named
     assert "decode_buckets" not in named
-    assert harness("explain", "kv_slots").stdout == named
+    assert harness("explain", "kv_slots").stdout.startswith(named.rstrip()), "a search has a key of this name too"
     explained = harness("explain", "block_size").stdout
     assert "paged KV memory: tokens of a block; default: the server's (--block-size)" in explained
     assert "Did you mean 'server.kv_slots'?" in harness("explain", "server.kv_slot").stderr

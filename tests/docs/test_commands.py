@@ -38,6 +38,8 @@ REASONS = {
     "needs a GPU",
     "installs vLLM for the CPU",
     "needs other hosts",
+    "needs a server of yours",
+    "needs the packages of an agent",
     "builds containers",
     "minutes on the emulator",
     "needs recordings of yours",

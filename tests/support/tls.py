@@ -167,6 +167,7 @@ class TlsFront:
                         return
                 outer.send(answer, self.behind)
                 if self.behind:
+                    outer.read_to_end()
                     return
 
 
@@ -205,6 +206,12 @@ class _Side:
                 parts.append(part)
             return b"".join(parts) or None
         return b"".join(parts)
+
+    def read_to_end(self) -> None:
+        """Closed with a part of the request unread, the socket would reset the connection."""
+        self.sock.shutdown(socket.SHUT_WR)
+        while self.sock.recv(RECEIVE_BYTES):
+            pass
 
     def send(self, data: bytes, behind: str = "") -> None:
         while data:

@@ -26,7 +26,7 @@ from harness.tune.explore import QUICK
 from harness.tune.page import TuneResult
 from harness.tune.path import Tune
 from tests.support.command_line import harness_here
-from tests.support.stacks import write_artifact, write_environment
+from tests.support.stacks import STACK, write_artifact, write_environment
 
 # Stands in for optimum-rbln in an environment of its own: the shipped export script runs on it.
 OPTIMUM = """
@@ -140,7 +140,7 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Refused]:
         patch.setattr(confirm, "MOST_BLOCKS", 6)
         patch.setattr("harness.tune.page._frontier", no_picture)
         patch.chdir(folder)
-        site = write_environment(Path("stack")) / "site"
+        site = write_environment(Path("stack"), versions=STACK | {"torch": "2.13.0", "transformers": "5.0.0"}) / "site"
         (site / "optimum").mkdir()
         (site / "optimum" / "rbln.py").write_text(OPTIMUM.format(write_artifact=inspect.getsource(write_artifact)))
         (site / "transformers.py").write_text(TRANSFORMERS)

@@ -271,19 +271,21 @@ def _tested(
     The interval has level 1 - 2 alpha, so that it says the same as a one-sided test at alpha. The comparisons that the
     rule decides share alpha.
     """
-    subject = f"{ratios.condition} vs {ratios.baseline}"
+
+    def not_tested(why_not: str) -> Decision:
+        subject = f"{ratios.condition} vs {ratios.baseline}"
+        return withheld(rule.name, subject, "; ".join(filter(None, (why_not, ratios.prices))))
+
     num_blocks = len(ratios.values)
     if why_not := why_no_interval(ratios.values, ratios.num_plans):
-        return withheld(rule.name, subject, "; ".join(filter(None, (why_not, ratios.prices))))
+        return not_tested(why_not)
     if status is None:
         estimate = ratios.estimate
         if estimate is None:
-            few = f"{num_blocks} blocks are too few for an interval over their devices"
-            return withheld(rule.name, subject, few)
+            return not_tested(f"{num_blocks} blocks are too few for an interval over their devices")
         interval = estimate.interval(level=1 - 2 * rule.alpha, family=ratios.family)
         if math.isinf(interval.high):
-            scatter = f"{num_blocks} blocks are too few: the baseline's own cost scatters too far for an interval"
-            return withheld(rule.name, subject, scatter)
+            return not_tested(f"{num_blocks} blocks are too few: the baseline's own cost scatters too far")
         return interval, estimate
     looks = status.of(ratios.condition)
     # A sequence at alpha has two sides; the equivalence rule was defined with the whole of it on each.
@@ -294,7 +296,7 @@ def _tested(
         why_not = f"no look of its stopping rule has an interval yet ({looks.description})"
     else:
         return looks.interval, None
-    return withheld(rule.name, subject, why_not)
+    return not_tested(why_not)
 
 
 def _basis(ratios: ComparedBlocks, rule: MarginRule) -> str:

@@ -44,7 +44,8 @@ def test_a_run_and_its_own_export_do_not_differ(runs: tuple[SealedRun, ...], too
     for row in rows:
         assert row["ratio"] == pytest.approx(1.0, abs=1e-5)
         assert (row["paired"], row["runs"]) == (False, "3:3")
-        assert row["verdict"] == "no difference shown"
+        # Three runs of either side whose inputs differ give some measures no interval.
+        assert row["verdict"] in {"no difference shown", "too few runs for an interval"}
 
 
 def test_the_other_benchmark_may_be_the_condition(runs: tuple[SealedRun, ...], tmp_path: Path) -> None:

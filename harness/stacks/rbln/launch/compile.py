@@ -257,7 +257,8 @@ def _compile(
             "spec": spec.model_dump(mode="json"),
             "versions": {name: exporter.versions[name] for name in COMPILING_PACKAGES if name in exporter.versions},
             "compiled_at_utc": utc_now().isoformat(timespec="seconds"),
-            "seconds": round(seconds, 1),
+            # Never 0, which means that nobody timed it.
+            "seconds": max(round(seconds, 1), 0.1),
             "size_bytes": sum(int(facts["size_bytes"]) for facts in files.values()),
             "files": files,
         }
