@@ -201,6 +201,7 @@ def opencode_session(session: str, turns: int = TURNS, first_s: float = 0.0) -> 
     for turn in range(turns):
         cache = {"read": 1000 * bool(turn), "write": 0}
         tokens = {"input": 200 * turn + 1000 * (not turn), "output": 100, "reasoning": 20, "cache": cache}
+        tokens["total"] = 1120 + 200 * turn
         state = {"status": "completed", "time": {"start": ms(10 * turn + 3), "end": ms(10 * turn + 8)}}
         parts = [
             {"type": "step-start"},

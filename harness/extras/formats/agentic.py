@@ -1,7 +1,8 @@
 """Requests that wait for others: agentic Mooncake (NVIDIA Dynamo), and Mooncake sessions (NVIDIA AIPerf).
 
 A request starts ``delay`` and ``tool_wait_ms`` after the last request of ``wait_for`` has ended. A row of a session
-that has only a ``delay`` starts so long after the row before it (AIPerf's documentation of ``mooncake_trace``).
+that has only a ``delay`` starts so long after the row before it, for a person (AIPerf's documentation of
+``mooncake_trace``); AIPerf takes rows of a session with instants as one conversation too.
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ from harness.extras.formats.mooncake import REPEATED
 from harness.extras.formats.reading import parsed_lines
 from harness.model.plan.model import WAIT_KINDS, WaitKind, has_ended
 from harness.model.traces.account import ReadNotes
-from harness.model.traces.base import Progress, Record, list_of, seconds_ns, text_of, tokens_of, trace_format
+from harness.model.traces.base import Progress, Record, list_of, seconds_ns, text_of, tokens_in, tokens_of, trace_format
 from harness.model.traces.drawn import DrawnWaits
 from harness.model.traces.links import kept_tokens
 from harness.model.traces.recording import RecordedRequest, Recording, hidden_name
 
 ALONE = "requests without a session among others that have one: each is a session of its own"
+BY_DELAY = "waits by delay taken as for a person, as AIPerf does"
+BY_INSTANT = "waits between the instants of two rows: they hold the time of the first one's answer"
 UNSAID = "requests that do not say what they wait for among others that do"
 Key = tuple[int, str]
 """A request's file and id: two files may use the same ids."""
@@ -116,6 +119,9 @@ def _calls(path: Path, place: int, names: BlockNames, notes: ReadNotes, progress
     def call(record: Record, at: str) -> _Call | None:
         nonlocal number
         number += 1
+        if record.get("input_length") is None and (text := text_of(record, "text_input")):
+            record = record | {"input_length": tokens_in(len(text))}
+            notes.assume("prompt tokens estimated from the characters of text_input, 4 to a token")
         lengths, blocks = lengths_of(record, notes), names.numbers(list_of(record.get("hash_ids")))
         if lengths is None or blocks is None:
             return None
@@ -196,25 +202,46 @@ def _settle(calls: dict[Key, _Call], block_tokens: int, notes: ReadNotes) -> Non
             else:
                 notes.leave("waits for a request that is not in the file", call.at)
                 call.draw_wait(drawn)
-    for turns in sessions.values():
-        _chain(turns, drawn, notes)
-    _lengthen([turns for turns in sessions.values() if any(turn.is_next for turn in turns)], notes)
+    _follow(list(sessions.values()), drawn, notes)
     for call in calls.values():
         call.blocks = call.blocks[: call.prompt // block_tokens]
 
 
-def _chain(turns: list[_Call], drawn: DrawnWaits, notes: ReadNotes) -> None:
-    """Let the rows of a session that say so, or that have no other time, follow the row before them."""
-    stamped = [turn.at_ns for turn in turns if turn.at_ns is not None]
-    if len(stamped) == len(turns) and stamped != sorted(stamped) and not any(turn.wait_for for turn in turns):
-        turns[:] = notes.in_order(turns, lambda turn: turn.at_ns or 0, "rows of a session out of order of time")
+def _follow(sessions: list[list[_Call]], drawn: DrawnWaits, notes: ReadNotes) -> None:
+    """Put the rows of each session in order, and let them follow one another."""
+    for turns in sessions:
+        stamped = [turn.at_ns for turn in turns if turn.at_ns is not None]
+        if len(stamped) == len(turns) and stamped != sorted(stamped) and not any(turn.wait_for for turn in turns):
+            turns[:] = notes.in_order(turns, lambda turn: turn.at_ns or 0, "rows of a session out of order of time")
+    are_new = notes.options.lengths != "whole" and _name_what_is_new(sessions)
+    for turns in sessions:
+        _chain(turns, drawn, notes, are_new=are_new)
+    _lengthen([turns for turns in sessions if any(turn.is_next for turn in turns)], notes)
+
+
+def _name_what_is_new(sessions: Iterable[list[_Call]]) -> bool:
+    """Whether rows of sessions name blocks, and none the block that the row before it begins with."""
+    pairs = [pair for turns in sessions for pair in pairwise(turns) if pair[1].wait_for is None]
+    named = [(before.blocks[0], turn.blocks[0]) for before, turn in pairs if before.blocks and turn.blocks]
+    return bool(named) and all(before != turn for before, turn in named)
+
+
+def _chain(turns: list[_Call], drawn: DrawnWaits, notes: ReadNotes, *, are_new: bool) -> None:
+    """Let the rows of a session that say so, that count what is new, or that have no time, follow the row before."""
     for before, turn in pairwise(turns):
         if turn.wait_for is not None:
             continue
-        if turn.has_delay or turn.at_ns is None:
+        is_in_turn = are_new and bool(before.blocks and turn.blocks) and before.at_ns is not None
+        if turn.has_delay or turn.at_ns is None or is_in_turn:
             turn.is_next = True
             turn.after.append(before.key)
-            if not turn.has_delay:
+            if turn.has_delay:
+                turn.kind = turn.kind or "human"
+                notes.assume(BY_DELAY)
+            elif turn.at_ns is not None and before.at_ns is not None:
+                turn.wait_ns, turn.kind = turn.at_ns - before.at_ns, turn.kind or "none"
+                notes.assume(BY_INSTANT)
+            else:
                 turn.draw_wait(drawn)
         else:
             notes.assume("rows of a session with an instant and no delay: each starts at its instant")

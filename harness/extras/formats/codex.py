@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from harness.extras.formats.reading import mark_replay
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import Record, counts_of, instant_ns, record_of, text_of, trace_format, types_of
-from harness.model.traces.calls import BURST_NS, ENDS_ROUND, REPLAYED, AgentLog, Call, Conversation, Log
+from harness.model.traces.calls import BURST_NS, ENDS_ROUND, LATE_NS, REPLAYED, AgentLog, Call, Conversation, Log
 from harness.model.traces.links import reader_of
 
 HELD_TO = "0.171.0"
@@ -20,6 +20,7 @@ PASSED, ROLES, ITEMS = types_of(__file__).values()
 ENDINGS = {"_call": "output", "_output": "result"}
 STEPS = "steps of the running totals that are not the next call: calls are missing or changed"
 UNCOUNTED = "calls without a token count: interrupted, or the file is cut off"
+COPIED = "a fork's first call: the result before it is a copy, stamped anew"
 JOINS = ("wait", "wait_agent")
 INPUTS = ("person", "result", "hint", "turn")
 USAGE = ("input_tokens", "cached_input_tokens", "output_tokens", "reasoning_output_tokens")
@@ -85,6 +86,12 @@ class _Session(Conversation):
         self._leave(UNCOUNTED)
         self.known()
         mark_replay(self.calls, self._closed_ns, self._began_ns or 0, is_fork=bool(self._fork_of))
+        for place, turn in enumerate(self.calls):
+            # A sub-agent was started then; the result before a fork's first own call came to its parent.
+            if place and self.calls[place - 1].is_replay and not (turn.is_replay or self.parent):
+                copied_ns = max(self._began_ns or 0, self._closed_ns[place - 1]) + BURST_NS
+                is_copied = turn.kind == "tool" and turn.submitted_ns < copied_ns
+                turn.unknown_wait = turn.unknown_wait or (COPIED if is_copied else "")
         for turn in self.calls:
             turn.fork_of = self._fork_of or self.parent
             turn.session, turn.parent = self.session, self.parent  # its first record may come late
@@ -134,9 +141,10 @@ class _Session(Conversation):
             self._leave(REPLAYED)
 
     def _leave(self, reason: str) -> None:
-        """Leave out the open round, which nothing counts; its time is part of the next wait."""
+        """Leave out the open round, which nothing counts."""
         if self._open is not None:
             self.notes.leave(reason, self._open.at)
+            self.lost = "a call before theirs has no token count" if reason == UNCOUNTED else ""
             self.is_compacted = self._open.is_reset
             self._open = None
 
@@ -178,6 +186,9 @@ class _Session(Conversation):
         totals, usage = counts_of(info.get("total_token_usage"), TOTALS), counts_of(info.get("last_token_usage"), USAGE)
         if (totals is not None and totals == self._totals) or (usage is not None and usage == self._recorded):
             self.notes.pass_over("token_count: told again")
+            is_empty = usage is not None and not any(usage)
+            if is_empty and self.is_compacted and self.calls and moment_ns - self._closed_ns[-1] >= LATE_NS:
+                self.compact(at)  # no call that a count tells ended right before the summary
             self._totals, self._recorded = totals or self._totals, None
             return
         if self._open is None and (usage is None or totals is None or self._totals is None):

@@ -64,7 +64,6 @@ class _Session(Conversation):
         self._above = text_of(info, "parentID")
         self._began_ns = _instant_ns(info, "created") or 0
         self._ended_ns: list[int] = []
-        self._lost = ""
 
     def hold(self, tokens: Record) -> None:
         """Compare the sums that the session states with those of its calls."""
@@ -102,17 +101,16 @@ class _Session(Conversation):
         counts = _counts(record_of(info.get("tokens")))
         num_steps = sum(text_of(part, "type") == "step-finish" for part in parts)
         if counts is None or not counts[0] + counts[1] + counts[2]:
-            self._lost = self.notes.not_counted({} if counts else record_of(info.get("tokens")), at)
+            self.lost = self.notes.not_counted({} if counts else record_of(info.get("tokens")), at)
             return
         if num_steps > 1:
             self.notes.row_broken(SEVERAL, at)
-            self._lost = SEVERAL_BEFORE
+            self.lost = SEVERAL_BEFORE
             return
         ended_ns = self._end_ns(info, parts)
         turn = self.add(ended_ns, ("opencode", moment_ns, ended_ns, *counts), at)
         # It was asked for when its message was made: tools and people were ready by then.
         turn.submitted_ns = min(moment_ns, ended_ns)
-        turn.unknown_wait, self._lost = self._lost or turn.unknown_wait, ""
         turn.input_tokens, turn.prefix_tokens, turn.created_tokens, turn.output_tokens, turn.reasoning_tokens = counts
         turn.total_tokens = tokens_of(record_of(info.get("tokens")).get("total")) or None
         turn.has_cache_apart = turn.has_reasoning_apart = True

@@ -127,6 +127,8 @@ class Conversation:
         self._tools: dict[str, tuple[Call, int, bool]] = {}
         self._unanswered: set[str] = set()
         self._is_in_doubt = self._is_woken = False
+        self.lost = ""
+        """Why the wait of the next call is not known: a call before it was left out."""
 
     def take_input(self, moment_ns: int, *, is_human: bool, is_hint: bool = False) -> None:
         """A user's message, or the result of a tool. is_hint: it counts only where there is no other input."""
@@ -162,7 +164,7 @@ class Conversation:
         turn.is_woken = self._is_woken
         turn.parent, turn.index, turn.is_reset = self.parent, len(self.calls), self.is_compacted
         self.unread.begin(is_first=not self.calls)
-        turn.unknown_wait = self._doubt(is_last_human=is_last_human)
+        turn.unknown_wait, self.lost = self.lost or self._doubt(is_last_human=is_last_human), ""
         self._inputs, self._hints, self._unanswered = [], [], set()
         self.is_compacted = self._is_in_doubt = self._is_woken = False
         return turn

@@ -128,7 +128,12 @@ class _ClaudeChain(Chain):
         message = record_of(record.get("message"))
         parts = list(map(record_of, list_of(message.get("content"))))
         if kind == "assistant":
-            self._answer(message, text_of(record, "requestId"), parts, moment_ns, at)
+            if record.get("isApiErrorMessage") is True:
+                self.notes.call()
+                self.notes.drop("calls that failed, after all tries: the program tells their error", at)
+                self.lost = "a call before theirs failed"
+            else:
+                self._answer(message, text_of(record, "requestId"), parts, moment_ns, at)
             return
         results = [part for part in parts if text_of(part, "type") == "tool_result"]
         is_hint = kind != "user" or record.get("isMeta") is True
@@ -202,6 +207,7 @@ def _passes(turn: Call, counts: Counts, notes: ReadNotes) -> Log:
     if not own or len(passes) < 2:
         return [turn]
     sums = [list(map(sum, zip(*rows, strict=True))) for rows in (own, [row for _, row in passes])]
+    sums.append([*own[0][:-1], sums[0][-1]])  # beside an advisor: the input of the first pass, the output of all
     if usage not in sums:
         notes.hold("answers whose usage is not the sum of its passes", sum(usage), sums[1])
     notes.num_more += len(passes) - 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -27,7 +28,14 @@ class DrawnWaits:
         picks = np.array([draw.random()]), np.array([draw.random()])
         return int(self._waits.waits_ns(*picks)[0])
 
-    def unknown(self, why: str, session: str, request: object) -> int:
-        """The same for a wait that is not known, and the label that says why."""
+    def unknown(self, why: str, session: str, request: object, people_ns: Sequence[int] | None = None) -> int:
+        """The same for a wait that is not known, and the label that says why.
+
+        people_ns: for a wait for a person, those of the recordings that are known; one of them is drawn.
+        """
         self._notes.assume(f"waits that are unknown: {why}")
+        if people_ns:
+            self._notes.assume("waits for a person drawn from those that the recordings say")
+            return random.Random(derive_seed(0, f"{session}/{request}")).choice(people_ns)
+        self._notes.assume("waits for a person drawn as if for a tool, likely far too short", people_ns is not None)
         return self.wait_ns(session, str(request))

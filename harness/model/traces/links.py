@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 
 from harness.model.plan.model import WaitKind, has_ended
@@ -16,7 +16,7 @@ from harness.model.traces.account import INCLUDED, NO_PROMPT, PLACEHOLDER, PLACE
 from harness.model.traces.base import Progress, Read, is_placeholder, tokens_in
 from harness.model.traces.calls import REPLAYED, AgentLog, Call, Log, logs_of
 from harness.model.traces.drawn import DrawnWaits
-from harness.model.traces.recording import NO_CACHE, RecordedRequest, Recording, hidden_name
+from harness.model.traces.recording import CACHE_GONE, NO_CACHE, RecordedRequest, Recording, hidden_name
 
 DEEPEST = 32  # sub-agents of sub-agents
 MOST_LOOKED_AT = 64
@@ -31,6 +31,7 @@ AS_PART = "cached tokens taken as a part of the prompt: no call of the file cont
 NO_READING = "calls whose stated sum is that of no reading of their counts"
 IN_TURN = "sub-agents of one call that ran one after another: each is taken to wait for the one before"
 UNAWAITED = "sub-agents whose end no call is known to have waited for: a wait after it may have been for them"
+ADDED_REASONING = "answers with reasoning added to their output: no sum says whether output holds it"
 OVERLAPPING = "overlapping calls start at once"
 
 
@@ -86,6 +87,9 @@ def _settle_counts(calls: Log, notes: ReadNotes) -> None:
             notes.assume(INCLUDED, len(same))
         elif not is_stated:
             notes.assume(AS_PART, sum(call.is_unsaid and bool(call.prefix_tokens) for call in same))
+        num_reasoned = sum(bool(call.reasoning_tokens) for call in same)
+        is_said = any(call.total_tokens and call.reasoning_tokens for call in same)
+        notes.assume(ADDED_REASONING, num_reasoned * (is_reasoning_apart and not is_said))
         for call in same:
             call.input_tokens += _cache_of(call) if is_cache_apart else 0
             call.output_tokens += call.reasoning_tokens if is_reasoning_apart else 0
@@ -212,7 +216,7 @@ def _check_counts(group: Log, notes: ReadNotes) -> None:
     has_times = max(turn.end_ns for turn in group) > group[0].submitted_ns
     if len(group) > 1 and not has_times and any(turn.wait_ns is None for turn in group):
         for turn in group:
-            turn.unknown_wait = "all calls of their session have the same time"
+            turn.unknown_wait = turn.unknown_wait or "all calls of their session have the same time"
 
 
 def _adopt(by_session: dict[str, Log], notes: ReadNotes) -> None:
@@ -254,6 +258,12 @@ class _Tree:
     def __init__(self, by_session: dict[str, Log], forks: dict[Call, list[str]], notes: ReadNotes) -> None:
         self._by_session, self._forks, self._notes = by_session, forks, notes
         self._drawn = DrawnWaits(notes)
+        self._people_ns = [
+            turn.submitted_ns - before.end_ns
+            for group in by_session.values()
+            for before, turn in pairwise(group)
+            if turn.kind == "human" and not turn.unknown_wait and turn.submitted_ns > before.end_ns
+        ]
         self._requests: list[RecordedRequest] = []
         self._calls: Log = []
         self._afters: list[tuple[int, ...]] = []
@@ -328,15 +338,17 @@ class _Tree:
         first_ns = self._calls[0].submitted_ns if self._calls else call.submitted_ns
         ended_ns = max((self._calls[place].end_ns for place in after), default=first_ns)
         wait_ns = call.submitted_ns - ended_ns if call.wait_ns is None or len(after) != 1 else call.wait_ns
+        is_new = not after or (is_first and call.follows not in self._places)
+        kind: WaitKind = "none" if is_new else call.kind
         if is_drawn := bool(call.unknown_wait) and bool(after):
-            wait_ns = self._drawn.unknown(call.unknown_wait, call.session, call.index)
+            people_ns = self._people_ns if kind == "human" else None
+            wait_ns = self._drawn.unknown(call.unknown_wait, call.session, call.index, people_ns)
         elif wait_ns < 0:
             # It did not wait for a call that ended later, so it starts at once.
             self._notes.assume(OVERLAPPING)
             wait_ns = 0
         base, keep = self._kept(call, earlier, after, is_first=is_first)
-        is_new = not after or (is_first and call.follows not in self._places)
-        kind: WaitKind = "none" if is_new else call.kind
+        self._notes.assume(CACHE_GONE, any(_has_cache_gone(before, call) for before in earlier[-1:]))
         lengths = (call.input_tokens, keep, max(call.output_tokens, 1))
         names = () if keep else call.names
         return RecordedRequest(base if keep else None, after, max(wait_ns, 0), kind, *lengths, names, is_drawn=is_drawn)
@@ -383,6 +395,14 @@ def _waits_for(group: Log, place: int) -> Sequence[Call]:
 def _tells_prefix(call: Call) -> bool:
     """Whether a call has evidence of its own for what its prompt begins with."""
     return call.prefix_tokens is not None or bool(call.messages or call.blocks)
+
+
+def _has_cache_gone(before: Call, call: Call) -> bool:
+    """Whether a prompt that did not shrink had less cached than the one before, as after a long wait."""
+    if call.prefix_tokens is None or call.is_prefix_given or call.is_reset or call.is_concurrent:
+        return False
+    has_grown = call.agent == before.agent and call.input_tokens >= before.input_tokens
+    return has_grown and call.prefix_tokens < _cache_of(before)
 
 
 def _common(before: Call, call: Call) -> int:

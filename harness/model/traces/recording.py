@@ -32,6 +32,7 @@ from harness.shipped import find_shipped
 Arrivals = Literal["together", "recorded"]
 DEFAULT_WAITS = "tracelab-v0.0.2"
 NO_CACHE = "prompts taken to begin with the whole conversation before: no cached tokens are given"
+CACHE_GONE = "prompts that grew, with fewer tokens cached than before: the provider's cache had likely gone"
 MOST_TOKENS = 1 << 31  # more is a miscount: no model has such a context
 
 
@@ -393,6 +394,8 @@ def describe_trace(reader: TraceReader) -> dict[str, str]:
     shares = {name: f"{100 * tokens / prompt_tokens:.1f} %" for name, tokens in ceilings.items()}
     is_known = 2 * _num_uncounted(reader.head) < max(len(counts.prompts) - counts.num_recordings, 1)
     said = "ceiling {} of prompt tokens" if is_known else "ceiling not known; {} if prompts repeat what came before"
+    if any(label.endswith(CACHE_GONE) for label in reader.head.labels):
+        said += ", by the provider's cache"
     return facts | {
         "forks, joins": f"{counts.num_forks} and {counts.num_joins} requests; {counts.num_left} answers are left",
         "named blocks": f"{len(counts.blocks)} of {reader.head.block_tokens} tokens",
@@ -406,7 +409,7 @@ def _num_uncounted(head: TraceHead) -> int:
 
 
 # Words of the labels whose numbers are no counts or times of the recording.
-_ESTIMATES = re.compile(r"estimated|characters|waits drawn from|made up")
+_ESTIMATES = re.compile(r"estimated|characters|drawn (from|as if)|made up")
 
 
 def changes_at_import(head: TraceHead) -> dict[str, list[str]]:

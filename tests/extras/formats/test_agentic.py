@@ -31,7 +31,11 @@ def test_rows_of_a_session_with_delays_follow_one_another(tmp_path: Path) -> Non
     assert [one.requests[1].keep_tokens for one in trace.recordings] == [640, 640], (
         "all whole blocks come again, so the answer does"
     )
-    assert trace.head.labels == ("2 x rows of a session whose input_length is taken to count their whole prompt",)
+    assert trace.head.labels == (
+        "2 x rows of a session whose input_length is taken to count their whole prompt",
+        "2 x waits by delay taken as for a person, as AIPerf does",
+    )
+    assert [one.requests[1].wait_kind for one in trace.recordings] == ["human", "human"]
 
 
 def test_rows_that_count_only_what_is_new_get_the_rows_before_in_front(tmp_path: Path) -> None:
@@ -43,7 +47,7 @@ def test_rows_that_count_only_what_is_new_get_the_rows_before_in_front(tmp_path:
     trace = imported(written(tmp_path, rows), block_tokens=512)
     assert [one.prompt_tokens for one in trace.recordings[0].requests] == [600, 740, 830]
     assert [one.keep_tokens for one in trace.recordings[0].requests] == [0, 640, 780]
-    (label,) = trace.head.labels
+    label, _ = trace.head.labels
     assert (
         label
         == "2 x rows of a session whose input_length is taken to count what is new after the row before, as AIPerf does"
@@ -112,6 +116,26 @@ def test_turns_with_instants_and_no_delay_start_at_their_instants(tmp_path: Path
         4000,
     ]
     assert any("each starts at its instant" in label for label in trace.head.labels)
+
+
+def test_turns_with_instants_whose_names_are_all_new_are_one_conversation(tmp_path: Path) -> None:
+    rows = [row(1024, session_id="a", timestamp=0, hash_ids=[1, 2])]
+    rows += [row(512, session_id="a", timestamp=9000, hash_ids=[3])]
+    (recording,) = imported(written(tmp_path, rows)).recordings
+    last = recording.requests[1]
+    assert (last.prompt_tokens, last.keep_tokens, last.wait_ns // NS_PER_MS) == (1576, 1064, 9000)
+    assert (last.after, last.wait_kind) == ((0,), "none")
+    assert len(imported(written(tmp_path, rows), lengths="whole").recordings) == 2
+    rows[1] |= {"input_length": 1536, "hash_ids": [1, 2, 3]}
+    assert len(imported(written(tmp_path, rows)).recordings) == 2, "whole prompts start at their instants"
+
+
+def test_a_text_for_a_prompt_is_counted_by_its_characters_and_labelled(tmp_path: Path) -> None:
+    rows = [row(600, session_id="a", timestamp=0), row(0, session_id="a", delay=2000, text_input="word " * 80)]
+    del rows[1]["input_length"]
+    trace = imported(written(tmp_path, rows))
+    assert [one.prompt_tokens for one in trace.recordings[0].requests] == [600, 600 + 40 + 100]
+    assert any("text_input" in label for label in trace.head.labels)
 
 
 def test_another_block_size_is_refused_here_too(tmp_path: Path) -> None:

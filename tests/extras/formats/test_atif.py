@@ -53,7 +53,7 @@ def test_steps_without_times_get_drawn_waits_and_without_cached_tokens_the_conve
     assert trace.head.labels == (
         "2 x prompts taken to begin with the whole conversation before: no cached tokens are given",
         "2 x waits drawn from tracelab-v0.0.2: the recording does not say them (--waits)",
-        "2 x waits that are unknown: all calls of their session have the same time",
+        "2 x waits that are unknown: the recording has no times",
     )
 
 

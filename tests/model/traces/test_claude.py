@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from harness.clock import NS_PER_S
-from harness.model.traces.recording import TraceFile
+from harness.model.traces.recording import CACHE_GONE, TraceFile, describe_trace, open_trace
 from tests.support.agent_logs import assistant, result, text, tool, user
 from tests.support.sound_traces import claude_rows
 from tests.support.trace_rows import imported, written
@@ -134,7 +134,9 @@ def test_side_chains_without_a_link_run_as_sessions_of_their_own(tmp_path: Path)
             user(at_s, uuid=f"{name}-1", **more),
             assistant(name, at_s + 1, (10, 300, 0, 50), text(), uuid=f"{name}-2", parentUuid=f"{name}-1", **more),
             user(at_s + 2, uuid=f"{name}-3", parentUuid=f"{name}-2", **more),
-            assistant(f"{name}'", at_s + 3, (10, 400, 0, 50), text(), uuid=f"{name}-4", parentUuid=f"{name}-3", **more),
+            assistant(
+                f"{name}'", at_s + 3, (10, 100, 300, 50), text(), uuid=f"{name}-4", parentUuid=f"{name}-3", **more
+            ),
         ]
 
     rows = [user(0.0), assistant("a", 1.0, (10, 1000, 0, 40), text()), *side("x", 2), *side("y", 6)]
@@ -191,6 +193,34 @@ def test_the_end_of_a_task_in_the_background_is_no_persons_message(tmp_path: Pat
         assert waits_of(imported(written(tmp_path, [user(0.0), first, told, last]))) == [("none", 0), (waited, 60)]
 
 
+def test_a_call_that_failed_is_counted_and_the_wait_after_it_is_drawn_from_those_for_persons(tmp_path: Path) -> None:
+    error = assistant("e", 40.0, (0, 0, 0, 0), text()) | {"isApiErrorMessage": True}
+    error["message"]["model"] = "<synthetic>"
+    rows = [user(0.0), assistant("a", 4.0, (10, 0, 0, 50), text())]
+    rows += [user(64.0), error, user(100.0), assistant("b", 104.0, (90, 0, 0, 50), text())]
+    trace = imported(written(tmp_path, rows))
+    (reason,) = trace.head.dropped
+    assert reason.startswith("calls that failed")
+    last = trace.recordings[0].requests[-1]
+    assert (last.wait_kind, last.is_drawn) == ("human", True)
+    assert any("drawn as if for a tool, likely far too short" in label for label in trace.head.labels)
+    rows += [user(134.0), assistant("c", 138.0, (190, 0, 0, 50), text())]
+    trace = imported(written(tmp_path, rows))
+    assert waits_of(trace)[1:] == [("human", 30), ("human", 30)]
+    assert not any("for a tool" in label or "tracelab" in label for label in trace.head.labels)
+
+
+def test_a_prompt_that_grew_with_less_cached_says_that_the_ceilings_are_the_providers(tmp_path: Path) -> None:
+    rows = [user(0.0), assistant("a", 3.0, (10, 9990, 0, 50), text())]
+    rows += [user(1800.0), assistant("b", 1804.0, (10, 10_190, 0, 50), text())]
+    rows += [user(1860.0), assistant("c", 1864.0, (10, 190, 10_200, 50), text())]
+    assert [label for label in imported(written(tmp_path, rows)).head.labels if label.endswith(CACHE_GONE)] == [
+        f"1 x {CACHE_GONE}"
+    ]
+    with open_trace(tmp_path / "out.jsonl") as reader:
+        assert describe_trace(reader)["endless cache"].endswith("by the provider's cache")
+
+
 def passes(*kinds: tuple[str, tuple[int, int, int, int]]) -> list[dict[str, Any]]:
     return [{"type": kind, **assistant("", 0, usage)["message"]["usage"]} for kind, usage in kinds]
 
@@ -206,6 +236,7 @@ ADVISED = passes(
         (passes(("message", (300, 0, 1000, 100))), (300, 0, 1000, 100), [1300], 0),
         (ADVISED, (500, 0, 2300, 300), [1300, 1500], 0),  # the session's model alone is in the sums
         (ADVISED, (1900, 0, 2300, 700), [1300, 1500], 0),  # or all models are
+        (ADVISED, (300, 0, 1000, 300), [1300, 1500], 0),  # or the input of the first pass alone
         (ADVISED, (7, 0, 0, 7), [1300, 1500], 1),
         (
             passes(("compaction", (9000, 0, 1000, 900)), ("message", (2000, 0, 0, 100))),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,13 @@ import pytest
 
 from harness.clock import NS_PER_S
 from harness.model.traces.importing import import_trace
-from harness.model.traces.links import FIRST_CACHED, IN_TURN, NO_READING, SHARED, UNLINKED
+from harness.model.traces.links import ADDED_REASONING, FIRST_CACHED, IN_TURN, NO_READING, SHARED, UNLINKED
 from harness.model.traces.recording import NO_CACHE, RecordedRequest, TraceFile, describe_trace, open_trace, read_trace
 from tests.support.agent_logs import assistant, at, result, text, tool, user
 from tests.support.sound_traces import claude_rows, codex_rows, opencode_session
 
 
-def imported(folder: Path, files: dict[str, Iterable[Any]]) -> TraceFile:
+def imported(folder: Path, files: Mapping[str, Iterable[Any]]) -> TraceFile:
     """The trace of files by name, each of JSON lines."""
     for name, rows in files.items():
         path = folder / "in" / name
@@ -148,6 +148,9 @@ def test_the_sums_that_calls_state_say_what_input_and_output_hold(
     assert [(one.prompt_tokens, one.generate_tokens) for one in requests_of(trace)] == whole
     answers[-1]["total"] += 7
     assert said(imported(tmp_path, {"s.json": [session]}), NO_READING)
+    for tokens in answers:
+        del tokens["total"]
+    assert said(imported(tmp_path, {"s.json": [session]}), ADDED_REASONING)
 
 
 def event(seconds: float, source: str, kind: str, **more: Any) -> Any:
