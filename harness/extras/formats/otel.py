@@ -13,6 +13,7 @@ from pathlib import Path
 
 from harness.extras.formats.otel_spans import HELD_TO, NO_COUNTS, PASSED, Doubt, Span, read_span
 from harness.extras.formats.otlp import KEYS, spans_in
+from harness.extras.formats.trajectories import GAPS
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import Progress, json_records, trace_format
 from harness.model.traces.calls import Log
@@ -235,6 +236,7 @@ class _Tree:
             self._notes.assume(BESIDE, earlier[-1].wraps(span))
             if ended_ns is None or span.call is None:
                 continue
+            self._notes.assume(GAPS, span.start_ns == span.end_ns)
             tools = (tool for each in earlier if each.call for tool in each.call.tool_spans)
             ends = (end_ns for start_ns, end_ns in tools if start_ns < span.start_ns and end_ns > ended_ns)
             tool_ns = max(ends, default=ended_ns)

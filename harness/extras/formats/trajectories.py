@@ -17,6 +17,7 @@ CACHE = (
     ("cached_tokens", "cache_read_input_tokens", "cache_read_tokens"),
     ("cache_creation_tokens", "cache_creation_input_tokens", "cache_write_tokens"),
 )
+GAPS = "waits that are gaps between answers: they hold the time of the next answer too"
 UNSTATED = "that the file states and its calls do not have"
 
 
@@ -35,8 +36,7 @@ def log_of(session: str, calls: Log, unread: Unread, notes: ReadNotes) -> Log:
     ended_ns = 0
     for place, call in enumerate(calls):
         if has_times:
-            what = "waits that are gaps between answers: they hold the time of the next answer too"
-            notes.assume(what, bool(place and call.submitted_ns == UNTIMED))
+            notes.assume(GAPS, bool(place and call.submitted_ns == UNTIMED))
             call.submitted_ns = min(call.submitted_ns, call.end_ns) if call.submitted_ns != UNTIMED else call.end_ns
         else:
             call.submitted_ns = call.end_ns = ended_ns + (call.wait_ns or 0)

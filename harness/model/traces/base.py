@@ -7,6 +7,7 @@ its text is never shown.
 from __future__ import annotations
 
 import hashlib
+import json
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -105,7 +106,8 @@ def opened(path: Path, opener: Callable[[Path], IO[bytes]] = open_unpacked) -> G
 def json_records(path: Path, notes: ReadNotes, progress: Progress | None = None) -> Iterator[TraceLine]:
     """The objects of a file of JSON lines or of Parquet rows, or of one JSON document: itself, or those of an array.
 
-    A file whose first line is no JSON object by itself is read as a document, where it is one of at most 64 MiB.
+    A file whose first line is no JSON object by itself is read as a document, or as objects of several lines each: of
+    at most 64 MiB.
     """
     with opened(path) as stream:
         first = next((line for line in bounded_lines(stream) if line.strip()), b"")
@@ -148,11 +150,26 @@ def _parquet_rows(path: Path, notes: ReadNotes, progress: Progress | None) -> It
 
 
 def _document(path: Path) -> Record | list[object] | None:
-    """The JSON object or array that the whole file is; None where it is neither, or too large for one document."""
+    """The JSON object or array that a file is, or its objects of several lines; None for others and too large ones."""
     with opened(path) as stream:
         content = stream.read(MAX_LINE_BYTES + 1)
-    value = parsed_json(content.removeprefix(BYTE_ORDER_MARK)) if len(content) <= MAX_LINE_BYTES else None
-    return cast("Record | list[object]", value) if isinstance(value, (dict, list)) else None
+    content = content.removeprefix(BYTE_ORDER_MARK) if len(content) <= MAX_LINE_BYTES else b""
+    value = parsed_json(content)
+    return cast("Record | list[object]", value) if isinstance(value, (dict, list)) else _objects(content)
+
+
+def _objects(content: bytes) -> list[object] | None:
+    """JSON objects that stand one after another, then None for a rest that is none; None where the first is none."""
+    text, found, place = content.decode("utf-8", "replace").strip(), list[object](), 0
+    decoder = json.JSONDecoder(parse_constant=lambda _: None)
+    while text.startswith("{", place):
+        try:
+            value, place = decoder.raw_decode(text, place)
+        except (ValueError, RecursionError):
+            break
+        found.append(value)
+        place = next((at for at in range(place, len(text)) if not text[at].isspace()), len(text))
+    return [*found, *([None] if place < len(text) else [])] if found else None
 
 
 def sha256_of(source: Path) -> str:

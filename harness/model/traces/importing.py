@@ -15,7 +15,7 @@ from harness.errors import PlanError, SpecError
 from harness.model.spec.base import tomllib
 from harness.model.traces import claude
 from harness.model.traces.account import PLACEHOLDER_TOKENS, TYPE_NAME, ReadNotes, ReadOptions
-from harness.model.traces.base import Progress, Record, TraceFormat, json_records, sha256_of
+from harness.model.traces.base import Progress, Record, TraceFormat, json_records, list_of, record_of, sha256_of
 from harness.model.traces.recording import (
     Arrivals,
     Recording,
@@ -248,7 +248,9 @@ def detect(path: Path) -> str | None:
         return of_name[0]
     found: set[str] = set()
     for place, (_, record) in enumerate(json_records(path, ReadNotes())):
-        found |= {name for name, form in TRACE_FORMATS.items() if any(keys <= record.keys() for keys in form.keys)}
+        within = record_of(next(iter(list_of(record.get("data"))), None))  # a page of an answer: what it holds tells
+        names = record.keys() | within.keys()
+        found |= {name for name, form in TRACE_FORMATS.items() if any(keys <= names for keys in form.keys)}
         if place >= LINES_LOOKED_AT:
             break
     in_order = sorted(TRACE_FORMATS, key=lambda name: not TRACE_FORMATS[name].is_special)

@@ -16,7 +16,7 @@ from harness.model.traces.account import INCLUDED, NO_PROMPT, PLACEHOLDER, PLACE
 from harness.model.traces.base import Progress, Read, is_placeholder, tokens_in
 from harness.model.traces.calls import REPLAYED, AgentLog, Call, Log, logs_of
 from harness.model.traces.drawn import DrawnWaits
-from harness.model.traces.recording import CACHE_GONE, NO_CACHE, RecordedRequest, Recording, hidden_name
+from harness.model.traces.recording import ANEW, CACHE_GONE, NO_CACHE, RecordedRequest, Recording, hidden_name
 
 DEEPEST = 32  # sub-agents of sub-agents
 MOST_LOOKED_AT = 64
@@ -109,12 +109,14 @@ def _fits(call: Call, is_cache_apart: bool, is_reasoning_apart: bool) -> bool:
 def _settle_cache(calls: Log) -> None:
     """Take zeros of a file as not counted, where no call has a cached token and prompts grow by their own answers."""
     if not any(map(_cache_of, calls)) and any(call.prefix_tokens == 0 and not call.is_prefix_given for call in calls):
-        sessions: dict[str, Call] = {}
+        sessions: dict[str, Log] = {}
         has_grown = False
         for call in sorted(calls, key=lambda call: (call.submitted_ns, call.index)):
-            before = sessions.get(call.session)
-            has_grown |= before is not None and before.stream_tokens <= call.input_tokens
-            sessions[call.session] = call
+            earlier = sessions.setdefault(call.session, [])
+            # After several calls at once it may hold their answers, and no prompt of theirs.
+            earlier.append(call)
+            before = _waits_for(earlier, len(earlier) - 1)
+            has_grown |= len(before) == 1 and before[0].stream_tokens <= call.input_tokens
         for call in calls if has_grown else ():
             call.prefix_tokens = None
 
@@ -370,7 +372,7 @@ class _Tree:
         if is_first and follows is None:
             self._notes.assume(SHARED if best[1] else FIRST_CACHED, bool(call.prefix_tokens) and not call.blocks)
         elif call.prefix_tokens is None and near and not call.block_tokens:
-            self._notes.assume(BY_MESSAGES if call.messages else NO_CACHE)
+            self._notes.assume(BY_MESSAGES if call.messages else NO_CACHE if best[1] else ANEW)
         return best
 
     def _above(self, call: Call, after: tuple[int, ...]) -> Log:

@@ -33,6 +33,7 @@ Arrivals = Literal["together", "recorded"]
 DEFAULT_WAITS = "tracelab-v0.0.2"
 NO_CACHE = "prompts taken to begin with the whole conversation before: no cached tokens are given"
 CACHE_GONE = "prompts that grew, with less cached than before: the provider's cache had gone, or they begin anew"
+ANEW = "prompts taken to begin anew, not with the conversation before: no cached tokens are given"
 MOST_TOKENS = 1 << 31  # more is a miscount: no model has such a context
 
 
@@ -392,8 +393,14 @@ def describe_trace(reader: TraceReader) -> dict[str, str]:
         facts["rows"] = ", ".join(f"{count} {kind}" for kind, count in reader.head.rows.items())
     ceilings = {"endless cache": counts.endless_tokens, "turn before": counts.kept_tokens}
     shares = {name: f"{100 * tokens / prompt_tokens:.1f} %" for name, tokens in ceilings.items()}
-    is_known = 2 * _num_uncounted(reader.head) < max(len(counts.prompts) - counts.num_recordings, 1)
-    said = "ceiling {} of prompt tokens" if is_known else "ceiling not known; {} if prompts repeat what came before"
+    num_later, num_uncounted = len(counts.prompts) - counts.num_recordings, _num_uncounted(reader.head)
+    said = "ceiling {} of prompt tokens"
+    if reader.head.rows and not num_later and not counts.blocks:
+        said = "ceiling not known: no call follows another, no block is named"
+    elif 2 * num_uncounted >= max(num_later, 1):
+        said = "ceiling not known; {} if prompts repeat what came before"
+    elif num_uncounted:
+        said += f" ({num_uncounted} of {num_later} prompts assumed)"
     if any(label.endswith(CACHE_GONE) for label in reader.head.labels):
         said += ", by the provider's cache"
     return facts | {
@@ -405,7 +412,7 @@ def describe_trace(reader: TraceReader) -> dict[str, str]:
 
 def _num_uncounted(head: TraceHead) -> int:
     """Requests of which no reader knows what a cache held."""
-    return sum(int(label.partition(" ")[0]) for label in head.labels if label.partition(" x ")[2] == NO_CACHE)
+    return sum(int(label.partition(" ")[0]) for label in head.labels if label.partition(" x ")[2] in (NO_CACHE, ANEW))
 
 
 # Words of the labels whose numbers are no counts or times of the recording.

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from harness.clock import NS_PER_S
+from harness.errors import SpecError
 from harness.extras.formats.otel import JOINED, NO_TOOLS, ORPHANS, SUMS, WHOSE, WITHIN, WRAPS
 from harness.extras.formats.otel_spans import FAILED_WITH_COUNTS
+from harness.extras.formats.trajectories import GAPS
 from harness.model.traces.importing import import_trace
 from harness.model.traces.links import BY_MESSAGES, UNAWAITED
-from harness.model.traces.recording import TraceFile, read_trace
+from harness.model.traces.recording import ANEW, NO_CACHE, TraceFile, describe_trace, open_trace, read_trace
 
 START_S = 1_790_000_000
 TRACE, OTHER = "0af7651916cd43dd8448eb211c80319c", "0af7651916cd43dd8448eb211c80319d"
@@ -159,12 +161,14 @@ def in_coats(rows: list[Any]) -> dict[str, Any]:
     return {
         "tempo": {"trace": {"resourceSpans": resource_spans}},
         "jaeger": {"data": [{"traceID": TRACE, "spans": jaeger, "processes": processes}], "total": 0, "errors": None},
+        "download": {"data": [{"traceID": TRACE, "spans": jaeger, "processes": processes}], "errors": []},
+        "download of one trace": {"data": [{"traceID": TRACE, "spans": jaeger, "processes": processes}]},
         "phoenix": {"data": context, "next_cursor": None},
         "console": {"spans": context},
     }
 
 
-@pytest.mark.parametrize("coat", ["tempo", "jaeger", "phoenix", "console"])
+@pytest.mark.parametrize("coat", ["tempo", "jaeger", "download", "download of one trace", "phoenix", "console"])
 def test_every_coat_of_the_same_spans_gives_the_same_calls(tmp_path: Path, coat: str) -> None:
     rows = delegating()
     plain = imported(tmp_path, {"spans": rows}).recordings
@@ -283,3 +287,56 @@ def test_tokens_written_to_a_cache_are_read_by_their_newest_name(tmp_path: Path)
     row = chat("a", "", 0, 4, 0)
     row["attributes"]["gen_ai.usage.cache_write.input_tokens"] = 900
     assert imported(tmp_path, {"spans": [row]}).recordings[0].requests[0].prompt_tokens == 904
+
+
+def test_records_without_a_duration_are_said_to_have_waits_that_hold_their_own_time(tmp_path: Path) -> None:
+    rows = [chat("a", "", 0, 500, 0), chat("b", "", 4, 600, 512)]
+    assert not said(imported(tmp_path, {"spans": rows}), GAPS)
+    records = [
+        {"timeUnixNano": row["end_ns"], "eventName": "details", "attributes": typed(row["attributes"])} for row in rows
+    ]
+    trace = imported(tmp_path, {"resourceLogs": [{"scopeLogs": [{"logRecords": records}]}]})
+    assert said(trace, GAPS)
+
+
+def ceiling(folder: Path) -> str:
+    with open_trace(folder / "out.jsonl") as reader:
+        return describe_trace(reader)["endless cache"]
+
+
+def test_a_ceiling_of_calls_without_any_before_them_is_not_known(tmp_path: Path) -> None:
+    imported(tmp_path, {"spans": [chat("a", "", 0, 500, None), chat("b", "", 4, 600, None, OTHER)]})
+    assert ceiling(tmp_path) == "ceiling not known: no call follows another, no block is named"
+
+
+def test_only_prompts_that_were_taken_to_go_on_are_said_to_and_the_ceiling_says_how_many(tmp_path: Path) -> None:
+    rows = [
+        chat(name, "", begin_s, 500 + 100 * begin_s, None if begin_s in (4, 8) else 256, **{"gen_ai.agent.name": agent})
+        for name, begin_s, agent in (("a", 0, "x"), ("b", 2, "x"), ("c", 4, "x"), ("d", 6, "x"), ("e", 8, "y"))
+    ]
+    rows += [chat("f", "", 10, 900, 256, **{"gen_ai.agent.name": "y"})]
+    trace = imported(tmp_path, {"spans": rows})
+    assert {f"1 x {NO_CACHE}", f"1 x {ANEW}"} <= {*trace.head.labels}
+    assert ceiling(tmp_path).endswith("of prompt tokens (2 of 5 prompts assumed)")
+
+
+def test_zeros_of_a_call_after_several_at_once_stay_zeros(tmp_path: Path) -> None:
+    rows = [chat("a", "", 0, 500, 0), chat("b", "", 0.25, 500, 0), chat("c", "", 3, 900, 0)]
+    trace = imported(tmp_path, {"spans": rows})
+    assert [one.keep_tokens for one in trace.recordings[0].requests] == [0, 0, 0]
+    assert not said(trace, NO_CACHE)
+
+
+def test_indented_objects_one_after_another_are_read_and_a_rest_is_counted(tmp_path: Path) -> None:
+    rows = [chat("a", "", 0, 500, 0), chat("b", "", 4, 600, 512)]
+    path = tmp_path / "in.jsonl"
+    path.write_text("\n".join(json.dumps(row, indent=4) for row in rows) + "\n{ cut off")
+    head, notes = import_trace([path], tmp_path / "out.jsonl", name="t")
+    assert (head.rows["calls"], notes.broken) == (2, {"no JSON object": 1})
+
+
+def test_telemetry_of_gemini_cli_points_to_the_sessions_own_logs(tmp_path: Path) -> None:
+    path = tmp_path / "telemetry.log"
+    path.write_text(2 * json.dumps({"hrTime": [1, 2], "attributes": {"event.name": "x"}}, indent=2))
+    with pytest.raises(SpecError, match=r"telemetry of Gemini CLI or Qwen Code.*~/.gemini/tmp"):
+        import_trace([path], tmp_path / "out.jsonl", name="t")
