@@ -105,12 +105,12 @@ def answer(  # noqa: PLR0913  # keywords with defaults, of one call
     chosen = BEST if best_is_better and BEST in better else better[0]
     shown = by_name[chosen]
     beside = [name for name in by_name if name != chosen]
-    rest = _beside(options[beside[0]], by_name[beside[0]]) if beside else explored.alike_in_words
+    rest = _beside(beside[0], options[beside[0]], by_name[beside[0]]) if beside else explored.alike_in_words
     where = f" ({made})" if (made := modelled(spec, backend)) else ""
     sentence = _sentence("{change}: {result}", base, options[chosen], f"{shown.words}, confirmed{where}.")
     shares = [shown.share.share_words if shown.share else "", _todays_share(shown)]
     felt = _felt(explored, options[chosen])
-    rests = _second(f"on {shown.num_blocks} new plans{where}", *shares, felt, rest, shown.excess, shown.beside)
+    rests = _second(f"on {shown.num_blocks} new plans{where}", *shares, rest, felt, shown.excess, shown.beside)
     return Answer("confirmed", sentence, options[chosen], tuple(measured), why, rests=rests)
 
 
@@ -139,7 +139,7 @@ def _felt(explored: Explored, option: Option) -> str:
     if explored.today is None or option.felt is None:
         return ""
     share = "" if option.felt.share is None else f"; {100 * option.felt.share:.1f} % within the targets"
-    return f"simulated: {option.felt.beside(explored.today)}{share}"
+    return f"simulated {option.felt.beside(explored.today)}{share}"
 
 
 def _todays_share(shown: Confirmed) -> str:
@@ -226,9 +226,12 @@ def modelled(spec: ExperimentSpec, backend: str = "") -> str:
     return "" if kind.has_device is not False else "simulated" if kind.is_virtual else "emulated"
 
 
-def _beside(option: Option, shown: Confirmed) -> str:
-    told = "" if shown.verdict == "less" else ", not told apart from today's"
-    return f"{option.words}: {shown.words}{told}"
+OTHERS_IN_WORDS = {BEST: "largest predicted saving", SMALLEST: "smallest change"}
+
+
+def _beside(name: str, option: Option, shown: Confirmed) -> str:
+    not_less = "" if shown.verdict == "less" else ", not told apart from today's"
+    return f"{OTHERS_IN_WORDS[name]}: {option.words}: {shown.words}{not_less}"
 
 
 def _not_less(base: str, options: dict[str, Option], measured: Sequence[Confirmed], why: str, borrowed: str) -> Answer:
@@ -268,7 +271,9 @@ def _beside_prediction(explored: Explored) -> str:
     best, smallest = explored.best, explored.smallest
     assert best is not None
     assert smallest is not None
-    return f"{best.words}: {best.percent}" if best.setup != smallest.setup else explored.alike_in_words
+    if best.setup == smallest.setup:
+        return explored.alike_in_words
+    return f"{OTHERS_IN_WORDS[BEST]}: {best.words}: {best.percent}"
 
 
 def _capital(words: str) -> str:

@@ -217,7 +217,7 @@ def test_of_two_that_do_the_same_for_these_agents_the_smaller_change_is_proposed
     assert (own[0] == more[0]).all()
     assert (own[1] != more[1]).any()
     spec = parse_experiment({"name": "alike", "backend": "sim", "condition": [{"name": "base"}]}, where="test")
-    assert answer(spec, explored).rests.startswith(f"{explored.alike_in_words}; simulated: TTFT p50 ")
+    assert answer(spec, explored).rests.startswith(f"{explored.alike_in_words}; simulated TTFT p50 ")
 
 
 def test_memory_that_follows_the_limit_is_no_change_of_its_own() -> None:

@@ -58,8 +58,8 @@ def test_the_smallest_change_is_the_answer_where_the_best_is_not_shown_to_be_bet
     assert found.option == SLOTS
     assert found.sentence == "16 KV slots in place of 8: 7.0 % less device time (5.0 to 9.0), confirmed (simulated)."
     assert found.rests == (
-        "On 12 new plans (simulated); "
-        "compile {1,4,6,8,10,16} for 16 requests at once: 7.5 % less device time (5.5 to 9.5)."
+        "On 12 new plans (simulated); largest predicted saving: compile {1,4,6,8,10,16} for 16 requests at once: "
+        "7.5 % less device time (5.5 to 9.5)."
     )
     better = answer(experiment(), explored(), [shown(SMALLEST, 0.04), shown(BEST, 0.09)], best_is_better=True)
     assert better.option == BOTH

@@ -96,7 +96,7 @@ def test_it_ends_in_a_sentence_a_file_and_the_server_to_start(once: Whole) -> No
     assert answer.state == "confirmed"
     assert answer.sentence.startswith("16 KV slots in place of 8: ")
     assert answer.sentence.endswith(", confirmed (simulated).")
-    assert answer.rests.startswith("On 6 new plans (simulated); simulated: TTFT p50 ")
+    assert answer.rests.startswith("On 6 new plans (simulated); simulated TTFT p50 ")
     folder = once.folder / "runs" / "small-tune"
     text = (folder / "tuned.toml").read_text(encoding="utf-8")
     assert answer.sentence in text
