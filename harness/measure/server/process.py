@@ -322,7 +322,7 @@ class ServerProcess(ServerHandle):
         """
         started_ns = _wall_clock.now_ns()
         deadline_ns = started_ns + int(deadline_s * NS_PER_S)
-        answer = "no connection"
+        answer = ""
         self._address = (host, port)
         while (left_ns := deadline_ns - _wall_clock.now_ns()) > 0:
             self.check()
@@ -332,13 +332,15 @@ class ServerProcess(ServerHandle):
             if reply.status == HTTP_OK:
                 self.check()
                 return _wall_clock.now_ns() - started_ns
-            answer = reply.error or f"HTTP {reply.status}"
+            # A question that the deadline cut short says less than the answer before it.
+            if not (answer and reply.error and left_ns < HEALTH_TIMEOUT_S * NS_PER_S):
+                answer = reply.error or f"HTTP {reply.status}"
             # Wait for the supervisor, not for the clock: the end of the server is noticed at once.
             self._read_events(HEALTH_POLL_NS)
         self.kill()
         tail = self.log_tail()
         raise ServerError(
-            f"not healthy after {deadline_s:g} s ({path} on port {port}: {answer})",
+            f"not healthy after {deadline_s:g} s ({path} on port {port}: {answer or 'no connection'})",
             where=self._where,
             hint=f"Raise start_timeout_s if it only needs longer. {self._before_tail(tail)}",
             below=tail,
