@@ -13,14 +13,26 @@ from harness.extras.twin.inside.twin_device import expected_tokens
 from harness.measure.records.run import SealedRun
 from harness.model.plan.model import Plan
 from harness.model.plan.tokens import TokenStreams
+from harness.model.spec import ExperimentSpec
 from harness.runner import run_experiment
-from tests.support.experiments import one_condition
+from tests.support.experiments import UNHURRIED
 
 
 def run_on_twin(folder: Path, name: str, workload: dict[str, Any], server: dict[str, Any] | None = None) -> SealedRun:
     """One run of ``workload``, sealed. Wall time: some 20 s to start the server, then the replay in real time."""
-    server = {"start_timeout_s": 300.0, "stop_grace_s": 30.0, **(server or {})}
-    spec = one_condition(name, "twin", base_seed=20261123, workload=workload, server=server)
+    spec = ExperimentSpec.model_validate(
+        {
+            "name": name,
+            "backend": "twin",
+            "replicates": 1,
+            "base_seed": 20261123,
+            "workload": workload,
+            "server": {"start_timeout_s": 300.0, "stop_grace_s": 30.0, **(server or {})},
+            # A shared machine wakes the client late; this is about decisions, not about time.
+            "limits": UNHURRIED,
+            "condition": [{"name": "only"}],
+        }
+    )
     (run,) = run_experiment(spec, runs_root=folder).runs
     return run
 

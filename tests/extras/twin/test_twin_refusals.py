@@ -49,11 +49,11 @@ def changed(twin: TwinEnvironment, tmp_path: Path) -> Place:
 
 
 def refusal(place: Place, code: int, **server: object) -> str:
-    """The one line that ``harness run`` says; nothing may have started, and nothing may be left."""
+    """What ``harness run`` says, a line for each fault; nothing may have started, and nothing may be left."""
     file = place.write("refused", WORKLOAD, {"only": dict(server)})
     done = place.harness("run", file, "--runs", "runs")
     assert done.returncode == code, done.stderr
-    assert done.stderr.count("\n") == 1, done.stderr
+    assert "Traceback" not in done.stderr
     assert done.stderr.startswith("harness: ")
     assert done.stdout == ""
     assert place.left_behind() == []
@@ -107,14 +107,14 @@ def test_a_port_that_is_taken(place: Place) -> None:
 
 
 def test_an_artifact_that_is_not_there_or_only_in_part(place: Place) -> None:
-    assert refusal(place, 2, artifact="/data/none") == (
-        "harness: condition 'only': /data/none: no such artifact. Compile the model: harness server compile SPEC.toml"
+    assert refusal(place, 2, artifact="/data/none").startswith(
+        "harness: condition 'only': /data/none: no such artifact. Compile it, and name the folder that this prints: "
     )
     part = place.folder / "part"
     shutil.copytree(cached_artifact(place.twin, twin_spec()), part)
     (part / "decoder_batch_4.rbln").unlink()
-    assert refusal(place, 2, artifact=str(part)) == (
-        f"harness: condition 'only': {part}: lacks decoder_batch_4.rbln. It was copied in part; copy it again"
+    assert (f"condition 'only': {part}: lacks decoder_batch_4.rbln. It was copied in part; copy it again") in refusal(
+        place, 2, artifact=str(part)
     )
 
 
