@@ -151,8 +151,8 @@ def service(name: str, where: str) -> Any:
     "fleet over hosts": a function as ``runner.fleet.driver.perform_on_devices``; "replicas": a ``Replicas``
     (``runner.backends.base``); "routing of runs": from valid sealed runs to a list of ``Routing``
     (``present.report.routing``); "simulation cases": a function from a file to printed results; "verdict of a
-    recording": from its path, lines on how far predictions of the recorded server hold; "search space": the
-    specification of a file of a search.
+    recording": from its path, lines on how far predictions of the recorded server hold; "timed steps of a recording":
+    from its path, the file of steps beside it, or None; "search space": the specification of a file of a search.
     """
     places = plugged("services")
     if name not in places:

@@ -178,15 +178,15 @@ def write_experiment(name: str, asked: DraftInputs, changed: Callable[[Draft], D
     changed: what is asked of the draft besides. Raises SpecError where the file is there already, or what it asks
     cannot be measured, ServerError where a server cannot.
     """
-    path, imported = _new_file(name), imported_file(name, asked.source)
-    is_new = not imported.exists()
+    path = _new_file(name)
+    made = [each for each in (imported_file(name, asked.source), _cost_file(name)) if not each.exists()]
     try:
         draft = changed(_draft(name, asked))
         _check(draft, is_running=bool(asked.urls))
     except BaseException:
         # The trace of a file that is not written would be in the way of the next try.
-        if is_new:
-            imported.unlink(missing_ok=True)
+        for each in made:
+            each.unlink(missing_ok=True)
         raise
     write_text(path, draft.text)
     for note in (*draft.workload.notes, *notes_of_server(asked.urls[0] if asked.urls else "", asked.source)):
@@ -217,8 +217,36 @@ def _draft(name: str, asked: DraftInputs) -> Draft:
         return Draft(name, kind, start, drawn(start))
     takes_rules = start.sets_slot_tokens and not kind_named(kind).has_stack
     wanted = Recordings(asked.agents, takes_rules)
+    has_costs = len(asked.urls) != 1 or server is None or any("cost_model" in line for line, _ in start.server)
+    lines, note = ((), "") if has_costs else _recorded_costs(name, asked.source)
+    start = replace(start, server=(*start.server, *lines))
     workload = recorded(wanted, read, start, lambda tried: Draft(name, kind, start, tried).predicted_s())
-    return Draft(name, kind, start, workload)
+    return Draft(name, kind, start, replace(workload, notes=(*workload.notes, *filter(None, [note]))))
+
+
+def _cost_file(name: str) -> Path:
+    """Where the costs of recorded steps are written."""
+    return Path(f"{name}-costs-1.toml")
+
+
+def _recorded_costs(name: str, source: str) -> tuple[tuple[Line, ...], str]:
+    """(lines of [server], what to say): the costs of the server by the timed steps beside its recording."""
+    from harness.analysis.calibration.cost_file import fit_recorded, write_cost_file
+    from harness.errors import RecordsError
+    from harness.plugins import plugged, service
+    from harness.tune.price import SEED, fit_errors, fit_in_words
+
+    timed = "timed steps of a recording"
+    steps = service(timed, where="--from")(Path(source)) if timed in plugged("services") else None
+    if steps is None:
+        return (), ""
+    try:
+        fitted = fit_recorded(steps, seed=SEED)
+        path = write_cost_file(fitted, Path(), _cost_file(name).stem.removesuffix("-1"))
+    except (RecordsError, SpecError) as error:
+        return (), f"the recorded steps do not tell its costs: {error}"
+    words = f"fitted to {fitted.origin.words}"
+    return ((f'cost_model = "{path}"', words),), f"costs: {words}; {fit_in_words(fit_errors(path))}"
 
 
 def _check(draft: Draft, *, is_running: bool) -> None:

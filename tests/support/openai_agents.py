@@ -1,5 +1,6 @@
 """Agents by openai-python, in the environment of the server: each sends a prompt, waits, and goes on from the answer.
 
+One more sends ``ALONE`` requests before the others come, so that the steps of one request are seen too.
 ``python openai_agents.py URL AGENTS TURNS``. It imports nothing of the harness, which that environment does not have.
 """
 
@@ -12,6 +13,7 @@ from functools import partial
 from threading import Event
 from typing import Any
 
+ALONE = 2
 NEW_TOKENS, ANSWER_TOKENS, MEAN_WAIT_S = 40, 24, 0.3
 IDS = (300, 1800)
 
@@ -29,11 +31,12 @@ def converse(client: Any, model: str, turns: int, number: int) -> None:
 
 
 def main(url: str, agents: int, turns: int) -> None:
-    """All agents at once."""
+    """One agent alone, and then all the others at once."""
     from openai import OpenAI
 
     client = OpenAI(base_url=f"{url}/v1", api_key="none")
     model = client.models.list().data[0].id
+    converse(client, model, ALONE, agents)
     with ThreadPoolExecutor(agents) as pool:
         list(pool.map(partial(converse, client, model, turns), range(agents)))
 

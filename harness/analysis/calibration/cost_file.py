@@ -24,11 +24,14 @@ from harness.analysis.calibration.fit import (
 )
 from harness.analysis.calibration.fit_points import (
     BLOCK_STEPS,
+    RECORDED,
     PointSource,
     PrefillPoint,
     StepPoint,
     chunk_points,
     prefill_points,
+    recorded_chunk_points,
+    recorded_step_points,
     reported_f_ms,
     step_points,
 )
@@ -42,9 +45,13 @@ from harness.model.engine import CostModel, load_cost_model
 from harness.model.engine.config import PREFILL_CHUNK_TOKENS
 from harness.model.engine.cost import FS_PER_MS, FS_PER_US, attended_tokens, to_fs
 from harness.model.spec import ServerSpec
+from harness.model.spec.server import DEFAULTS
+from harness.stacks.vllm.step_log import load_step_log
 
 DECODE, PREFILL, WITHOUT_GRAPH = "decode", "prefill", "steps without a graph"
 FILE_FORMAT = 3
+LEAST_BATCHES = 2
+"""Numbers of requests at once whose steps have to be known, so that others can be told from them."""
 # A nanosecond of a step, and 1e-6 us (with 100,000 tokens of context: 0.1 us).
 DECIMALS = 6
 # The names of a chunked prefill's coefficients in its table of the file.
@@ -52,13 +59,30 @@ CHUNKED = {"per_call_ms": "per_step_ms", "per_call_us_per_token": "per_token_us"
 
 
 @dataclass(frozen=True, slots=True)
-class Calibration:
-    """The fits of valid runs of one compiled configuration."""
+class FitSource:
+    """What was fitted: sealed runs, or the recorded steps of a server.
 
-    runs: Sequence[SealedRun] = field(repr=False)
+    is_chunked: whether prompts are computed in parts beside decodes. slot_tokens: of the longest request. backend: as
+    the file names it. hashes: SHA-256 of each record, by its name.
+    """
+
+    words: str
+    artifact: str
+    backend: str
+    is_chunked: bool
+    slot_tokens: int
+    is_npu_measured: bool = False
+    packages: Mapping[str, str] = field(default_factory=dict[str, str])
+    hashes: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """The fits of one compiled configuration."""
+
+    origin: FitSource
     fits: Mapping[str, Fit]
     """By DECODE, PREFILL and WITHOUT_GRAPH; the last only where it was fitted."""
-    artifact: str
     notes: tuple[str, ...]
     seed: int
     point_source: PointSource
@@ -70,13 +94,7 @@ class Calibration:
     @property
     def is_chunked(self) -> bool:
         """Whether prompts are computed in parts beside decodes."""
-        return self.runs[0].server.is_paged
-
-    @property
-    def source(self) -> str:
-        """What was fitted, in words."""
-        backend = kind_of(self.runs).name
-        return f"{len(self.runs)} sealed runs of experiment {self.runs[0].experiment} on backend {backend}"
+        return self.origin.is_chunked
 
     @property
     def intervals(self) -> dict[str, Interval]:
@@ -126,12 +144,7 @@ def fit_runs(
     if server.is_paged:
         costs = _decode_model(decode)
         prefills = chunk_points(valid, costs)
-        fits[PREFILL] = fit_prefill(prefills, seed=seed, chunk_tokens=server.slot_tokens, is_relative=True)
-        eager_points = [point for point in every_point if point.is_eager]
-        eager = fit_eager(eager_points, lambda point: _step_ms(point, costs), seed=seed) if eager_points else None
-        # Where none takes longer nothing is known.
-        if eager is not None and eager["eager_ms"] >= 0:
-            fits[WITHOUT_GRAPH] = eager
+        fits |= _fits_beside(decode, every_point, prefills, server.slot_tokens, seed)
     else:
         prefills = tuple(point for point in prefill_points(valid, source) if not point.cached_tokens)
         fits[PREFILL] = fit_prefill(prefills, seed=seed)
@@ -140,19 +153,21 @@ def fit_runs(
         "" if kind.has_device else f"No accelerator was measured: the backend was {kind.name}.",
         f"{len(runs) - len(valid)} invalid runs were left out." if len(runs) > len(valid) else "",
         *(_not_fitted(fits, server) if server.is_paged else ()),
-        *decode.notes,
-        *fits[PREFILL].notes,
-        *(
-            f"NOT A GOOD FIT of {what}: it errs by {fit.error.worst_in_words}, and more than {100 * MAX_SHARE:.0f} % "
-            "is not good."
-            for what, fit in fits.items()
-            if not fit.error.is_good
-        ),
+        *_notes_of(fits),
     )
     return Calibration(
-        runs=valid,
+        origin=FitSource(
+            words=f"{len(valid)} sealed runs of experiment {valid[0].experiment} on backend {kind.name}",
+            artifact=artifact,
+            backend=kind.name,
+            is_chunked=server.is_paged,
+            slot_tokens=server.slot_tokens,
+            is_npu_measured=bool(kind.has_device) and not server.is_paged,
+            packages=valid[0].manifest.packages,
+            # A manifest names every other file of its run by hash.
+            hashes={run.label: _sha256(run.file(layout.MANIFEST)) for run in valid},
+        ),
         fits=fits,
-        artifact=artifact,
         notes=tuple(filter(None, notes)),
         seed=seed,
         point_source=source,
@@ -160,6 +175,73 @@ def fit_runs(
         step_points=points,
         prefill_points=prefills,
     )
+
+
+def fit_recorded(path: Path, *, seed: int) -> Calibration:
+    """A cost model from the timed steps that a vLLM wrote while it served (VLLM_CORE_STEPS_FILE).
+
+    Raises RecordsError where they cannot be read, SpecError where they do not determine a coefficient: steps of one
+    number of requests price no other.
+    """
+    log = load_step_log(path)
+    every_point = recorded_step_points(log)
+    points = tuple(point for point in every_point if not point.is_eager)
+    seen = sorted({point.num_seqs for point in points})
+    if len(seen) < LEAST_BATCHES:
+        what = f"of {log.steps.num_rows:,} steps only those of {seen or 'no'} requests were often enough to be timed"
+        raise SpecError(what, where=str(path), hint="Record for longer, or calibrate: harness server calibrate")
+    decode = fit_decode(points, seed=seed)
+    prefills = recorded_chunk_points(log, _decode_model(decode))
+    slot_tokens, sizes = (
+        log.settings.get("slot_tokens", DEFAULTS["slot_tokens"]),
+        tuple(log.settings.get("decode_buckets") or ()),
+    )
+    fits = {DECODE: decode, **_fits_beside(decode, every_point, prefills, slot_tokens, seed)}
+    return Calibration(
+        origin=FitSource(
+            words=f"{log.steps.num_rows:,} steps of {path.name}, of up to {seen[-1]} requests at once",
+            artifact=f"vLLM {log.vllm}",
+            backend="attached",
+            is_chunked=True,
+            slot_tokens=slot_tokens,
+            packages={"vllm": log.vllm},
+            hashes={path.name: _sha256(path)},
+        ),
+        fits=fits,
+        notes=(f"Fitted to recorded steps, {utc_now():%Y-%m-%d}.", *_notes_of(fits)),
+        seed=seed,
+        point_source=RECORDED,
+        buckets=sizes or tuple(seen),
+        step_points=points,
+        prefill_points=prefills,
+    )
+
+
+def _fits_beside(
+    decode: Fit, points: Sequence[StepPoint], prefills: Sequence[PrefillPoint], slot_tokens: int, seed: int
+) -> dict[str, Fit]:
+    """The fits of a vLLM beside that of its decode steps: parts of prompts, and steps without a graph."""
+    costs = _decode_model(decode)
+    fits = {PREFILL: fit_prefill(prefills, seed=seed, chunk_tokens=slot_tokens, is_relative=True)}
+    eager_points = [point for point in points if point.is_eager]
+    eager = fit_eager(eager_points, lambda point: _step_ms(point, costs), seed=seed) if eager_points else None
+    # Where none takes longer nothing is known.
+    if eager is not None and eager["eager_ms"] >= 0:
+        fits[WITHOUT_GRAPH] = eager
+    return fits
+
+
+def _notes_of(fits: Mapping[str, Fit]) -> Iterator[str]:
+    """What the fits say of themselves."""
+    yield from (*fits[DECODE].notes, *fits[PREFILL].notes)
+    for what, fit in fits.items():
+        if not fit.error.is_good:
+            limit = f"more than {100 * MAX_SHARE:.0f} % is not good"
+            yield f"NOT A GOOD FIT of {what}: it errs by {fit.error.worst_in_words}, and {limit}."
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _decode_model(decode: Fit) -> CostModel:
@@ -292,14 +374,14 @@ def write_cost_file(calibration: Calibration, folder: Path, name: str) -> Path:
 
 def cost_file_text(calibration: Calibration, name: str) -> str:
     """The text of a cost-model file."""
-    run, kind = calibration.runs[0], kind_of(calibration.runs)
+    origin = calibration.origin
     decode, prefill = calibration.fits[DECODE], calibration.fits[PREFILL]
     names = CHUNKED if calibration.is_chunked else {}
     origins = {what: {"method": fit.method, **_origin(fit)} for what, fit in calibration.fits.items()}
     table: dict[str, Any] = {
         "name": name,
-        "artifact": calibration.artifact,
-        "source": calibration.source,
+        "artifact": origin.artifact,
+        "source": origin.words,
         "note": " ".join(calibration.notes),
         "decode": {
             **{each: decode[each] for each in ("alpha_ms", "beta_ms_per_request", "context_us_per_token")},
@@ -307,27 +389,23 @@ def cost_file_text(calibration: Calibration, name: str) -> str:
             "f_ms": decode.f_ms,
         },
         "prefill": {
-            "chunk_tokens": run.server.slot_tokens if calibration.is_chunked else PREFILL_CHUNK_TOKENS,
+            "chunk_tokens": origin.slot_tokens if calibration.is_chunked else PREFILL_CHUNK_TOKENS,
             **{each: prefill[each] for each in CHUNKED},
             "fitted_tokens": prefill.fitted_tokens,
         },
         "calibration": {
             "format": FILE_FORMAT,
             "date_utc": utc_now().isoformat(timespec="seconds"),
-            "backend": kind.name,
-            "is_npu_measured": kind.has_device and not calibration.is_chunked,
+            "backend": origin.backend,
+            "is_npu_measured": origin.is_npu_measured,
             "step_source": calibration.point_source,
             "prefill_source": calibration.point_source,
             "block_steps": BLOCK_STEPS,
             "seed": calibration.seed,
-            "packages": run.manifest.packages,
+            "packages": origin.packages,
             DECODE: origins[DECODE],
             PREFILL: origins[PREFILL],
-            # A manifest names every other file of its run by hash.
-            "runs": {
-                run.label: hashlib.sha256(run.file(layout.MANIFEST).read_bytes()).hexdigest()
-                for run in calibration.runs
-            },
+            "runs": origin.hashes,
         },
     }
     if calibration.is_chunked:

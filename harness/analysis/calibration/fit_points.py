@@ -8,10 +8,11 @@ of one stream.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
 from typing import Literal
 
@@ -30,7 +31,8 @@ from harness.stacks.vllm.step_log import StepLog
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
-PointSource = Literal["log", "chunks"]
+PointSource = Literal["log", "chunks", "recorded"]
+RECORDED: PointSource = "recorded"
 # Median over blocks of 4 steps: lateness of a stamp cancels inside a block, and a stall of the host spoils few blocks.
 BLOCK_STEPS = 4
 # Steps left out at each end of a stretch: after a prefill the engine rebuilds its batch, and a stamp beside a prefill
@@ -217,16 +219,50 @@ def chunk_points(runs: Iterable[SealedRun], decode: CostModel) -> tuple[PrefillP
     So is a work (tokens, and tokens that these attend to) that fewer than three steps had: one stall of the host would
     be its time.
     """
-    points = [point for run in runs if run.is_valid for point in _chunks(run, decode)]
+    logs = [(step_log_of(run), ScaledClock(run.manifest.clock.scale)) for run in runs if run.is_valid]
+    points = [point for log, clock in logs if log is not None for point in _chunks(log, clock, decode)]
     num_of = Counter(point.work for point in points)
     return tuple(point for point in points if num_of[point.work] >= MIN_STEPS_OF_A_LENGTH)
 
 
-def _chunks(run: SealedRun, decode: CostModel) -> Iterator[PrefillPoint]:
-    log = step_log_of(run)
-    if log is None:
-        return
-    clock, contexts = ScaledClock(run.manifest.clock.scale), decode_contexts(log) or [0.0] * log.steps.num_rows
+def recorded_step_points(log: StepLog) -> tuple[StepPoint, ...]:
+    """The decode steps of a recorded server, by n, size and mean sequence length to the nearest 128 tokens.
+
+    Requests come and go, so that stretches are short: each step is a sample, from the end of the step before it to its
+    own, as the engine core stamped them. What fewer steps had is left out: one stall of the host would be its time.
+    """
+    steps: dict[tuple[int, int, int, bool], list[tuple[int, float]]] = {}
+    rows = values_of(log.steps, "kind", "n", "b", "runtime_mode", "decode_context")
+    for span, (kind, n, b, mode, context) in zip(step_spans(log), rows, strict=True):
+        if kind == "decode" and span is not None and None not in (b, context):
+            stratum = n, b, round(context / n / 128), log.has_graphs and mode == "NONE"
+            steps.setdefault(stratum, []).append((context, (span[1] - span[0]) / NS_PER_MS))
+    points: list[StepPoint] = []
+    for (n, b, _length, is_eager), samples in sorted(steps.items()):
+        if len(samples) >= MIN_BLOCKS * BLOCK_STEPS:
+            contexts, periods_ms = np.array(samples).T
+            middle = float(np.median(contexts))
+            points.append(StepPoint(n, b, middle, periods_ms, contexts - middle, is_eager))
+    return tuple(points)
+
+
+def recorded_chunk_points(log: StepLog, decode: CostModel) -> tuple[PrefillPoint, ...]:
+    """The steps of a recorded server that computed tokens of prompts. Few are alike, so those of similar work count as
+    measurements of the same: tokens within a quarter of an octave, attended tokens within half of one."""
+    similar: dict[tuple[int, int, bool], list[PrefillPoint]] = {}
+    for point in _chunks(log, ScaledClock(1.0), decode):
+        work = round(2 * math.log2(point.computed_tokens)), round(math.log2(1 + point.attended_tokens))
+        similar.setdefault((*work, point.is_eager), []).append(point)
+    points: list[PrefillPoint] = []
+    for of_work in similar.values():
+        if len(of_work) >= MIN_STEPS_OF_A_LENGTH:
+            tokens, attended = np.median([(p.computed_tokens, p.attended_tokens) for p in of_work], axis=0).round()
+            points += [replace(p, computed_tokens=int(tokens), attended_tokens=int(attended)) for p in of_work]
+    return tuple(points)
+
+
+def _chunks(log: StepLog, clock: ScaledClock, decode: CostModel) -> Iterator[PrefillPoint]:
+    contexts = decode_contexts(log) or [0.0] * log.steps.num_rows
     rows = values_of(log.steps, "kind", "generation_requests", "context_tokens", "runtime_mode")
     works = zip(contexts, attended_by_step(log), step_spans(log), rows, strict=True)
     for context, attended, span, (kind, n, tokens, mode) in works:

@@ -7,5 +7,8 @@ PLUGIN = Plugin(
     name="sessions",
     summary="replay of a vLLM's recorded sessions by its scheduler's rules, and the recorder in any environment",
     commands={"predict replay": f"{_AT}:replay", "server observe": f"{_AT}:observe"},
-    services={"verdict of a recording": "harness.extras.sessions.verdict:verdict_of"},
+    services={
+        "verdict of a recording": "harness.extras.sessions.verdict:verdict_of",
+        "timed steps of a recording": "harness.extras.sessions.verdict:timed_steps_of",
+    },
 )

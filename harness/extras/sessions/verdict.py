@@ -38,6 +38,12 @@ def verdict_of(recording: Path) -> list[str]:
     return [f"replay of {recording.name} with {steps.name}:", *lines_of(found, config, "")]
 
 
+def timed_steps_of(recording: Path) -> Path | None:
+    """The file of timed steps of the same engine core, where one lies beside a file of sessions."""
+    header = _first_record(recording)
+    return next(_steps_beside(recording, header), None) if SESSIONS_MARK in header else None
+
+
 def _steps_beside(recording: Path, header: dict[str, Any]) -> Iterator[Path]:
     """Files of steps in the same folder that the same process wrote of the same engine."""
     for path in sorted(recording.parent.glob("*")):

@@ -489,8 +489,9 @@ def check_magnitudes(model: CostModel) -> None:
         raise ValueError(f"{name}: {largest / FS_PER_S:g} s is more than one second")
     of_token = ("context_us_per_token", "per_call_us_per_token", "per_call_us_per_position", "per_token_us")
     name = max(of_token, key=lambda name: abs(model.coefficients[name]))
-    if abs(model.coefficients[name]) * FS_PER_US > LARGEST_FS // 1000:
-        raise ValueError(f"{name}: more than one millisecond for each token")
+    # A prompt took 3 ms a token on a CPU that others used too.
+    if abs(model.coefficients[name]) * FS_PER_US > LARGEST_FS // 100:
+        raise ValueError(f"{name}: more than ten milliseconds for each token")
     # A small model on one core of a CPU took 1.1 us.
     if model.attended_fs > LARGEST_FS // 10_000:
         raise ValueError("per_attended_token_ns is more than 100 microseconds")

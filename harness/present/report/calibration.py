@@ -69,7 +69,7 @@ def _calibration_page(
 ) -> Iterator[str]:
     yield f"# Cost model {model.name}\n"
     measured = f"Measured sizes: {', '.join(map(str, calibration.fits[DECODE].f_ms))}."
-    for note in (f"{calibration.artifact}; {calibration.source}.", measured, *calibration.notes):
+    for note in (f"{calibration.origin.artifact}; {calibration.origin.words}.", measured, *calibration.notes):
         yield f"- {note}"
     yield f"\n![measured and fitted]({plot})\n\n## Coefficients\n"
     yield markdown_rows(
