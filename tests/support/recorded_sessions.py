@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -168,14 +169,23 @@ class Files(NamedTuple):
 
 
 def record(seed: int, folder: Path) -> Files:
-    """The files of the plan of a seed."""
+    """The files of the plan of a seed, which is played once."""
+    folder.mkdir(exist_ok=True)
+    files = Files(folder / "sessions.jsonl", folder / "core.jsonl")
+    for path, content in zip(files, _recorded_bytes(seed), strict=True):
+        path.write_bytes(content)
+    return files
+
+
+@cache
+def _recorded_bytes(seed: int) -> tuple[bytes, bytes]:
     chosen = random.Random(f"recorded sessions {seed}")
     server = drawn_server(chosen)
     plan = drawn_plan(chosen, EngineConfig.from_server(server).paged.block_size)
-    folder.mkdir(exist_ok=True)
-    files = Files(folder / "sessions.jsonl", folder / "core.jsonl")
-    recorded_with_steps(plan, server, *files)
-    return files
+    with tempfile.TemporaryDirectory() as folder:
+        sessions, steps = Path(folder) / "sessions.jsonl", Path(folder) / "core.jsonl"
+        recorded_with_steps(plan, server, sessions, steps)
+        return sessions.read_bytes(), steps.read_bytes()
 
 
 def replayed(files: Files, costs: str = "emulated-gpu") -> Replay:

@@ -14,7 +14,7 @@ import pytest
 from harness.extras.sessions.commands import read_engine
 from harness.extras.sessions.verdict import verdict_of
 from harness.extras.sessions.waits import StepTimes, Timeline
-from tests.support.command_line import harness
+from tests.support.command_line import harness_here
 from tests.support.recorded_sessions import Files, record, replayed
 
 NUM_PLANS = 12
@@ -36,7 +36,7 @@ def change_setting(files: Files, **values: int) -> None:
 
 
 def command(files: Files, *options: str) -> subprocess.CompletedProcess[str]:
-    return harness("predict", "replay", str(files.sessions), "--steps", str(files.steps), *options)
+    return harness_here("predict", "replay", str(files.sessions), "--steps", str(files.steps), *options)
 
 
 def test_no_decision_of_the_emulated_server_differs_and_its_costs_are_the_models(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_memory_of_another_size_is_told_where_no_decision_shows_it(tmp_path: Pat
     found = replayed(files)
     assert found.num_differ == 0
     assert found.num_free_differ == found.num_steps
-    done = harness("predict", "replay", str(files.sessions), "--steps", str(files.steps))
+    done = command(files)
     assert (
         f"free KV blocks: {found.num_steps} steps differ, first step 0: 141 recorded, 140 by the rules" in done.stdout
     )
@@ -212,9 +212,7 @@ def test_the_command_says_how_many_decisions_differ_and_leaves_with_4_where_any_
     files = record(2, tmp_path)
     if differs:
         change_setting(files, max_num_batched_tokens=43)
-    done = harness(
-        "predict", "replay", str(files.sessions), "--steps", str(files.steps), "--cost-model", "emulated-gpu"
-    )
+    done = command(files, "--cost-model", "emulated-gpu")
     assert done.returncode == (4 if differs else 0), done.stderr
     assert ("0 decisions differ" in done.stdout) != differs
     assert ("first: step" in done.stdout) == differs
@@ -239,7 +237,7 @@ def test_rules_are_called_unknown_beside_another_pool_than_full_attention(
 ) -> None:
     files = record(2, tmp_path)
     changed(files.steps, lambda line: line.get("effective", {}).update(shown))
-    done = harness("predict", "replay", str(files.sessions), "--steps", str(files.steps))
+    done = command(files)
     assert ("unknown here" in done.stdout) != is_known
 
 
@@ -253,18 +251,11 @@ def test_steps_of_vllm_rbln_are_refused_since_its_scheduler_has_other_rules(tmp_
     assert "decisions differ" not in done.stdout
 
 
-@pytest.mark.parametrize("has_steps", [True, False])
-def test_tune_from_a_recording_says_first_how_far_its_rules_hold(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_steps: bool
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_tune_from_a_recording_says_first_how_far_its_rules_hold(tmp_path: Path) -> None:
     files = record(2, tmp_path)
-    if not has_steps:
-        files.steps.unlink()
-    done = harness("tune", "--from", str(files.sessions), "--backend", "sim", "--dry-run")
+    done = harness_here("tune", "--from", str(files.sessions), "--backend", "sim", "--dry-run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    first = "0 decisions differ" if has_steps else "no steps of it lie beside"
-    assert 0 <= done.stdout.find(first) < done.stdout.index("wrote tune-")
+    assert 0 <= done.stdout.find("0 decisions differ") < done.stdout.index("wrote tune-")
 
 
 @pytest.mark.parametrize("has_steps", [True, False])
@@ -297,10 +288,10 @@ def test_the_steps_of_another_process_are_not_taken_and_other_formats_have_no_ve
 
 def test_a_stat_loggers_file_names_no_requests_and_is_refused(tmp_path: Path) -> None:
     files = record(2, tmp_path)
-    done = harness("predict", "replay", str(files.sessions), "--steps", str(files.sessions))
+    done = harness_here("predict", "replay", str(files.sessions), "--steps", str(files.sessions))
     assert done.returncode != 0
     assert "core.jsonl" not in done.stdout
-    done = harness("predict", "replay", str(tmp_path / "none.jsonl"), "--steps", str(files.steps))
+    done = harness_here("predict", "replay", str(tmp_path / "none.jsonl"), "--steps", str(files.steps))
     assert done.returncode == 2
     assert "none.jsonl" in done.stderr
 
@@ -317,6 +308,6 @@ def test_several_parts_of_a_recording_are_refused_since_their_blocks_have_other_
             line[name] += 100_000
 
     changed(later, move)
-    done = harness("predict", "replay", str(files.sessions), str(later), "--steps", str(files.steps))
+    done = harness_here("predict", "replay", str(files.sessions), str(later), "--steps", str(files.steps))
     assert done.returncode == 1
     assert "several files, whose blocks have other names" in done.stderr

@@ -111,5 +111,5 @@ def test_whatever_a_file_says_ends_in_a_trace_or_in_one_line(
 @pytest.mark.parametrize("kind", sorted(TRACE_FORMATS))
 def test_damaged_lines_of_a_real_shape_end_in_a_whole_plan_or_in_one_line(tmp_path: Path, kind: str) -> None:
     rng = random.Random(f"damaged {kind}")
-    came = [read_damaged(kind, damaged_file(kind, rng), tmp_path) for _ in range(8)]
+    came = [read_damaged(kind, damaged_file(kind, rng, num_lines=40), tmp_path) for _ in range(8)]
     assert "a plan" in came, "most lines are whole: some file must be read"
