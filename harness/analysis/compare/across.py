@@ -26,7 +26,15 @@ from harness.analysis.compare.measures import (
 )
 from harness.analysis.compare.pairs import Prices, num_plans, prices_of, without_a
 from harness.analysis.compare.rare import shape_in_words
-from harness.analysis.compare.ratio import Family, Ratio, Verdict, paired_ratio, ran_until_decided, unpaired_ratio
+from harness.analysis.compare.ratio import (
+    Family,
+    Ratio,
+    Verdict,
+    blocks_of,
+    paired_ratio,
+    ran_until_decided,
+    unpaired_ratio,
+)
 from harness.analysis.compare.stopping import ComparisonLooks, status_until_decided
 from harness.analysis.cost.cost_errors import NO_ERROR, UNKNOWN, CostSide, cost_error
 from harness.analysis.figures import RunFigures, cells, run_figures, same
@@ -237,7 +245,9 @@ class _Row:
     @property
     def _shape(self) -> str:
         """What the pairs of a cost leave open; empty of unpaired runs and other measures."""
-        return "" if not self.replicates or self.ratio is None else shape_in_words(self.ratio.values, self.replicates)
+        return (
+            "" if not self.replicates or self.ratio is None else shape_in_words(self.ratio.of_blocks, self.replicates)
+        )
 
     def _apart(self, family: Family) -> str:
         """Why the channels of the paired runs answer nothing of a cost; empty where they may, or another is asked."""
@@ -277,7 +287,7 @@ def _rows(side: Side | PeerSide, base: Side | PeerSide, measure: Measure, prices
     why_not = none_of or (_why_not(measure, sealed) if all(sealed) else "")
     ratio = None
     if not none_of:
-        ratio = paired_ratio(own, other, figures[0], costs) if pairs else unpaired_ratio(own, other, costs)
+        ratio = paired_ratio(blocks_of(own, other), figures[0], costs) if pairs else unpaired_ratio(own, other, costs)
     yield _Row(
         measure=measure,
         names={

@@ -101,10 +101,6 @@ def unvaried(num_blocks: int) -> str:
     return f"the same ratio in each of {num_blocks} replicates: nothing varied, so there is no interval"
 
 
-# Fewer have an interval, which may hold less often than it says (docs/evidence/error-rates.md).
-ENOUGH_REPLICATES = 6
-
-
 class Source(str, Enum):
     """Where a cost comes from. Two of them may differ: each figure carries its name."""
 
@@ -177,11 +173,7 @@ class Answer:
     def doubt(self) -> str:
         """What so few replicates and their shape leave open; empty where there is no interval."""
         figures, replicates = self.comparison.on(self.channel), self.comparison.replicates
-        if self.interval is None or figures is None:
-            return ""
-        few = f"an interval of {len(replicates)} replicates may hold too seldom"
-        shape = shape_in_words(figures.values, replicates)
-        return f"{few}; {shape}" if len(replicates) < ENOUGH_REPLICATES else shape
+        return "" if self.interval is None or figures is None else shape_in_words(figures.of_blocks, replicates)
 
     @property
     def basis(self) -> str:

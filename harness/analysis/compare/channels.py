@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from harness.analysis.compare.ratio import ALONE, BlockCosts, Family, Ratio
+from harness.analysis.compare.ratio import ALONE, BlockCosts, Family, Ratio, logs_of_blocks, paired_ratio
 from harness.analysis.cost.agreement import (
     MAX_TAU,
     Agreement,
@@ -22,7 +22,7 @@ from harness.analysis.cost.agreement import (
     least_noticed,
 )
 from harness.analysis.cost.cost_errors import NO_ERROR, CostSide, cost_error, with_cost_error
-from harness.analysis.cost.devices import DeviceEffect, estimate_of, ratio_effect, ratio_estimate
+from harness.analysis.cost.devices import DeviceEffect, estimate_of, ratio_effect
 from harness.analysis.cost.reconstruct import ChannelA, agreement_tolerance, residual_ns
 from harness.analysis.cost.step_parts import MAX_DRIFT
 from harness.analysis.figures import RunFigures
@@ -56,13 +56,11 @@ class Work(NamedTuple):
 class ChannelRatio(Ratio):
     """The cost ratio of one comparison on one channel, over the same blocks.
 
-    Per generated token where the work differs; over several devices the mean of their ratios. request_ratio: per
-    request. of_blocks: what each block cost. interval: None below three blocks. devices: None with one. priced: of
-    channel A, the modelled times of each block.
+    Per generated token where the work differs. request_ratio: per request. interval: None below three blocks. devices:
+    None with one. priced: of channel A, the modelled times of each block.
     """
 
     request_ratio: float
-    of_blocks: tuple[BlockCosts, ...]
     interval: Interval | None = None
     devices: DeviceEffect | None = None
     priced: tuple[tuple[ChannelA, ChannelA], ...] = field(default=(), repr=False)
@@ -290,23 +288,21 @@ def _channel_ratio(sides: Sides, channel: Basis, family: Family) -> ChannelRatio
     own_work, base_work = map(work_of, sides)
     is_same_work = own_work == base_work
     own_units, base_units = ([1 if is_same_work else run.generated_tokens for run in runs] for runs in sides)
-    logs = log_mean_values(own_ns, own_units), log_mean_values(base_ns, base_units)
-    ratio = sum(own_ns) / sum(base_ns)
+    blocks = tuple(map(BlockCosts, own_ns, base_ns, own_units, base_units))
     priced = _priced(sides) if channel == "a" else ()
-    costs = _costs_of(priced)
-    effect, blocks = ratio_effect(*logs, sides[0]), ratio_estimate(*logs, sides[0])
-    effect = None if effect is None else effect.changed(lambda found: with_cost_error(found, costs))
-    found = ChannelRatio(
-        ratio=math.exp(blocks.mean) if effect and blocks else ratio * sum(base_units) / sum(own_units),
-        request_ratio=ratio * base_work.num_requests / own_work.num_requests,
-        values=tuple((logs[0] - logs[1]).tolist()),
-        of_blocks=tuple(map(BlockCosts, own_ns, base_ns, own_units, base_units)),
-        blocks=blocks,
-        costs=costs,
-        devices=effect,
+    found = paired_ratio(blocks, sides[0], _costs_of(priced))
+    effect = ratio_effect(*logs_of_blocks(blocks), sides[0])
+    return ChannelRatio(
+        ratio=found.ratio,
+        request_ratio=sum(own_ns) / sum(base_ns) * base_work.num_requests / own_work.num_requests,
+        values=found.values,
+        of_blocks=blocks,
+        blocks=found.blocks,
+        costs=found.costs,
+        interval=family.interval(found),
+        devices=effect and effect.changed(lambda of_devices: with_cost_error(of_devices, found.costs)),
         priced=priced,
     )
-    return replace(found, interval=family.interval(found))
 
 
 def _priced(sides: Sides) -> tuple[tuple[ChannelA, ChannelA], ...]:

@@ -1,4 +1,4 @@
-"""What the shape of a comparison's blocks leaves open: plans too rare to be among them, one that decides, and skew.
+"""What the shape of a comparison's blocks leaves open: too few, plans too rare to be seen, one that decides, and skew.
 
 Nothing is decided. Definitions: docs/reference/method-comparisons.md, "Rare plans".
 """
@@ -6,16 +6,39 @@ Nothing is decided. Definitions: docs/reference/method-comparisons.md, "Rare pla
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
-import numpy as np
+from harness.analysis.compare.ratio import BlockCosts, estimate_of_blocks, values_of_blocks
+from harness.analysis.stats import NO_SCATTER, FloatArray
 
-from harness.analysis.stats import NO_SCATTER, FloatArray, of_blocks
-
+T = TypeVar("T")
+# Shares of 95 % intervals of so few blocks that hold the ratio of the worst simulated workload.
+# Source: docs/evidence/error-rates.md, "Long tails".
+HELD_OF_FEW = {3: ".78", 4: ".85", 5: ".87"}
 # Blocks from which on a skew is looked at, and the spread below which there is none.
 MIN_SKEWED = 8
 # Kinds of plans that so many blocks do not hold with this probability may still differ.
 UNSEEN_CHANCE = 0.05
+SIDES = {-1: "cheaper", 0: "no difference shown", 1: "more expensive"}
+
+
+def shape_in_words(blocks: Sequence[BlockCosts], replicates: Sequence[int]) -> str:
+    """What stands beside a verdict on blocks: that they are few, the one that decides, a skew, and what is not seen."""
+    of_one = deciding(replicates, lambda places: _side([blocks[place] for place in places]))
+    parts = (
+        few_in_words(len(blocks)),
+        "" if of_one is None else f"replicate {of_one[0]} decides: without it, {SIDES[of_one[1]]}",
+        skew_in_words(values_of_blocks(blocks)),
+        unseen_in_words(len(blocks)),
+    )
+    return "; ".join(filter(None, parts))
+
+
+def few_in_words(num_blocks: int) -> str:
+    """How seldom an interval of so few blocks may hold; empty where they are more."""
+    held = HELD_OF_FEW.get(num_blocks)
+    return "" if held is None else f"an interval of {num_blocks} replicates may hold too seldom: in {held}, not .95"
 
 
 def unseen_in_words(num_plans: int) -> str:
@@ -26,36 +49,42 @@ def unseen_in_words(num_plans: int) -> str:
     return f"a plan in {rarity:.{int(rarity < 10)}f} or rarer may differ"
 
 
-def skew_in_words(logs: FloatArray) -> str:
-    """That log ratios are skewed by more than chance makes normal ones; empty where they are not, or too few to say."""
-    number = len(logs)
-    spread = float(logs.std()) if number else 0.0
+def skew_in_words(values: FloatArray) -> str:
+    """That blocks are skewed by more than chance makes normal ones; empty where they are not, or too few to say.
+
+    values: of each block, its deviation from the ratio of sums.
+    """
+    number = len(values)
+    spread = float(values.std()) if number else 0.0
     if number < MIN_SKEWED or spread < NO_SCATTER:
         return ""
-    skew = float(((logs - logs.mean()) ** 3).mean()) / spread**3
+    skew = float(((values - values.mean()) ** 3).mean()) / spread**3
     # Source: the standard error of the sample skewness of normal values.
     error = math.sqrt(6.0 * (number - 2) / ((number + 1) * (number + 3)))
     if abs(skew) < 2 * error:
         return ""
-    return f"skew {skew:+.1f}: alpha is promised for log ratios that are nearly symmetric"
+    return f"skew {skew:+.1f}: alpha is promised for ratios that are nearly symmetric"
 
 
-def shape_in_words(values: Sequence[float], replicates: Sequence[int]) -> str:
-    """What stands beside a verdict on blocks with these values: the one that decides, a skew, and what is not seen."""
-    parts = (_deciding(values, replicates), skew_in_words(np.array(values)), unseen_in_words(len(values)))
-    return "; ".join(filter(None, parts))
+def deciding(replicates: Sequence[int], verdict_of: Callable[[list[int]], T | None]) -> tuple[int, T] | None:
+    """The one replicate without which the verdict is another, and that verdict; None without one, or with several.
+
+    verdict_of: the verdict of the blocks at these places; None where so few have none.
+    """
+    places = range(len(replicates))
+    of_all = verdict_of([*places])
+    without = [verdict_of([other for other in places if other != place]) for place in places]
+    changed = [
+        (replicate, verdict)
+        for replicate, verdict in zip(replicates, without, strict=True)
+        if verdict is not None and verdict != of_all
+    ]
+    return None if of_all is None or len(changed) != 1 else changed[0]
 
 
-def _deciding(values: Sequence[float], replicates: Sequence[int]) -> str:
-    """The one block without which a fixed interval would show another side; empty where there is none, or several."""
-    sides = [_side(np.delete(values, place)) for place in range(len(values))] if len(values) > 3 else []
-    changed = [place for place, side in enumerate(sides) if side != _side(np.array(values))]
-    if len(changed) != 1:
-        return ""
-    without = {-1: "cheaper", 0: "no difference shown", 1: "more expensive"}[sides[changed[0]]]
-    return f"replicate {replicates[changed[0]]} decides: without it, {without}"
-
-
-def _side(values: FloatArray) -> int:
-    estimate = of_blocks(values.tolist())
+def _side(blocks: Sequence[BlockCosts]) -> int | None:
+    """The side of 1 that a fixed interval shows of a ratio of sums; None of so few that they have none."""
+    if len(blocks) < 3 or not all(any(block[side] for block in blocks) for side in (0, 1)):
+        return None
+    estimate = estimate_of_blocks(blocks)
     return -1 if estimate.high < 0 else int(estimate.low > 0)

@@ -93,10 +93,27 @@ class BlockCosts(NamedTuple):
         return BlockCosts(self.own, other.own, self.own_units, other.own_units)
 
 
+def logs_of_blocks(blocks: Sequence[BlockCosts]) -> tuple[FloatArray, FloatArray]:
+    """Of both sides, values whose mean is the log of the cost a unit; every sum must be above 0."""
+    own, base, own_units, base_units = zip(*blocks, strict=True)
+    return log_mean_values(own, own_units), log_mean_values(base, base_units)
+
+
+def values_of_blocks(blocks: Sequence[BlockCosts]) -> FloatArray:
+    """Values, one a block, whose mean is the log of the ratio of sums; every sum must be above 0."""
+    own, base = logs_of_blocks(blocks)
+    return own - base
+
+
+def ratio_of_sums(blocks: Sequence[BlockCosts]) -> float:
+    """Of the costs a unit; the baseline's must be above 0."""
+    own, base, own_units, base_units = map(sum, zip(*blocks, strict=True))
+    return own * base_units / (base * own_units)
+
+
 def estimate_of_blocks(blocks: Sequence[BlockCosts]) -> Estimate:
     """The log of the ratio of sums of two blocks or more, on whichever device; every cost must be above 0."""
-    own, base, own_units, base_units = zip(*blocks, strict=True)
-    logs = log_mean_values(own, own_units), log_mean_values(base, base_units)
+    logs = logs_of_blocks(blocks)
     found = of_ratio(*(of_blocks(values.tolist()) for values in (logs[0] - logs[1], *logs)))
     assert found is not None, "blocks have an estimate"
     return found
@@ -108,10 +125,12 @@ class Ratio:
 
     values: one a block, whose mean is ln(ratio) and whose spread gives its error; of independent samples their scatter.
     blocks: the estimate by the blocks alone; None where so few have none. costs: what the costs leave unknown of it.
+    of_blocks: what each block cost; empty of independent samples.
     """
 
     ratio: float
     values: tuple[float, ...]
+    of_blocks: tuple[BlockCosts, ...] = ()
     blocks: Estimate | None = None
     costs: CostError = NO_ERROR
 
@@ -121,18 +140,22 @@ class Ratio:
         return None if self.blocks is None else with_cost_error(self.blocks, self.costs)
 
 
-def paired_ratio(
-    own: Sequence[Value], base: Sequence[Value], runs: Sequence[Placed], costs: CostError = NO_ERROR
-) -> Ratio:
-    """Over blocks. own, base: of each block; runs: where each was made."""
-    if [value.units for value in own] == [value.units for value in base]:
-        # The same work: the ratio is of amounts alone.
-        own, base = ([value._replace(units=1.0) for value in side] for side in (own, base))
-    logs = log_values(own), log_values(base)
-    values: list[float] = (logs[0] - logs[1]).tolist()
-    blocks = ratio_estimate(*logs, runs)
-    mean = float(np.mean(values)) if blocks is None else blocks.mean
-    return Ratio(ratio=math.exp(mean), values=tuple(values), blocks=blocks, costs=costs)
+def blocks_of(own: Sequence[Value], base: Sequence[Value]) -> tuple[BlockCosts, ...]:
+    """Blocks of one measure; where both sides did the same work, of its amounts alone."""
+    is_same_work = [value.units for value in own] == [value.units for value in base]
+    return tuple(
+        BlockCosts(one.amount, other.amount, *((1, 1) if is_same_work else (one.units, other.units)))
+        for one, other in zip(own, base, strict=True)
+    )
+
+
+def paired_ratio(blocks: Sequence[BlockCosts], runs: Sequence[Placed], costs: CostError = NO_ERROR) -> Ratio:
+    """Over blocks; over several devices the mean of their ratios. runs: where each block was made."""
+    logs = logs_of_blocks(blocks)
+    estimate, has_devices = ratio_estimate(*logs, runs), len({run.device for run in runs}) > 1
+    ratio = math.exp(estimate.mean) if has_devices and estimate is not None else ratio_of_sums(blocks)
+    values = tuple((logs[0] - logs[1]).tolist())
+    return Ratio(ratio=ratio, values=values, of_blocks=tuple(blocks), blocks=estimate, costs=costs)
 
 
 def unpaired_ratio(own: Sequence[Value], base: Sequence[Value], costs: CostError = NO_ERROR) -> Ratio:

@@ -17,7 +17,15 @@ from harness.analysis import stats
 from harness.analysis.compare.boundaries import spending_boundaries, t_mixture_boundary
 from harness.analysis.compare.channels import BASIS_NAMES, Comparison, block_of, compare, why_apart
 from harness.analysis.compare.pairs import num_comparisons, num_plans, prices_by_condition, without_a
-from harness.analysis.compare.ratio import ALONE, BlockCosts, Family, Verdict, estimate_of_blocks, ran_until_decided
+from harness.analysis.compare.ratio import (
+    ALONE,
+    BlockCosts,
+    Family,
+    Verdict,
+    estimate_of_blocks,
+    ran_until_decided,
+    ratio_of_sums,
+)
 from harness.analysis.cost.agreement import Agreement
 from harness.analysis.cost.cost_errors import (
     NO_ERROR,
@@ -237,8 +245,7 @@ class ComparisonLooks:
     @property
     def ratio(self) -> float:
         """Of sums, over the blocks of the last look; over all that count before the first."""
-        own, base, own_units, base_units = map(sum, zip(*self.blocks[: self.num_seen], strict=True))
-        return own * base_units / (base * own_units)
+        return ratio_of_sums(self.blocks[: self.num_seen])
 
     @property
     def by_replicate(self) -> dict[int, BlockCosts]:

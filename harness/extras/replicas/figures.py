@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from harness.analysis.compare.answer import result_of
 from harness.analysis.compare.measures import Value
-from harness.analysis.compare.ratio import Family, paired_ratio
+from harness.analysis.compare.ratio import Family, blocks_of, paired_ratio
 from harness.analysis.cost.padding import steps_by_n_b
 from harness.analysis.cost.reconstruct import modelled, received_ns, union_ns, with_tokens
 from harness.analysis.logs.replicas import engines_of, requests_of, servers_in
@@ -335,7 +335,7 @@ def _against(own: Sequence[ReplicaFigures], base: Sequence[ReplicaFigures], fami
         [Value(each.total_device_s, each.generated_tokens) for each in figures if each.generated_tokens]
         for figures in (own, base)
     ]
-    result = result_of(paired_ratio(values[0], values[1], [_NoPlace()] * len(own)), len(own), family)
+    result = result_of(paired_ratio(blocks_of(*values), [_NoPlace()] * len(own)), len(own), family)
     interval = result.interval
     return {
         "ratio": result.ratio,

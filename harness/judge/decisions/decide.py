@@ -29,6 +29,8 @@ from harness.analysis.cost.reconstruct import (
 from harness.model.spec.rules import CostRule, EquivalenceRule, SuperiorityRule
 from harness.table import interval_text
 
+# Source: docs/evidence/error-rates.md, "Planning".
+FALSE_SUPERIORITY = "simulated, up to .036 of equal conditions pass at alpha .025"
 Number = float | int | str | bool | None
 MarginRule = EquivalenceRule | SuperiorityRule
 
@@ -234,6 +236,7 @@ def decide_superiority(
     by = f" by at least {100 * rule.margin:g} %" if rule.margin else ""
     shown = "" if is_cheaper else "not "
     method = interval.method if p is None else f"one-sided p = {p:.2g} against a ratio of {rule.limit:g}"
+    method += f" ({FALSE_SUPERIORITY})" if p is not None and is_cheaper else ""
     reason = f"{shown}shown to be cheaper{by}: cost ratio {interval.estimate:.4f}, {_basis(ratios, rule)}, {method}; "
     reason += level_in_words(interval)
     label = "CHEAPER" if is_cheaper else "MORE EXPENSIVE" if interval.low > 1 else "NOT SHOWN"
@@ -251,7 +254,7 @@ def _on_ratio(rule: MarginRule, ratios: ComparedBlocks, interval: stats.Interval
         "num_blocks": len(ratios.values),
         "channel": ratios.channel,
     }
-    shape = shape_in_words(ratios.values, ratios.replicates)
+    shape = shape_in_words(ratios.blocks, ratios.replicates)
     word = "Yes" if decision.outcome is Outcome.PASS else "Not shown" if decision.label == "NOT SHOWN" else "No"
     return replace(
         decision,

@@ -19,9 +19,8 @@ import numpy as np
 from harness.analysis.compare.boundaries import boundaries_at
 from harness.analysis.compare.measures import MEASURES, OF_SERVERS, Bounds, Counted, Measure, Value, mean_of
 from harness.analysis.compare.pairs import in_order
-from harness.analysis.compare.rare import skew_in_words
-from harness.analysis.compare.ratio import Ratio, paired_ratio
-from harness.analysis.cost.devices import estimate_of
+from harness.analysis.compare.rare import deciding, skew_in_words
+from harness.analysis.compare.ratio import Ratio, blocks_of, paired_ratio
 from harness.analysis.figures import place_of
 from harness.analysis.stats import MIN_REPLICATES, Estimate, grouped, t_quantile
 from harness.errors import SpecError
@@ -358,27 +357,20 @@ def _tested(
     if is_open:
         more = _more_blocks(estimates[-1], math.log(test.limit), policy, family, len(estimates))
         test = replace(test, more_blocks=more)
-    logs = (1 if figure.is_lower_better else -1) * np.array(ratios[-1].values)
 
-    def without(place: int) -> GateVerdict | None:
-        """The verdict of one look at the pairs but this one, or at all; None where so few have none."""
-        left = [*pairs[:place], *pairs[place + 1 :]] if place >= 0 else pairs
-        values = logs if place < 0 else np.delete(logs, place)
-        estimate = estimate_of(values.tolist(), [run for run, _ in left])
-        return None if estimate is None else _with_limits(empty, [estimate], policy, family, late=late)[0].verdict
+    def verdict_of(places: Sequence[int]) -> GateVerdict | None:
+        """The verdict of one look at some of the pairs; None where so few have none."""
+        ratio = ratio_of(figure, [pairs[place] for place in places])
+        if ratio is None or ratio.estimate is None:
+            return None
+        estimate = ratio.estimate if figure.is_lower_better else ratio.estimate.inverse
+        return _with_limits(empty, [estimate], policy, family, late=late)[0].verdict
 
-    return replace(test, shape="; ".join(filter(None, [_deciding(pairs, without), skew_in_words(logs)])))
-
-
-def _deciding(pairs: Sequence[_Pair], without: Callable[[int], GateVerdict | None]) -> str:
-    """The one pair without which the verdict would be another; empty where there is none, or several."""
-    of_all, others = without(-1), [without(place) for place in range(len(pairs))]
-    changed = [place for place, verdict in enumerate(others) if verdict not in (None, of_all)]
-    if of_all is None or len(changed) != 1:
-        return ""
-    place, verdict = changed[0], others[changed[0]]
-    assert verdict is not None
-    return f"replicate {pairs[place][0].manifest.replicate} decides: without it, {verdict.value}"
+    replicates = [new.manifest.replicate for new, _ in pairs]
+    one = deciding(replicates, verdict_of)
+    skew = skew_in_words((1 if figure.is_lower_better else -1) * np.array(ratios[-1].values))
+    shape = "" if one is None else f"replicate {one[0]} decides: without it, {one[1].value}"
+    return replace(test, shape="; ".join(filter(None, (shape, skew))))
 
 
 def ratio_of(figure: Measure, pairs: Sequence[_Pair]) -> Ratio | None:
@@ -388,8 +380,7 @@ def ratio_of(figure: Measure, pairs: Sequence[_Pair]) -> Ratio | None:
         return None
     if not known or len(known) < len(pairs) or _number_a_side(figure, pairs) < figure.num_needed:
         return None
-    new, base = zip(*known, strict=True)
-    return paired_ratio(new, base, [run for run, _ in pairs])
+    return paired_ratio(blocks_of(*zip(*known, strict=True)), [run for run, _ in pairs])
 
 
 def _with_limits(

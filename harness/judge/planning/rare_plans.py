@@ -22,9 +22,9 @@ PAIRS = 1_000
 # Of large plans fewer are simulated, and none where these are too few.
 MOST_REQUESTS, LEAST_PAIRS = 60_000, 200
 SEED, SEED_RANGE = 20261129, 2**31
-# Experiments drawn from the pairs; the share of them that may show a false difference to one side; and the growth of
-# the numbers of plans that are tried.
-EXPERIMENTS, MOST_FALSE, GROWTH, MOST_PLANS = 2_000, 0.045, 1.25, 1_000
+# Experiments drawn from the pairs; the share of them that may show a false difference to one side, below .05 by what so
+# many pairs may hold too few of; the growth of the numbers of plans that are tried; and how many of them must hold.
+EXPERIMENTS, MOST_FALSE, GROWTH, IN_A_ROW, MOST_PLANS = 2_000, 0.04, 1.25, 3, 1_000
 
 
 def plans_asked(spec: ExperimentSpec, only: str = "") -> dict[str, int]:
@@ -55,21 +55,17 @@ def fewest_plans(own: FloatArray, base: FloatArray) -> int:
     """Fewest plans whose t test shows a difference to one side, where there is none, in MOST_FALSE of experiments.
 
     own, base: costs of many plans. Samples that hold none of the rare plans that carry the mean scatter little about
-    another one. MOST_PLANS where more would be needed.
+    another one; so do samples of so few plans that t is wide, and the next numbers must hold too. MOST_PLANS where more
+    would be needed.
     """
     left = own - own.sum() / base.sum() * base
     if not left.any():
         return MIN_REPLICATES
-    rng, number, held = np.random.default_rng(SEED), MIN_REPLICATES, 0
-    while number < MOST_PLANS:
-        if _most_false(left, number, rng) > MOST_FALSE:
-            held = 0
-        elif held:
-            return held
-        else:
-            held = number
+    rng, number, held = np.random.default_rng(SEED), MIN_REPLICATES, list[int]()
+    while number < MOST_PLANS and len(held) < IN_A_ROW:
+        held = [*held, number] if _most_false(left, number, rng) <= MOST_FALSE else []
         number = math.ceil(GROWTH * number)
-    return held or MOST_PLANS
+    return held[0] if len(held) == IN_A_ROW else MOST_PLANS
 
 
 def _most_false(left: FloatArray, number: int, rng: np.random.Generator) -> float:

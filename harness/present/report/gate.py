@@ -33,7 +33,7 @@ def gate_table(result: GateResult) -> Table:
         "the limits that decide. Pass: its upper end lies below the limit; with a ratio at the limit that comes with "
         f"probability {alpha:g} at most. Worse: its lower end lies above the limit; of all figures together that comes "
         f"by chance with probability {alpha:g} at most. Both hold over all looks at these runs (looks: how many there "
-        "were), for log ratios that are nearly symmetric: a long tail makes false passes several times as frequent."
+        "were), for ratios that are nearly symmetric: a long tail makes false passes several times as frequent."
     )
     rows = (cells(test, COLUMNS) for test in result.tests)
     return table_of(f"Gate of {result.experiment}", caption, rows, result.origin)
