@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import tempfile
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -86,20 +88,24 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadGroupSch
 
 @pytest.fixture(scope="module", autouse=True)
 def what_is_loaded_stays(patience: None) -> None:
-    """As ``pytest_collection_finish``, of what tests have loaded since then."""
+    """As ``pytest_collection``, of what tests have loaded since then."""
     del patience
     gc.freeze()
 
 
-def pytest_collection_finish() -> None:
-    """What is loaded by now stays: no collection, with one of which each replay begins, walks it again."""
-    gc.collect()
-    gc.freeze()
+# Packages that count what is left of them at the end would call what is frozen a leak.
+atexit.register(gc.unfreeze)
 
 
-def pytest_unconfigure() -> None:
-    """Packages that count what is left of them at the end would call it a leak."""
-    gc.unfreeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """No garbage collection, with one of which each replay begins, walks what is loaded by the end of it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 TESTS = Path(__file__).parent

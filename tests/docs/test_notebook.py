@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import pytest
 
 from tests.docs.pages import DOCS
@@ -27,6 +26,8 @@ def shown_by(source: str, names: dict[str, Any]) -> Any:
 
 
 def test_the_notebook_gives_the_outputs_that_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import matplotlib as mpl
+
     monkeypatch.chdir(tmp_path)
     mpl.use("agg")
     names: dict[str, Any] = {}

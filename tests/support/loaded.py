@@ -13,7 +13,7 @@ import duckdb  # noqa: F401
 import llvmlite.binding  # noqa: F401
 import pyarrow.dataset
 import pyarrow.parquet  # noqa: F401
-import scipy.stats  # noqa: F401
+import scipy.special  # noqa: F401
 
 import harness.cli
 import harness.extras.paper.catalogue

@@ -15,8 +15,6 @@ from harness.errors import SpecError
 from harness.extras.search.run import search
 from harness.extras.search.space import SpaceSpec, parse_space
 
-distributed = pytest.importorskip("distributed")
-
 # Dask's own teardown leaves sockets to the collector; what this project opens is watched by every other test.
 pytestmark = [pytest.mark.live, pytest.mark.filterwarnings("ignore")]
 
@@ -36,6 +34,7 @@ def space() -> SpaceSpec:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
+    distributed = pytest.importorskip("distributed")
     with distributed.LocalCluster(
         n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, host="127.0.0.1"
     ) as cluster:
@@ -48,7 +47,7 @@ def ledger_bytes(folder: Path) -> bytes:
 
 def test_a_cluster_that_loses_a_worker_writes_the_ledger_of_one_process(cluster: Any, tmp_path: Path) -> None:
     alone = search(space(), tmp_path / "alone")
-    with distributed.Client(cluster) as client:
+    with cluster.get_client() as client:
         pids: dict[str, int] = client.run(os.getpid)
     assert len(set(pids.values())) == 2
     progress: list[int] = []

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from scipy.stats import ttest_1samp
 
 from harness.analysis.compare.answer import cost_sentence
 from harness.analysis.compare.ratio import BlockCosts, estimate_of_blocks
@@ -53,6 +52,8 @@ def share_passed(found: list[list[BlockCosts]], limit: float = 1.0) -> float:
 
 
 def test_p_is_that_of_scipys_one_sided_t_test_of_the_differences() -> None:
+    from scipy.stats import ttest_1samp
+
     differences = np.array(CHEAPER) - 0.97 * np.array(BASE)
     found = estimate_of_blocks(ratios_of(CHEAPER).blocks)
     _, expected = ttest_1samp(differences, 0.0, alternative="less")
@@ -62,6 +63,8 @@ def test_p_is_that_of_scipys_one_sided_t_test_of_the_differences() -> None:
 
 
 def test_an_interval_ends_where_the_test_of_the_differences_does() -> None:
+    from scipy.stats import ttest_1samp
+
     found = estimate_of_blocks(ratios_of(SCATTERED).blocks)
     for end in (found.low, found.high):
         differences = np.array(SCATTERED) - math.exp(end) * np.array(BASE)

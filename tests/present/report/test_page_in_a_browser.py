@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 from harness.judge.decisions.decide import Decision, Outcome
 from harness.present.report import write_report
 from harness.present.report.view import Results
 from harness.runner import run_experiment
 from tests.support.bare_reports import with_figures
+from tests.support.browser import chromium, expect, violations
 from tests.support.experiments import small_experiment
 from tests.support.report_runs import seal_demo
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Locator, Page
 
 pytestmark = pytest.mark.same_everywhere
 LOOKS: dict[str, dict[str, Any]] = {
@@ -40,14 +41,8 @@ class Opened:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    if chromium is None:
-        pytest.skip("no Chromium on this machine: apt install chromium")
-    with sync_playwright() as started:
-        # Containers run as root, where Chromium's own sandbox cannot be made; the page is this test's own.
-        opened = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+    with chromium() as opened:
         yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +87,7 @@ def test_axe_finds_nothing_and_no_screen_is_wider_than_itself(opened: Opened) ->
     page = opened.page
     for hidden in page.locator("details").all():
         hidden.evaluate("box => { box.open = true; }")
-    assert Axe().run(page).response["violations"] == []
+    assert violations(page) == []
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     hidden = "all => all.filter(one => one.scrollWidth > one.clientWidth + 4).length"
     assert page.eval_on_selector_all(".scroll:not(.more)", hidden) == 0, "what runs on beyond its edge must say so"
@@ -126,7 +121,7 @@ def test_axe_finds_nothing_in_the_report_of_replicas_and_its_bars_fit(
         box = bar.bounding_box()
         assert box is not None
         assert 0 <= box["x"] < box["x"] + box["width"] <= LOOKS[look]["viewport"]["width"]
-    assert Axe().run(page).response["violations"] == []
+    assert violations(page) == []
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     context.close()
 
@@ -139,7 +134,7 @@ def test_a_symbol_shows_its_meaning_to_the_keyboard_and_is_never_cut_off(opened:
     opened.page.keyboard.press("Tab")
     symbol.focus()
     assert "Modelled device time" in symbol.evaluate(shown)
-    assert Axe().run(opened.page).response["violations"] == []
+    assert violations(opened.page) == []
     symbol.press("Enter")
     expect(opened.page.locator("#g-a")).to_be_visible()
 
@@ -203,7 +198,7 @@ def test_sentences_in_a_table_have_room_on_a_phone(browser: Browser, tmp_path: P
     )
     assert page.eval_on_selector_all("td", narrow) == []
     assert reason in page.eval_on_selector_all("td", "all => all.map(one => one.innerText)")
-    assert Axe().run(page).response["violations"] == []
+    assert violations(page) == []
     context.close()
 
 
