@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from harness.extras.formats.trajectories import UNSTATED, call_of, log_of, usage_of
-from harness.model.traces.account import ReadNotes, Unread
+from harness.extras.formats.trajectories import UNSTATED, TrajectoryCalls, usage_of
+from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import (
     Progress,
     Record,
@@ -22,7 +22,7 @@ from harness.model.traces.base import (
     tokens_of,
     trace_format,
 )
-from harness.model.traces.calls import Call, Log
+from harness.model.traces.calls import Log
 from harness.model.traces.links import through_calls
 
 DEEPEST = 16
@@ -53,48 +53,42 @@ def _logs(document: Record, at: str, notes: ReadNotes, depth: int) -> Iterator[L
         return
     notes.holds(len(list_of(document["steps"])))
     notes.check_release("ATIF", text_of(document, "schema_version").removeprefix(VERSION), HELD_TO)
-    unread = Unread(notes)
-    calls = list(_calls(document, session, at, unread, notes))
+    steps = _steps(document, session, at, notes)
     for total, name in (("prompt", "input"), ("completion", "output"), ("cached", "prefix")):
         stated = tokens_of(record_of(document.get("final_metrics")).get(f"total_{total}_tokens"))
-        notes.hold(f"{total} tokens {UNSTATED}", stated, (getattr(call, f"{name}_tokens") or 0 for call in calls))
-    if log := log_of(session, calls, unread, notes):
+        notes.hold(f"{total} tokens {UNSTATED}", stated, (getattr(call, f"{name}_tokens") or 0 for call in steps.calls))
+    if log := steps.log(session):
         yield log
     for place, child in enumerate(list_of(document.get("subagent_trajectories")) if depth < DEEPEST else ()):
         notes.num_rows += 1
         yield from _logs(record_of(child), f"{at}, sub-agent {place}", notes, depth + 1)
 
 
-def _calls(document: Record, session: str, at: str, unread: Unread, notes: ReadNotes) -> Iterator[Call]:
+def _steps(document: Record, session: str, at: str, notes: ReadNotes) -> TrajectoryCalls:
     """The calls of a trajectory's own steps."""
-    steps = notes.in_order(map(record_of, list_of(document.get("steps"))), _number, "steps out of order of their id")
-    notes.check_numbers([*map(_number, steps)], "steps")
-    asked_ns, is_human, unknown_wait, last = None, False, "", None
-    unread.num_rows = len(steps)
-    for step in steps:
+    rows = notes.in_order(map(record_of, list_of(document.get("steps"))), _number, "steps out of order of their id")
+    notes.check_numbers([*map(_number, rows)], "steps")
+    steps = TrajectoryCalls(len(rows), notes)
+    for step in rows:
         place, moment_ns = f"{at}, step {_number(step)}", instant_ns(step.get("timestamp"))
         if step.get("is_copied_context") is True:
             notes.leave("steps that are copied from another trajectory", place, 1)
         elif text_of(step, "source") in ("user", "system"):
-            notes.part()
-            asked_ns, is_human = moment_ns, is_human or text_of(step, "source") == "user"
+            steps.ask(moment_ns, is_human=text_of(step, "source") == "user")
         elif text_of(step, "source") != "agent":
-            unread.unknown(f"source {text_of(step, 'source')}", place)
+            steps.unread.unknown(f"source {text_of(step, 'source')}", place)
         elif step.get("llm_call_count") == 0:
             notes.pass_over(f"no call: {PASSED['no call']}")
         elif (counts := usage_of(record_of(step.get("metrics")))) is None:
-            unknown_wait = notes.not_counted(record_of(step.get("metrics")), place)
+            steps.lose(record_of(step.get("metrics")), place)
         else:
-            notes.call()
-            unread.begin(is_first=last is None)
+            call = steps.add(counts, place, moment_ns)
+            call.answer_characters = len(text_of(step, "message")) + len(text_of(step, "reasoning_content"))
             identity = None if moment_ns is None else ("atif", moment_ns, *counts[:3])
-            last = call_of(counts, place, asked_ns, moment_ns, is_human=is_human)
-            last.answer_characters = len(text_of(step, "message")) + len(text_of(step, "reasoning_content"))
-            last.identity = identity or ("atif", session, _number(step), *counts[:2])
-            last.children, last.unknown_wait = _children(step), unknown_wait
+            call.identity = identity or ("atif", session, _number(step), *counts[:2])
+            call.children = _children(step)
             notes.assume("steps that are several calls, taken as one", _is_several(step))
-            asked_ns, is_human, unknown_wait = None, False, ""
-            yield last
+    return steps
 
 
 def _number(step: Record) -> int:

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.extras.formats.trajectories import UNSTATED, Usage, call_of, log_of, usage_of
-from harness.model.traces.account import ReadNotes, Unread
+from harness.extras.formats.trajectories import UNSTATED, TrajectoryCalls, Usage, usage_of
+from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import (
     Progress,
     Record,
@@ -25,7 +25,7 @@ from harness.model.traces.base import (
     text_of,
     trace_format,
 )
-from harness.model.traces.calls import LATE_NS, Call, Log
+from harness.model.traces.calls import LATE_NS, Log
 from harness.model.traces.links import through_calls
 
 OBSERVATIONS = ("ObservationEvent", "AgentErrorEvent", "UserRejectObservation")
@@ -77,9 +77,7 @@ def openhands_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress |
         of_others = {answer for each in below for answer in each.usages}
         own = (usage.prompt for answer, usage in conversation.usages.items() if answer not in of_others)
         conversation.stated = sum(own) or None
-        unread = Unread(notes)
-        calls = list(_calls(conversation, unread, notes))
-        if log := log_of(name, calls, unread, notes):
+        if log := _steps(conversation, notes).log(name):
             above = Path(name).parent
             log[0].parent = str(above.parent) if above.name == "subagents" else ""
             yield log
@@ -102,17 +100,17 @@ def _flat(history: object) -> Iterator[Record]:
         yield from map(record_of, list_of(entry) if isinstance(entry, list) else [entry])
 
 
-def _calls(conversation: _Conversation, unread: Unread, notes: ReadNotes) -> Iterator[Call]:
+def _steps(conversation: _Conversation, notes: ReadNotes) -> TrajectoryCalls:
     """A call for each answer of the model that any event names."""
     rows = [(instant_ns(event.get("timestamp")), at, event) for at, event in conversation.events]
+    steps = TrajectoryCalls(len(rows), notes)
     for moment_ns, at, _ in rows:
         if moment_ns is None:
-            unread.broken("an event without its time", at)
+            steps.unread.broken("an event without its time", at)
     stamped = [(moment_ns, at, event) for moment_ns, at, event in rows if moment_ns is not None]
     stamped = notes.in_order(stamped, lambda row: row[0], "events out of order of time", LATE_NS)
     notes.check_numbers([number for _, _, event in rows if isinstance(number := event.get("id"), int)], "events")
-    asked_ns, is_human, unknown_wait, calls, totals = None, False, "", dict[str, Call](), [0] * len(TOTALS)
-    unread.num_rows = len(rows)
+    answers, totals = set[str](), [0] * len(TOTALS)
     for moment_ns, at, event in stamped:
         answer = text_of(event, "tool_call_metadata", "model_response", "id") or text_of(event, "llm_response_id")
         told = counts_of(record_of(event.get("llm_metrics")).get("accumulated_token_usage"), TOTALS) or totals
@@ -126,23 +124,19 @@ def _calls(conversation: _Conversation, unread: Unread, notes: ReadNotes) -> Ite
             notes.assume("calls whose usage is the step of the running totals")
             counts = Usage(*step)
         if not is_answer and _is_input(event):
-            notes.part()
-            asked_ns, is_human = moment_ns, is_human or text_of(event, "source") == "user"
-        elif answer in calls:
+            steps.ask(moment_ns, is_human=text_of(event, "source") == "user")
+        elif answer in answers:
             notes.part()  # one answer may be several actions
         elif is_answer and counts is not None:
-            notes.call()
-            unread.begin(is_first=not calls)
-            calls[answer] = call_of(counts, at, asked_ns, moment_ns, is_human=is_human)
-            calls[answer].identity, calls[answer].unknown_wait = ("openhands", answer, moment_ns), unknown_wait
-            asked_ns, is_human, unknown_wait = None, False, ""
+            answers.add(answer)
+            steps.add(counts, at, moment_ns).identity = ("openhands", answer, moment_ns)
         elif is_answer or (text_of(event, "source") == "agent" and kind == "message"):
-            unknown_wait = notes.not_counted(record_of(response.get("usage")), at)
+            steps.lose(record_of(response.get("usage")), at)
         elif not notes.passes(kind, PASSED):
-            unread.unknown(f"event {kind}", at)
-    prompts = (call.input_tokens for call in calls.values())
+            steps.unread.unknown(f"event {kind}", at)
+    prompts = (call.input_tokens for call in steps.calls)
     notes.hold(f"prompt tokens {UNSTATED}", totals[0] or conversation.stated, prompts)
-    yield from calls.values()
+    return steps
 
 
 def _is_input(event: Record) -> bool:

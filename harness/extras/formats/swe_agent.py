@@ -11,8 +11,8 @@ import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from harness.extras.formats.trajectories import UNSTATED, Usage, call_of, log_of, usage_of
-from harness.model.traces.account import ReadNotes, Unread
+from harness.extras.formats.trajectories import UNSTATED, TrajectoryCalls, Usage, usage_of
+from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import (
     CHARACTERS_PER_TOKEN,
     Progress,
@@ -26,7 +26,7 @@ from harness.model.traces.base import (
     tokens_of,
     trace_format,
 )
-from harness.model.traces.calls import Call, Log
+from harness.model.traces.calls import Log
 from harness.model.traces.links import through_calls
 
 SAID = ("content", "tool_calls")
@@ -41,27 +41,27 @@ def swe_agent_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress |
     """The calls of each trajectory."""
     for place, path in enumerate(files):
         for at, document in json_records(path, notes, progress):
-            unread = Unread(notes)
             if messages := list_of(document.get("messages")):
                 notes.holds(len(messages))
-                calls = list(_of_messages(messages, at, unread, notes))
+                steps = _of_messages(messages, at, notes)
                 stats = record_of(record_of(document.get("info")).get("model_stats"))
                 answers = sum(_role(record_of(message)) == "assistant" for message in messages)
                 notes.hold(f"calls {UNSTATED}", tokens_of(stats.get("api_calls")), [answers])
-            elif not (calls := _of_steps(document, at, notes)):
+            elif not (steps := _of_steps(document, at, notes)).calls:
                 notes.row_broken("no trajectory with the messages or the usage of its calls", at)
-            if calls and (log := log_of(f"{place}/{at}", calls, unread, notes)):
+            if log := steps.log(f"{place}/{at}"):
                 yield log
 
 
-def _of_steps(document: Record, at: str, notes: ReadNotes) -> list[Call]:
+def _of_steps(document: Record, at: str, notes: ReadNotes) -> TrajectoryCalls:
     """SWE-agent's calls: the wait before one is the execution time of the step before it."""
+    found = TrajectoryCalls(0, notes)
     steps = list(map(record_of, list_of(document.get("trajectory"))))
     queries = [map(record_of, list_of(step.get("query")) or list_of(step.get("messages"))) for step in steps]
     answers = [_length([step], "response", "tool_calls") for step in steps]
     lengths = [(_length(query, *SAID), answer) for query, answer in zip(queries, answers, strict=True)]
     if not steps or not all(sent for sent, _ in lengths):
-        return []
+        return found
     notes.holds(len(steps))
     stats = record_of(record_of(document.get("info")).get("model_stats"))
     sent, received = tokens_of(stats.get("tokens_sent")), tokens_of(stats.get("tokens_received"))
@@ -72,17 +72,15 @@ def _of_steps(document: Record, at: str, notes: ReadNotes) -> list[Call]:
         total / tokens if is_counted and tokens and total else CHARACTERS_PER_TOKEN
         for total, tokens in zip(totals, (sent, received), strict=True)
     ]
-    calls: list[Call] = []
     wait_ns: int | None = None
     for place, (step, (asked, answered)) in enumerate(zip(steps, lengths, strict=True)):
         prompt, generate = max(round(asked / per_token[0]), 1), max(round(answered / per_token[1]), 1)
         identity = ("swe-agent", place, asked, answered, sent, received, json.dumps(document.get("environment")))
-        notes.call()
-        calls.append(call_of(Usage(prompt, generate), f"{at}, step {place}", None, None, is_human=False))
-        calls[-1].wait_ns, calls[-1].identity = wait_ns, identity
+        call = found.add(Usage(prompt, generate), f"{at}, step {place}", None)
+        call.wait_ns, call.identity = wait_ns, identity
         spent_ns = seconds_ns(step.get("execution_time"))
         wait_ns = spent_ns if spent_ns is not None and spent_ns >= 0 else None
-    return calls
+    return found
 
 
 def _length(messages: Iterable[Record], *names: str) -> int:
@@ -97,10 +95,9 @@ def _role(message: Record) -> str:
     return text_of(message, "role") or by_form.get(text_of(message, "object") or text_of(message, "type"), "")
 
 
-def _of_messages(messages: list[object], at: str, unread: Unread, notes: ReadNotes) -> Iterator[Call]:
+def _of_messages(messages: list[object], at: str, notes: ReadNotes) -> TrajectoryCalls:
     """mini-swe-agent's calls: an answer is complete at its message's time, and asked for at that of the one before."""
-    asked_ns, is_human, unknown_wait, is_first = None, False, "", True
-    unread.num_rows = len(messages)
+    steps = TrajectoryCalls(len(messages), notes)
     latest_ns, stamped = 0, list[tuple[int, int | None, Record]]()
     for message in map(record_of, messages):  # a message without a time stays behind the one before it
         stamp = record_of(message.get("extra")).get("timestamp", message.get("timestamp"))
@@ -113,28 +110,24 @@ def _of_messages(messages: list[object], at: str, unread: Unread, notes: ReadNot
         if notes.passes(role, PASSED):
             continue
         if role not in ("assistant", *INPUTS):
-            unread.unknown(f"role {role}", f"{at}, message {place}")
+            steps.unread.unknown(f"role {role}", f"{at}, message {place}")
             continue
         if role != "assistant":
-            notes.part()
             # What a person adds has no time of its own: it was typed before the observation beside it was written.
-            asked_ns = asked_ns if moment_ns is None else moment_ns
-            is_human = is_human or (role == "user" and (place < 2 or text_of(extra, "interrupt_type") in BY_PERSON))
+            asked_ns = steps.asked_ns if moment_ns is None else moment_ns
+            is_by_person = place < 2 or text_of(extra, "interrupt_type") in BY_PERSON
+            steps.ask(asked_ns, is_human=role == "user" and is_by_person)
             continue
         response = record_of(extra.get("response")) or message
         counts = usage_of(record_of(response.get("usage")))
         if counts is None:
-            unknown_wait = notes.not_counted(record_of(response.get("usage")), f"{at}, message {place}")
+            steps.lose(record_of(response.get("usage")), f"{at}, message {place}")
             continue
-        notes.call()
-        unread.begin(is_first=is_first)
         answer = text_of(response, "id")
-        identity = ("mini-swe-agent", answer, moment_ns, counts) if answer or moment_ns else None
-        call = call_of(counts, f"{at}, message {place}", asked_ns, moment_ns, is_human=is_human)
-        call.identity, call.answer_characters = identity, _length([message], *SAID)
-        call.unknown_wait = unknown_wait
-        asked_ns, is_human, unknown_wait, is_first = None, False, "", False
-        yield call
+        call = steps.add(counts, f"{at}, message {place}", moment_ns)
+        call.identity = ("mini-swe-agent", answer, moment_ns, counts) if answer or moment_ns else None
+        call.answer_characters = _length([message], *SAID)
+    return steps
 
 
 FORMAT = trace_format(

@@ -21,31 +21,55 @@ GAPS = "waits that are gaps between answers: they hold the time of the next answ
 UNSTATED = "that the file states and its calls do not have"
 
 
-def call_of(usage: Usage, at: str, asked_ns: int | None, ended_ns: int | None, *, is_human: bool) -> Call:
-    """A call with the counts of a usage object, asked for and answered at instants that the file may not have."""
-    asked_ns, ended_ns = (UNTIMED if each is None else each for each in (asked_ns, ended_ns))
-    call = Call("", asked_ns, ended_ns, usage.prompt, usage.cached, usage.generate, at=at)
-    call.kind = "human" if is_human else "tool"
-    call.created_tokens, call.total_tokens = usage.created, usage.total
-    return call
+class TrajectoryCalls:
+    """The calls of one trajectory, and what came since the last of them. num_rows: of the trajectory."""
 
+    def __init__(self, num_rows: int, notes: ReadNotes) -> None:
+        self._notes = notes
+        self.unread = Unread(notes)
+        self.unread.num_rows = num_rows
+        self.calls: Log = []
+        self.asked_ns: int | None = None
+        self._is_human = False
+        self._lost = ""
 
-def log_of(session: str, calls: Log, unread: Unread, notes: ReadNotes) -> Log:
-    """The calls of a session at their instants, where each has its end, else one after another."""
-    has_times = all(call.end_ns != UNTIMED for call in calls)
-    ended_ns = 0
-    for place, call in enumerate(calls):
-        if has_times:
-            notes.assume(GAPS, bool(place and call.submitted_ns == UNTIMED))
-            call.submitted_ns = min(call.submitted_ns, call.end_ns) if call.submitted_ns != UNTIMED else call.end_ns
-        else:
-            call.submitted_ns = call.end_ns = ended_ns + (call.wait_ns or 0)
-            call.unknown_wait = call.unknown_wait or ("the recording has no times" if call.wait_ns is None else "")
-        call.session, call.index, call.unknown_wait = session, place, unread.why or call.unknown_wait
-        if place:
-            calls[place - 1].tool_spans.append((ended_ns, max(call.submitted_ns, ended_ns)))
-        ended_ns = call.end_ns
-    return calls
+    def ask(self, moment_ns: int | None, *, is_human: bool) -> None:
+        """A row asks the model: a person's message or a tool's result, at an instant that the file may not have."""
+        self._notes.part()
+        self.asked_ns, self._is_human = moment_ns, self._is_human or is_human
+
+    def lose(self, usage: Record, at: str) -> None:
+        """An answer has no sound counts."""
+        self._lost = self._notes.not_counted(usage, at)
+
+    def add(self, usage: Usage, at: str, ended_ns: int | None) -> Call:
+        """An answer, at an instant that the file may not have; it takes what was asked so far."""
+        self._notes.call()
+        self.unread.begin(is_first=not self.calls)
+        asked_ns, ended_ns = (UNTIMED if each is None else each for each in (self.asked_ns, ended_ns))
+        call = Call("", asked_ns, ended_ns, usage.prompt, usage.cached, usage.generate, at=at)
+        call.kind = "human" if self._is_human else "tool"
+        call.created_tokens, call.total_tokens, call.unknown_wait = usage.created, usage.total, self._lost
+        self.asked_ns, self._is_human, self._lost = None, False, ""
+        self.calls.append(call)
+        return call
+
+    def log(self, session: str) -> Log:
+        """The calls at their instants, where each has its end, else one after another."""
+        has_times = all(call.end_ns != UNTIMED for call in self.calls)
+        ended_ns = 0
+        for place, call in enumerate(self.calls):
+            if has_times:
+                self._notes.assume(GAPS, bool(place and call.submitted_ns == UNTIMED))
+                call.submitted_ns = min(call.submitted_ns, call.end_ns) if call.submitted_ns != UNTIMED else call.end_ns
+            else:
+                call.submitted_ns = call.end_ns = ended_ns + (call.wait_ns or 0)
+                call.unknown_wait = call.unknown_wait or ("the recording has no times" if call.wait_ns is None else "")
+            call.session, call.index, call.unknown_wait = session, place, self.unread.why or call.unknown_wait
+            if place:
+                self.calls[place - 1].tool_spans.append((ended_ns, max(call.submitted_ns, ended_ns)))
+            ended_ns = call.end_ns
+        return self.calls
 
 
 class Usage(NamedTuple):

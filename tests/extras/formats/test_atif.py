@@ -4,27 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from harness.clock import NS_PER_S
-from harness.model.traces.importing import import_trace
-from harness.model.traces.recording import TraceFile, read_trace
 from tests.support.agent_logs import at
 from tests.support.sound_traces import atif_document
+from tests.support.trace_rows import trace_of
 
 GAPS = "waits that are gaps between answers: they hold the time of the next answer too"
 
 
-def imported(folder: Path, *documents: Any) -> TraceFile:
-    files = [folder / f"trajectory-{place}.json" for place in range(len(documents))]
-    for path, document in zip(files, documents, strict=True):
-        path.write_text(json.dumps(document, indent=1))
-    import_trace(files, folder / "out.jsonl", name="t")
-    return read_trace(folder / "out.jsonl")
-
-
 def test_a_trajectory_becomes_calls_that_keep_what_was_cached(tmp_path: Path) -> None:
-    trace = imported(tmp_path, atif_document("s"))
+    trace = trace_of(tmp_path, [atif_document("s")])
     (recording,) = trace.recordings
     assert trace.head.source_format == "atif"
     assert [one.prompt_tokens for one in recording.requests] == [1000, 1300, 1600]
@@ -36,7 +26,7 @@ def test_a_trajectory_becomes_calls_that_keep_what_was_cached(tmp_path: Path) ->
 def test_a_person_is_waited_for_from_the_answer_to_the_message(tmp_path: Path) -> None:
     document = atif_document("s", 2)
     document["steps"].insert(2, {"step_id": 2, "source": "user", "timestamp": at(9), "message": "x"})
-    trace = imported(tmp_path, document)
+    trace = trace_of(tmp_path, [document])
     last = trace.recordings[0].requests[1]
     assert (last.wait_kind, last.wait_ns // NS_PER_S) == ("human", 6)
     assert not trace.head.labels
@@ -47,7 +37,7 @@ def test_steps_without_times_get_drawn_waits_and_without_cached_tokens_the_conve
     for step in document["steps"]:
         del step["timestamp"]
         step.get("metrics", {}).pop("cached_tokens", None)
-    trace = imported(tmp_path, document)
+    trace = trace_of(tmp_path, [document])
     assert all(one.wait_ns > 0 for one in trace.recordings[0].requests[1:])
     assert [one.keep_tokens for one in trace.recordings[0].requests] == [0, 1100, 1400]
     assert trace.head.labels == (
@@ -63,7 +53,7 @@ def test_a_continuation_counts_its_own_steps_only(tmp_path: Path) -> None:
     for step in marked["steps"][:4]:
         step["is_copied_context"] = True
     for later in (whole, marked):
-        trace = imported(tmp_path, first, later)
+        trace = trace_of(tmp_path, [first], [later])
         assert trace.num_requests == 5
         assert sum(trace.head.dropped.values()) >= 3
 
@@ -72,7 +62,7 @@ def test_what_is_no_call_makes_no_request(tmp_path: Path) -> None:
     document = atif_document("s", 4)
     document["steps"][2]["llm_call_count"] = 0
     del document["steps"][3]["metrics"]
-    trace = imported(tmp_path, document)
+    trace = trace_of(tmp_path, [document])
     assert trace.num_requests == 2
     assert trace.head.dropped == {"answers without token counts": 1}
 
@@ -82,6 +72,6 @@ def test_a_sub_agent_within_the_document_waits_for_its_step_and_is_waited_for(tm
     reference = {"results": [{"subagent_trajectory_ref": [{"trajectory_id": "kid"}]}]}
     document["steps"][1]["observation"] = reference
     document["subagent_trajectories"] = [atif_document("kid", 1, first_s=4) | {"trajectory_id": "kid"}]
-    (recording,) = imported(tmp_path, document).recordings
+    (recording,) = trace_of(tmp_path, [document]).recordings
     assert [one.after for one in recording.requests] == [(), (0,), (0, 1)]
     assert [one.wait_ns // NS_PER_S for one in recording.requests] == [0, 1, 6]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +10,11 @@ import pytest
 from harness.clock import NS_PER_S
 from tests.support.agent_logs import at
 from tests.support.sound_traces import codex_count, codex_rows
-from tests.support.trace_rows import imported
+from tests.support.trace_rows import imported, written
 
 FORK_S = 400.0
 SPAWN = {"source": {"subagent": {"thread_spawn": {"parent_thread_id": "par"}}}}
 FORKS = ({"forked_from_id": "par"}, SPAWN, {"parent_thread_id": "par"}, {})
-
-
-def written(folder: Path, rows: Iterable[Any], name: str) -> Path:
-    path = folder / f"rollout-{name}.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 def own_rows(turns: int, total: int, first_s: float = FORK_S) -> list[Any]:

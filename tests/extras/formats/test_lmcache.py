@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,16 +12,10 @@ import pytest
 
 from harness.clock import NS_PER_MS
 from harness.errors import SpecError
-from harness.model.traces.importing import import_trace
-from harness.model.traces.recording import TraceFile, read_trace
 from tests.support.sound_traces import lmcache_rows
+from tests.support.trace_rows import imported, trace_of, written
 
 SYSTEM = {"role": "system", "content": "rules " * 2000}
-
-
-def imported(path: Path) -> TraceFile:
-    import_trace([path], path.parent / "out.jsonl", name="t")
-    return read_trace(path.parent / "out.jsonl")
 
 
 def rows(*sessions: str) -> list[Any]:
@@ -31,9 +24,7 @@ def rows(*sessions: str) -> list[Any]:
 
 
 def test_a_prompt_keeps_the_call_before_and_shares_whole_blocks_with_other_sessions(tmp_path: Path) -> None:
-    path = tmp_path / "in.jsonl"
-    path.write_text("\n".join(map(json.dumps, rows("a", "b"))))
-    trace = imported(path)
+    trace = trace_of(tmp_path, rows("a", "b"))
     first, second = trace.recordings
     assert (trace.head.source_format, trace.head.block_tokens) == ("lmcache", 512)
     assert [one.wait_ns // NS_PER_MS for one in first.requests] == [0, 500, 1000]
@@ -45,8 +36,7 @@ def test_a_prompt_keeps_the_call_before_and_shares_whole_blocks_with_other_sessi
 
 
 def test_rows_of_parquet_are_the_rows_of_json_lines_and_a_damaged_file_is_one_line(tmp_path: Path) -> None:
-    lines, table = tmp_path / "in.jsonl", tmp_path / "in.parquet"
-    lines.write_text("\n".join(map(json.dumps, rows("a", "b"))))
+    lines, table = written(tmp_path, rows("a", "b")), tmp_path / "in.parquet"
     pq.write_table(pa.Table.from_pylist(rows("a", "b")), table)
     assert imported(table).recordings == imported(lines).recordings
     table.write_bytes(table.read_bytes()[:-40])
@@ -55,23 +45,19 @@ def test_rows_of_parquet_are_the_rows_of_json_lines_and_a_damaged_file_is_one_li
 
 
 def test_without_gaps_the_time_between_calls_is_taken_or_a_wait_is_drawn(tmp_path: Path) -> None:
-    path = tmp_path / "in.jsonl"
     bare = [{key: value for key, value in row.items() if key != "pre_gap"} for row in rows("a")]
     for given, label in (([], "waits drawn from"), ([0, 4, 9], "gaps between calls")):
         timed = [row | ({"session_timestamp": given[place]} if given else {}) for place, row in enumerate(bare)]
-        path.write_text("\n".join(map(json.dumps, timed)))
-        trace = imported(path)
+        trace = trace_of(tmp_path, timed)
         assert any(label in each for each in trace.head.labels)
         if given:
             assert [one.wait_ns // NS_PER_MS for one in trace.recordings[0].requests] == [0, 4000, 5000]
 
 
 def test_the_delay_of_aiperfs_rows_is_the_wait(tmp_path: Path) -> None:
-    path = tmp_path / "in.jsonl"
     delays = ({}, {"delay": 4503.5}, {"delay": 19_978})
     given = [
         {"session_id": "a", "messages": row["input"], "output_length": 60} | delay
         for row, delay in zip(rows("a"), delays, strict=True)
     ]
-    path.write_text("\n".join(map(json.dumps, given)))
-    assert [one.wait_ns / NS_PER_MS for one in imported(path).recordings[0].requests] == [0, 4503.5, 19_978]
+    assert [one.wait_ns / NS_PER_MS for one in trace_of(tmp_path, given).recordings[0].requests] == [0, 4503.5, 19_978]

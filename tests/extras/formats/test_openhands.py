@@ -10,15 +10,10 @@ import pytest
 
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
-from harness.model.traces.importing import import_trace
-from harness.model.traces.recording import TraceFile, read_trace
+from harness.model.traces.recording import TraceFile
 from tests.support.agent_logs import at
 from tests.support.sound_traces import chat_usage, openhands_events
-
-
-def imported(folder: Path, *files: Path) -> TraceFile:
-    import_trace(files, folder / "out.jsonl", name="t")
-    return read_trace(folder / "out.jsonl")
+from tests.support.trace_rows import imported
 
 
 def check(trace: TraceFile) -> None:
@@ -34,9 +29,9 @@ def test_a_list_of_events_and_a_history_of_pairs_are_the_same_calls(tmp_path: Pa
     whole, pairs = tmp_path / "trajectory.json", tmp_path / "output.jsonl"
     whole.write_text(json.dumps(events))
     pairs.write_text(json.dumps({"instance_id": "i", "history": [events[:1], events[1:3], events[3:5], events[5:]]}))
-    check(imported(tmp_path, whole))
-    check(imported(tmp_path, pairs))
-    assert imported(tmp_path, whole, pairs).num_requests == 3, "both hold the same answers"
+    check(imported(whole))
+    check(imported(pairs))
+    assert imported(whole, pairs).num_requests == 3, "both hold the same answers"
 
 
 def test_several_actions_of_one_answer_are_one_call_and_an_answer_without_usage_is_counted(tmp_path: Path) -> None:
@@ -44,7 +39,7 @@ def test_several_actions_of_one_answer_are_one_call_and_an_answer_without_usage_
     events.insert(2, events[1] | {"id": 90, "timestamp": at(3.1)})
     events.append({"id": 99, "timestamp": at(40), "source": "agent", "action": "message"})
     (tmp_path / "in.json").write_text(json.dumps(events))
-    trace = imported(tmp_path, tmp_path / "in.json")
+    trace = imported(tmp_path / "in.json")
     check(trace)
     assert trace.head.dropped == {"answers without token counts": 1}
 
@@ -65,10 +60,10 @@ def test_a_conversation_of_the_sdk_has_its_usage_beside_its_events(tmp_path: Pat
         events.append({"kind": "ObservationEvent", "source": "environment", "timestamp": at(10 * turn + 8)})
     for place, event in enumerate(events):
         (folder / "events" / f"event-{place:05d}.json").write_text(json.dumps(event | {"id": str(place)}))
-    check(imported(tmp_path, folder))
+    check(imported(folder))
     (folder / "base_state.json").unlink()
     with pytest.raises(SpecError, match="3 x answers without token counts"):
-        imported(tmp_path, folder)
+        imported(folder)
 
 
 def with_metrics(events: list[Any]) -> list[Any]:
@@ -90,11 +85,11 @@ def test_running_sums_of_metrics_are_steps_and_an_answer_that_is_missing_is_name
     whole = tmp_path / "trajectory.json"
     rows = with_metrics(list(openhands_events("s")))
     whole.write_text(json.dumps(rows))
-    trace = imported(tmp_path, whole)
+    trace = imported(whole)
     check(trace)
     assert trace.head.labels == ("3 x calls whose usage is the step of the running totals",)
     events = list(openhands_events("s"))
     last = {"llm_metrics": {"accumulated_token_usage": {"prompt_tokens": 4900, "completion_tokens": 400}}}
     events[-2] = events[-2] | last
     whole.write_text(json.dumps(events))
-    assert any(": 4900 stated, 3900 counted" in label for label in imported(tmp_path, whole).head.labels)
+    assert any(": 4900 stated, 3900 counted" in label for label in imported(whole).head.labels)

@@ -10,18 +10,13 @@ import pytest
 
 from harness.clock import NS_PER_S
 from harness.model.spec import ExperimentSpec
-from harness.model.traces.importing import import_trace
-from harness.model.traces.recording import TraceFile, read_trace
+from harness.model.traces.recording import TraceFile
 from harness.present.export.formats import named_format, write_runs
 from harness.runner import run_experiment
 from tests.support.sound_traces import spans
+from tests.support.trace_rows import imported
 
 START_NS = 1_772_359_200_000_000_000
-
-
-def imported(*files: Path) -> TraceFile:
-    import_trace(files, files[0].parent / "out" / "t.jsonl", name="t")
-    return read_trace(files[0].parent / "out" / "t.jsonl")
 
 
 def content(trace: TraceFile) -> list[tuple[object, ...]]:

@@ -13,9 +13,9 @@ from harness.errors import SpecError
 from harness.extras.formats.otel import JOINED, NO_TOOLS, ORPHANS, SUMS, WHOSE, WITHIN, WRAPS
 from harness.extras.formats.otel_spans import FAILED_WITH_COUNTS
 from harness.extras.formats.trajectories import GAPS
-from harness.model.traces.importing import import_trace
 from harness.model.traces.links import BY_MESSAGES, UNAWAITED
-from harness.model.traces.recording import ANEW, NO_CACHE, TraceFile, describe_trace, open_trace, read_trace
+from harness.model.traces.recording import ANEW, NO_CACHE, TraceFile, describe_trace, open_trace
+from tests.support.trace_rows import imported, trace_of
 
 START_S = 1_790_000_000
 TRACE, OTHER = "0af7651916cd43dd8448eb211c80319c", "0af7651916cd43dd8448eb211c80319d"
@@ -56,19 +56,13 @@ def delegating(operation: str = "chat") -> list[Any]:
     return rows
 
 
-def imported(folder: Path, document: Any) -> TraceFile:
-    (folder / "in.json").write_text(json.dumps(document))
-    import_trace([folder / "in.json"], folder / "out.jsonl", name="t")
-    return read_trace(folder / "out.jsonl")
-
-
 def said(trace: TraceFile, label: str) -> bool:
     return any(each.partition(" x ")[2] == label for each in trace.head.labels)
 
 
 @pytest.mark.parametrize("operation", ["chat", "acompletion"])
 def test_agents_that_a_tool_runs_at_once_fork_and_join_and_wait_for_nobody_else(tmp_path: Path, operation: str) -> None:
-    (recording,) = imported(tmp_path, {"spans": delegating(operation)}).recordings
+    (recording,) = trace_of(tmp_path, [{"spans": delegating(operation)}]).recordings
     assert [one.after for one in recording.requests] == [(), (0,), (1,), (0,), (3,), (0, 2, 4)]
     assert [one.wait_ns for one in recording.requests] == [0, *[NS_PER_S, 7 * NS_PER_S] * 2, NS_PER_S]
     assert [one.base for one in recording.requests] == [None, None, 1, None, 3, 0]
@@ -76,7 +70,7 @@ def test_agents_that_a_tool_runs_at_once_fork_and_join_and_wait_for_nobody_else(
 
 def test_without_the_span_of_the_agent_its_calls_are_said_to_have_no_link(tmp_path: Path) -> None:
     rows = [row for row in delegating() if row["span_id"][0] != "c"]
-    assert said(imported(tmp_path, {"spans": rows}), ORPHANS)
+    assert said(trace_of(tmp_path, [{"spans": rows}]), ORPHANS)
 
 
 def test_a_wait_is_a_tools_where_one_ran_a_persons_before_a_new_root_and_else_not_known(tmp_path: Path) -> None:
@@ -92,13 +86,13 @@ def test_a_wait_is_a_tools_where_one_ran_a_persons_before_a_new_root_and_else_no
         span("1", "", 20, 30, "invoke_agent", OTHER),
         chat("2", "1", 20, 800, 640, OTHER, **more),
     ]
-    trace = imported(tmp_path, {"spans": rows})
+    trace = trace_of(tmp_path, [{"spans": rows}])
     (recording,) = trace.recordings
     assert [one.wait_kind for one in recording.requests] == ["none", "tool", "none", "human"]
     assert not any(one.is_drawn for one in recording.requests)
     assert said(trace, WHOSE)
     flat = [row | {"parent_span_id": ""} for row in rows if row["span_id"][0] in "be"]
-    assert said(imported(tmp_path, {"spans": flat}), NO_TOOLS)
+    assert said(trace_of(tmp_path, [{"spans": flat}]), NO_TOOLS)
 
 
 def test_traces_whose_messages_go_on_from_an_earlier_one_are_turns_of_one_session(tmp_path: Path) -> None:
@@ -106,17 +100,17 @@ def test_traces_whose_messages_go_on_from_an_earlier_one_are_turns_of_one_sessio
         return {f"llm.input_messages.{place}.message.content": f"text {place}" for place in range(count)}
 
     rows = [chat("b", "", 0, 500, 0, **messages(2)), chat("2", "", 9, 600, 512, OTHER, **messages(4))]
-    trace = imported(tmp_path, {"spans": rows})
+    trace = trace_of(tmp_path, [{"spans": rows}])
     (recording,) = trace.recordings
     assert (recording.requests[1].base, recording.requests[1].keep_tokens) == (0, 512)
     assert said(trace, JOINED)
     for row in rows:
         del row["attributes"]["gen_ai.usage.cache_read.input_tokens"]
-    uncounted = imported(tmp_path, {"spans": rows})
+    uncounted = trace_of(tmp_path, [{"spans": rows}])
     assert uncounted.recordings[0].requests[1].keep_tokens == 540
     assert said(uncounted, BY_MESSAGES)
     rows[1]["attributes"]["llm.input_messages.0.message.content"] = "another text"
-    assert len(imported(tmp_path, {"spans": rows}).recordings) == 2
+    assert len(trace_of(tmp_path, [{"spans": rows}]).recordings) == 2
 
 
 def typed(values: dict[str, Any]) -> list[Any]:
@@ -171,8 +165,8 @@ def in_coats(rows: list[Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("coat", ["tempo", "jaeger", "download", "download of one trace", "phoenix", "console"])
 def test_every_coat_of_the_same_spans_gives_the_same_calls(tmp_path: Path, coat: str) -> None:
     rows = delegating()
-    plain = imported(tmp_path, {"spans": rows}).recordings
-    other = imported(tmp_path, in_coats(rows)[coat]).recordings
+    plain = trace_of(tmp_path, [{"spans": rows}]).recordings
+    other = trace_of(tmp_path, [in_coats(rows)[coat]]).recordings
     assert [one.requests for one in other] == [one.requests for one in plain]
 
 
@@ -194,7 +188,7 @@ def test_records_of_logs_are_calls_tools_and_prompts_of_a_person(tmp_path: Path)
         record(10, "user_prompt"),
         answer(11.5, 700, 640),
     ]
-    trace = imported(tmp_path, {"resourceLogs": [{"scopeLogs": [{"logRecords": rows}]}]})
+    trace = trace_of(tmp_path, [{"resourceLogs": [{"scopeLogs": [{"logRecords": rows}]}]}])
     (recording,) = trace.recordings
     assert [one.generate_tokens for one in recording.requests] == [50, 50, 50], "the sum says that thoughts are apart"
     assert [(one.wait_kind, one.wait_ns / NS_PER_S) for one in recording.requests[1:]] == [("tool", 4), ("human", 4.5)]
@@ -216,7 +210,7 @@ def test_a_client_and_its_server_that_count_a_little_apart_tell_of_one_call(
         for name in () if has_counts else COUNTS:
             del client_row["attributes"][name]
         rows += [client_row, server_row]
-    trace = imported(tmp_path, {"spans": rows})
+    trace = trace_of(tmp_path, [{"spans": rows}])
     (recording,) = trace.recordings
     assert recording.requests[1].wait_ns / NS_PER_S == pytest.approx(6 if has_counts else 6.25)
     assert [one.wait_kind for one in recording.requests] == ["none", "tool"]
@@ -229,7 +223,7 @@ def test_a_chat_with_the_counts_of_those_within_it_is_a_sum_and_dropped(tmp_path
     outer["attributes"]["gen_ai.usage.output_tokens"] = 80
     outer["end_ns"] += 9 * NS_PER_S
     rows = [outer, chat("b", "a", 0, 500, 0), chat("c", "a", 5, 600, 512)]
-    trace = imported(tmp_path, {"spans": rows})
+    trace = trace_of(tmp_path, [{"spans": rows}])
     assert [one.prompt_tokens for one in trace.recordings[0].requests] == [500, 600]
     assert trace.head.dropped == {SUMS: 1}
 
@@ -246,7 +240,7 @@ def test_a_tool_that_ends_before_the_agent_that_it_started_is_no_join(tmp_path: 
         chat("f", "a", 13, 700, 640),
     ]
     rows[4]["end_ns"] += 9 * NS_PER_S
-    trace = imported(tmp_path, {"spans": rows})
+    trace = trace_of(tmp_path, [{"spans": rows}])
     (recording,) = trace.recordings
     assert [one.after for one in recording.requests] == [(), (0,), (0,), (2,)]
     assert recording.requests[-1].wait_ns == 10 * NS_PER_S
@@ -260,7 +254,7 @@ def test_an_agent_after_another_does_not_go_on_from_its_prompt(tmp_path: Path) -
         rows.append(span(agent, "a", begin_s, begin_s + 9, "invoke_agent", **named))
         rows += [chat(first, agent, begin_s, 500 + 100 * begin_s, None)]
         rows += [chat(second, agent, begin_s + 4, 600 + 100 * begin_s, None)]
-    (recording,) = imported(tmp_path, {"spans": rows}).recordings
+    (recording,) = trace_of(tmp_path, [{"spans": rows}]).recordings
     assert [one.base for one in recording.requests] == [None, 0, None, 2]
 
 
@@ -269,7 +263,7 @@ def test_failed_calls_without_tokens_are_dropped_and_those_with_counts_are_said(
     for row in rows[1:3]:
         row["attributes"] |= {"error.type": "timeout"}
     rows[1]["attributes"]["gen_ai.usage.output_tokens"] = 0
-    trace = imported(tmp_path, {"spans": rows})
+    trace = trace_of(tmp_path, [{"spans": rows}])
     assert [one.wait_ns / NS_PER_S for one in trace.recordings[0].requests] == [0, 3, 1]
     assert trace.head.dropped == {"calls that failed: their time is part of the wait": 1}
     assert said(trace, FAILED_WITH_COUNTS)
@@ -279,23 +273,23 @@ def test_failed_calls_without_tokens_are_dropped_and_those_with_counts_are_said(
 @pytest.mark.parametrize("name", ["gen_ai.tool.name", "ai.toolCall.name"])
 def test_a_span_with_the_name_of_a_tool_is_a_tools_without_an_operation(tmp_path: Path, name: str) -> None:
     tool = span("b", "", 1, 5, "", **{name: "shell"})
-    trace = imported(tmp_path, {"spans": [chat("a", "", 0, 500, 0), tool, chat("c", "", 5, 600, 512)]})
+    trace = trace_of(tmp_path, [{"spans": [chat("a", "", 0, 500, 0), tool, chat("c", "", 5, 600, 512)]}])
     assert not said(trace, NO_TOOLS)
 
 
 def test_tokens_written_to_a_cache_are_read_by_their_newest_name(tmp_path: Path) -> None:
     row = chat("a", "", 0, 4, 0)
     row["attributes"]["gen_ai.usage.cache_write.input_tokens"] = 900
-    assert imported(tmp_path, {"spans": [row]}).recordings[0].requests[0].prompt_tokens == 904
+    assert trace_of(tmp_path, [{"spans": [row]}]).recordings[0].requests[0].prompt_tokens == 904
 
 
 def test_records_without_a_duration_are_said_to_have_waits_that_hold_their_own_time(tmp_path: Path) -> None:
     rows = [chat("a", "", 0, 500, 0), chat("b", "", 4, 600, 512)]
-    assert not said(imported(tmp_path, {"spans": rows}), GAPS)
+    assert not said(trace_of(tmp_path, [{"spans": rows}]), GAPS)
     records = [
         {"timeUnixNano": row["end_ns"], "eventName": "details", "attributes": typed(row["attributes"])} for row in rows
     ]
-    trace = imported(tmp_path, {"resourceLogs": [{"scopeLogs": [{"logRecords": records}]}]})
+    trace = trace_of(tmp_path, [{"resourceLogs": [{"scopeLogs": [{"logRecords": records}]}]}])
     assert said(trace, GAPS)
 
 
@@ -305,7 +299,7 @@ def ceiling(folder: Path) -> str:
 
 
 def test_a_ceiling_of_calls_without_any_before_them_is_not_known(tmp_path: Path) -> None:
-    imported(tmp_path, {"spans": [chat("a", "", 0, 500, None), chat("b", "", 4, 600, None, OTHER)]})
+    trace_of(tmp_path, [{"spans": [chat("a", "", 0, 500, None), chat("b", "", 4, 600, None, OTHER)]}])
     assert ceiling(tmp_path) == "ceiling not known: no call follows another, no block is named"
 
 
@@ -315,14 +309,14 @@ def test_only_prompts_that_were_taken_to_go_on_are_said_to_and_the_ceiling_says_
         for name, begin_s, agent in (("a", 0, "x"), ("b", 2, "x"), ("c", 4, "x"), ("d", 6, "x"), ("e", 8, "y"))
     ]
     rows += [chat("f", "", 10, 900, 256, **{"gen_ai.agent.name": "y"})]
-    trace = imported(tmp_path, {"spans": rows})
+    trace = trace_of(tmp_path, [{"spans": rows}])
     assert {f"1 x {NO_CACHE}", f"1 x {ANEW}"} <= {*trace.head.labels}
     assert ceiling(tmp_path).endswith("of prompt tokens (2 of 5 prompts assumed)")
 
 
 def test_zeros_of_a_call_after_several_at_once_stay_zeros(tmp_path: Path) -> None:
     rows = [chat("a", "", 0, 500, 0), chat("b", "", 0.25, 500, 0), chat("c", "", 3, 900, 0)]
-    trace = imported(tmp_path, {"spans": rows})
+    trace = trace_of(tmp_path, [{"spans": rows}])
     assert [one.keep_tokens for one in trace.recordings[0].requests] == [0, 0, 0]
     assert not said(trace, NO_CACHE)
 
@@ -331,12 +325,12 @@ def test_indented_objects_one_after_another_are_read_and_a_rest_is_counted(tmp_p
     rows = [chat("a", "", 0, 500, 0), chat("b", "", 4, 600, 512)]
     path = tmp_path / "in.jsonl"
     path.write_text("\n".join(json.dumps(row, indent=4) for row in rows) + "\n{ cut off")
-    head, notes = import_trace([path], tmp_path / "out.jsonl", name="t")
-    assert (head.rows["calls"], notes.broken) == (2, {"no JSON object": 1})
+    head = imported(path).head
+    assert (head.rows["calls"], head.broken) == (2, {"no JSON object": 1})
 
 
 def test_telemetry_of_gemini_cli_points_to_the_sessions_own_logs(tmp_path: Path) -> None:
     path = tmp_path / "telemetry.log"
     path.write_text(2 * json.dumps({"hrTime": [1, 2], "attributes": {"event.name": "x"}}, indent=2))
     with pytest.raises(SpecError, match=r"telemetry of Gemini CLI or Qwen Code.*~/.gemini/tmp"):
-        import_trace([path], tmp_path / "out.jsonl", name="t")
+        imported(path)

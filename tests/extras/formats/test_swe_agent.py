@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +9,8 @@ import pytest
 
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import SpecError
-from harness.model.traces.importing import import_trace
-from harness.model.traces.recording import TraceFile, read_trace
 from tests.support.sound_traces import mini_swe_agent
-
-
-def imported(folder: Path, document: Any, name: str = "in.traj") -> TraceFile:
-    (folder / name).write_text(json.dumps(document, indent=1))
-    import_trace([folder / name], folder / "out.jsonl", name="t")
-    return read_trace(folder / "out.jsonl")
+from tests.support.trace_rows import trace_of
 
 
 def trajectory(**stats: int) -> Any:
@@ -32,7 +24,7 @@ def trajectory(**stats: int) -> Any:
 
 
 def test_lengths_sum_to_the_tokens_that_the_run_counted_and_waits_are_the_tools_times(tmp_path: Path) -> None:
-    trace = imported(tmp_path, trajectory(tokens_sent=2700, tokens_received=60, api_calls=3))
+    trace = trace_of(tmp_path, [trajectory(tokens_sent=2700, tokens_received=60, api_calls=3)])
     (recording,) = trace.recordings
     assert trace.head.source_format == "swe-agent"
     assert sum(one.prompt_tokens for one in recording.requests) == 2700
@@ -45,7 +37,7 @@ def test_without_counted_tokens_four_characters_are_a_token_and_without_times_wa
     document = trajectory(tokens_sent=2700, tokens_received=60, api_calls=7)
     for step in document["trajectory"]:
         del step["execution_time"]
-    trace = imported(tmp_path, document)
+    trace = trace_of(tmp_path, [document])
     assert [one.prompt_tokens for one in trace.recordings[0].requests] == [100, 225, 350]
     assert "3 x lengths estimated from characters, 4 to a token" in trace.head.labels
     assert any("waits drawn from" in label for label in trace.head.labels)
@@ -56,13 +48,13 @@ def test_a_demonstration_without_messages_that_were_sent_is_refused(tmp_path: Pa
     for step in document["trajectory"]:
         del step["query"]
     with pytest.raises(SpecError, match="1 x no trajectory with the messages or the usage of its calls"):
-        imported(tmp_path, document)
+        trace_of(tmp_path, [document])
 
 
 def test_an_answer_of_mini_swe_agent_has_its_own_usage_and_time(tmp_path: Path) -> None:
     document = mini_swe_agent("s", 4)
     del document["messages"][4]["extra"]["response"]
-    trace = imported(tmp_path, document, "in.traj.json")
+    trace = trace_of(tmp_path, [document])
     (recording,) = trace.recordings
     assert [one.prompt_tokens for one in recording.requests] == [1000, 1600, 1900]
     assert [one.is_drawn for one in recording.requests] == [False, True, False]

@@ -8,16 +8,9 @@ from typing import Any
 
 import pytest
 
-from harness.model.traces.importing import import_trace
-from harness.model.traces.recording import TraceFile, read_trace
 from tests.support.agent_logs import at
 from tests.support.sound_traces import SOUND
-
-
-def imported(folder: Path, rows: list[Any]) -> TraceFile:
-    (folder / "in.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    import_trace([folder / "in.jsonl"], folder / "out.jsonl", name="t")
-    return read_trace(folder / "out.jsonl")
+from tests.support.trace_rows import trace_of
 
 
 def rounds() -> list[Any]:
@@ -30,7 +23,7 @@ def test_a_session_that_repeats_another_sessions_rounds_goes_on_from_it(tmp_path
     resumed = [row | {"session_id": "resumed"} for row in first]
     events = [{"event_type": "user_message", "timestamp": at(500)}, {"event_type": "text", "timestamp": at(503)}]
     resumed.append(resumed[-1] | {"round_index": 3, "timing_events": events, "input_tokens_total": 1600})
-    trace = imported(tmp_path, [*resumed, *first])
+    trace = trace_of(tmp_path, [*resumed, *first])
     (recording,) = trace.recordings
     assert [one.prompt_tokens for one in recording.requests] == [1000, 1200, 1400, 1600]
     assert sum(trace.head.dropped.values()) == 3
@@ -42,14 +35,14 @@ def test_a_forks_burst_of_its_parents_rounds_is_dropped_with_the_parent_there_or
     own = [{"event_type": "user_message", "timestamp": at(401)}, {"event_type": "text", "timestamp": at(405)}]
     fork = [row | {"session_id": "fork", "timing_events": burst} for row in first]
     fork.append(fork[-1] | {"round_index": 3, "timing_events": own, "input_tokens_total": 1600})
-    assert imported(tmp_path, [*first, *fork]).num_requests == 4
-    assert imported(tmp_path, fork).num_requests == 1
-    assert sum(imported(tmp_path, fork).head.dropped.values()) == 3
+    assert trace_of(tmp_path, [*first, *fork]).num_requests == 4
+    assert trace_of(tmp_path, fork).num_requests == 1
+    assert sum(trace_of(tmp_path, fork).head.dropped.values()) == 3
 
 
 @pytest.mark.parametrize("output", [0, 1, 2, 20])
 def test_a_placeholder_beside_a_long_answer_is_estimated_and_labelled(tmp_path: Path, output: int) -> None:
-    trace = imported(tmp_path, [row | {"output_tokens": output} for row in rounds()])
+    trace = trace_of(tmp_path, [row | {"output_tokens": output} for row in rounds()])
     assert [one.generate_tokens for one in trace.recordings[0].requests] == [100, 100, 100]
     assert trace.head.labels == (
         "3 x output tokens estimated from characters, 4 to a token: the recording has a placeholder",
@@ -57,7 +50,7 @@ def test_a_placeholder_beside_a_long_answer_is_estimated_and_labelled(tmp_path: 
 
 
 def test_waits_for_rounds_that_are_missing_by_their_number_are_unknown_and_labelled(tmp_path: Path) -> None:
-    trace = imported(tmp_path, rounds()[::2])
+    trace = trace_of(tmp_path, rounds()[::2])
     assert "1 x rounds that are missing by their number" in trace.head.labels
     assert "1 x waits that are unknown: a round before theirs is missing" in trace.head.labels
     assert [request.is_drawn for request in trace.recordings[0].requests] == [False, True]

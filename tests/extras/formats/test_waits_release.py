@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from harness.errors import SpecError
-from harness.extras.formats.waits import ImportSummary, import_tracelab, summarise_tracelab
+from harness.extras.formats.waits import import_tracelab, summarise_tracelab
 from harness.model.plan.waits import load_waits
 
 Call = tuple[str, "float | None", "float | None"]
@@ -269,7 +269,3 @@ def test_an_output_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SpecError, match=r"cannot be written: .*file is no folder"):
         import_tracelab(tmp_path / "release", tmp_path / "file" / "out.toml", name="x")
-
-
-def test_an_empty_summary_still_prints() -> None:
-    assert len(ImportSummary("x").lines()) == 5

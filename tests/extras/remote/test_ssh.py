@@ -133,6 +133,9 @@ def test_it_serves_through_the_forwarded_port_and_ends_in_good_order(
     overlay, observer = [line for line in process.log_tail(200) if line.startswith("path")]
     assert "'vllm_rbln'" in overlay
     assert "'rbln_observer'" in observer
+    # The environment of the server does not lie on the other disk while it runs.
+    (folder,) = _laid_out(tmp_path)
+    assert not (folder / "job.json").exists()
     pid = _pid_there(process)
     report = process.stop(grace_s=30.0)
     assert report.returncode == 0
@@ -175,15 +178,6 @@ def test_what_ssh_said_last_of_a_server_that_ended_ill_stands_in_its_log(tmp_pat
     plan.files["remote"].write_text(json.dumps({**job, "host": "nowhere"}))
     with pytest.raises(ServerError, match=r"ssh: connect to host .* port"), _started(tmp_path, plan):
         pass
-
-
-@pytest.mark.live
-def test_the_environment_of_the_server_does_not_lie_on_the_other_disk_while_it_runs(
-    tmp_path: Path, served: tuple[LaunchPlan, ServerProcess]
-) -> None:
-    del served
-    (folder,) = _laid_out(tmp_path)
-    assert not (folder / "job.json").exists()
 
 
 @pytest.mark.live

@@ -27,8 +27,7 @@ from tests.runner.backends.test_vllm import experiment
 from tests.support.as_simulated import held_to_the_simulator, other_decisions
 from tests.support.experiments import UNHURRIED, small_experiment
 from tests.support.fake_vllm import fake_vllm
-from tests.support.forked_children import started_anew
-from tests.support.processes import commands_of_children, is_alive
+from tests.support.processes import is_alive, servers_of_ours
 
 # What another Python can change of a router is in test_router.
 pytestmark = [pytest.mark.live, pytest.mark.same_everywhere]
@@ -129,48 +128,46 @@ def test_what_a_router_does_to_requests_and_answers_is_seen(tmp_path: Path) -> N
     assert [code for code, words in evidence.items() if words not in reasons[code]] == []
 
 
-def kill_when_half_is_done(runs_root: Path, argument: str) -> tuple[SealedRun, list[psutil.Process]]:
-    """A run in which the process with this word in its command is killed. Also all processes that it had."""
+def kill_when_half_is_done(runs_root: Path, place: str) -> tuple[SealedRun, list[psutil.Process]]:
+    """A run in which the server that has a file of this path open is killed. Also all servers that it had."""
     seen: dict[int, psutil.Process] = {}
     killed: list[int] = []
 
     def look(event: ProgressEvent) -> None:
-        children = commands_of_children()
-        seen.update((child.pid, child) for child, _ in children)
-        if not killed and isinstance(event, RequestFinished):
-            for child, command in children:
-                if argument in command and "supervisor" not in command:
-                    killed.append(child.pid)
-                    child.kill()
-                    break
+        if killed or not isinstance(event, RequestFinished):
+            return
+        seen.update((child.pid, child) for child in servers_of_ours())
+        for child in seen.values():
+            if not killed and any(place in file.path for file in child.open_files()):
+                killed.append(child.pid)
+                child.kill()
 
     server = {"replicas": 2, "router": {"policy": "round-robin"}}
     # Others still run, for seconds, when it is heard that the first request has ended.
     lengths = {"distribution": "uniform", "low": 9, "high": 2000}
     workload = {**SESSIONS, "waits": "none", "generate_tokens": lengths}
     spec = small_experiment(server=server, workload=workload, time_scale=5.0, condition=ONE)
-    with started_anew():
-        run = run_experiment(spec, runs_root=runs_root, on_progress=look).runs[0]
+    run = run_experiment(spec, runs_root=runs_root, on_progress=look).runs[0]
     assert killed
     return run, list(seen.values())
 
 
 @pytest.mark.parametrize(
-    ("argument", "code", "evidence"),
+    ("place", "code", "evidence"),
     [
         ("replicas/1/", "replica-died", "replica 1 ended during the run with signal SIGKILL"),
-        ("replicas.router", "router-died", "the router ended during the run with signal SIGKILL"),
+        ("routed", "router-died", "the router ended during the run with signal SIGKILL"),
     ],
 )
 def test_a_killed_process_is_one_clear_finding_and_nothing_is_left(
-    tmp_path: Path, argument: str, code: str, evidence: str
+    tmp_path: Path, place: str, code: str, evidence: str
 ) -> None:
-    run, processes = kill_when_half_is_done(tmp_path, argument)
+    run, processes = kill_when_half_is_done(tmp_path, place)
     assert not run.is_valid
     found = [finding for finding in run.manifest.findings if finding.code in ("replica-died", "router-died")]
     assert [(finding.code, finding.evidence) for finding in found] == [(code, evidence)]
-    servers = [process for process in processes if process.is_running() and "harness" in str(process)]
-    assert not [process for process in servers if is_alive(process.pid)]
+    assert len(processes) == 3
+    assert not [process for process in processes if is_alive(process.pid)]
 
 
 def test_a_router_that_is_not_installed_is_named_before_anything_starts(tmp_path: Path) -> None:

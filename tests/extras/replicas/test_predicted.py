@@ -82,14 +82,14 @@ def test_kept_kv_and_routed_prompts_are_the_emulators_and_the_second_opinions(se
 def test_drawn_plans_on_drawn_replicas_take_the_same_steps_as_in_python() -> None:
     seen = Counter[str]()
     # The last three: a request comes when the next steps of its instant have begun, since a prefill took no time.
-    for seed in (*range(24), 1041, 1_000_968, 2_005_506):
+    for seed in (*range(14), 1041, 1_000_968, 2_005_506):
         case = drawn_case(seed)
         assert list(differences(case)) == [], f"seed {seed}"
         outcome = case.simulated()
         seen[case.server.routing.policy] += 1
         seen["preemptions"] += int(outcome.totals["preemptions"].sum())
         seen["left"] += int((outcome.requests["aborted_tokens"] >= 0).sum())
-    assert min(seen[policy] for policy in POLICIES) > 3
+    assert min(seen[policy] for policy in POLICIES) > 1
     assert min(seen["preemptions"], seen["left"]) > 10
 
 

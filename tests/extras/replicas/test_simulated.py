@@ -123,7 +123,7 @@ def test_replicas_are_never_taken_for_one_engine() -> None:
 @pytest.mark.parametrize("name", NEW)
 def test_a_shipped_experiment_of_replicas_or_retention_is_valid(tmp_path: Path, name: str) -> None:
     spec = load_experiment(find_shipped("experiments", name, what="experiment"))
-    workload = spec.workload.model_copy(update={"num_sessions": min(spec.workload.num_sessions, 16)})
+    workload = spec.workload.model_copy(update={"num_sessions": min(spec.workload.num_sessions, 6)})
     few = spec.model_copy(update={"backend": "sim", "replicates": 1, "workload": workload})
     runs = run_experiment(few, runs_root=tmp_path).runs
     assert len(runs) == len(spec.condition)

@@ -51,19 +51,19 @@ def assert_is_the_simulator(plan: Plan, server: ServerSpec) -> None:
     assert sum(only.batches.values()) == result.num_decode_steps
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(server=servers(), workload=workloads(), seed=st.integers(0, 10_000))
 def test_one_replica_is_the_simulator(server: ServerSpec, workload: WorkloadSpec, seed: int) -> None:
     assert_is_the_simulator(build_plan(workload, seed, 0), server)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(plan=plans(), server=servers())
 def test_one_replica_is_the_simulator_where_clients_leave(plan: Plan, server: ServerSpec) -> None:
     assert_is_the_simulator(plan, server)
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(workload=workloads(), seed=st.integers(0, 10_000))
 def test_one_paged_replica_is_the_simulator(workload: WorkloadSpec, seed: int) -> None:
     assert_is_the_simulator(build_plan(workload, seed, 0), PAGED)
@@ -75,7 +75,7 @@ def part_of(plan: Plan, indices: list[int]) -> Plan:
     return replace(plan, sessions=sessions)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(server=servers(), workload=workloads(), seed=st.integers(0, 10_000), num_replicas=st.integers(2, 4))
 def test_under_affinity_each_replica_is_a_server_with_its_sessions_alone(
     server: ServerSpec, workload: WorkloadSpec, seed: int, num_replicas: int
@@ -96,7 +96,7 @@ def test_under_affinity_each_replica_is_a_server_with_its_sessions_alone(
         assert done == result.requests["completed_ns"].to_pylist()
 
 
-@settings(max_examples=40)
+@settings(max_examples=18)
 @given(plan=plans(), server=servers(), policy=st.sampled_from(sorted(POLICIES)), num_replicas=st.integers(2, 4))
 def test_replicas_together_serve_what_came_through_the_door(
     plan: Plan, server: ServerSpec, policy: str, num_replicas: int
@@ -209,7 +209,7 @@ def served_alone(run: CountedReplicas, server: ServerSpec, place: int) -> tuple[
     return done_ns, device_ns
 
 
-@settings(max_examples=40)
+@settings(max_examples=18)
 @given(
     server=st.one_of(servers(), st.just(PAGED)),
     workload=workloads(),

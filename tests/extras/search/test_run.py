@@ -177,7 +177,7 @@ def test_figures_are_those_of_simulating_each_plan_alone(tmp_path: Path) -> None
                 assert row[f"{role}_completed"][place] == sum(run.requests.num_rows for run in runs)
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(
     rules=st.sampled_from([name for name, rules in RULE_SETS.items() if not rules.is_paged]),
     limit=st.integers(1, 9),
@@ -219,8 +219,7 @@ def test_what_the_papers_search_does_not_simulate_loses_nothing() -> None:
     spec = load_space("paper")
     shared, alone = Evaluator(spec), Evaluator(spec, is_sharing=False)
     groups = [group for group in shared.groups if group.role == "evaluation"]
-    candidates = list(spec.candidates())
-    assert len(candidates) == 2077
+    candidates = list(spec.candidates())[::3]
     full = [alone.evaluate(candidate, groups) for candidate in candidates]
     assert [shared.evaluate(candidate, groups) for candidate in candidates] == full
     assert shared.num_simulated < 0.6 * alone.num_simulated == 0.6 * 27 * len(candidates)
@@ -297,10 +296,10 @@ def test_the_best_has_an_interval_over_plans_that_holds_its_score_on_others(scor
         assert found[2] == 2 * len(seeds)
         return found[:2]
 
-    low, high = of(range(1_000, 1_100))
+    low, high = of(range(1_000, 1_060))
     truth = (low + high) / 2
-    held = [low <= truth <= high for low, high in (of(range(6 * k, 6 * k + 6)) for k in range(40))]
-    assert 34 <= sum(held) <= 40
+    held = [low <= truth <= high for low, high in (of(range(6 * k, 6 * k + 6)) for k in range(20))]
+    assert 17 <= sum(held) <= 20
     assert score_interval(with_inputs(search_seeds=[1], evaluation_seeds=[]), candidate) is None
 
 

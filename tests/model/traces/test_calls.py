@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,9 @@ from harness.model.traces.claude import ClaudeLog
 from harness.model.traces.links import recordings_of
 from harness.model.traces.recording import Recording, check_recording
 from tests.support.agent_logs import SECRET, assistant, at, result, text, tool, user
+from tests.support.trace_rows import written
 
 RECORDED = Path(__file__).parents[4] / "shared" / "traces" / "agent-logs"
-
-
-def written(folder: Path, rows: list[dict[str, Any]], name: str = "log.jsonl") -> Path:
-    path = folder / name
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 def claude(folder: Path, *rows: dict[str, Any]) -> tuple[list[Recording], ReadNotes]:

@@ -14,16 +14,10 @@ from harness.errors import SpecError
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.importing import import_trace
 from harness.model.traces.links import kept_tokens
-from harness.model.traces.recording import TraceFile, read_trace
+from harness.model.traces.recording import read_trace
+from tests.support.trace_rows import imported, trace_of
 
 RECORDED = Path(__file__).parents[4] / "shared" / "traces"
-
-
-def imported(folder: Path, rows: list[Any], kind: str = "auto", name: str = "in.jsonl") -> TraceFile:
-    source = folder / name
-    source.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
-    import_trace([source], folder / "out.jsonl", name="t", kind=kind)
-    return read_trace(folder / "out.jsonl")
 
 
 def mooncake(at_ms: int, prompt: int, *blocks: int) -> dict[str, Any]:
@@ -31,7 +25,7 @@ def mooncake(at_ms: int, prompt: int, *blocks: int) -> dict[str, Any]:
 
 
 def test_mooncake_requests_come_at_their_recorded_arrivals_and_share_whole_blocks_only(tmp_path: Path) -> None:
-    trace = imported(tmp_path, [mooncake(1000, 1100, 7, 8, 9), mooncake(4000, 1024, 7, 8)])
+    trace = trace_of(tmp_path, [mooncake(1000, 1100, 7, 8, 9), mooncake(4000, 1024, 7, 8)])
     assert (trace.head.source_format, trace.head.arrivals, trace.head.block_tokens) == ("mooncake", "recorded", 512)
     assert [recording.start_ns for recording in trace.recordings] == [0, 3 * NS_PER_S]
     first, second = (recording.requests[0] for recording in trace.recordings)
@@ -46,7 +40,7 @@ def agentic(name: str, *wait_for: str, **more: Any) -> dict[str, Any]:
 
 def test_a_join_waits_for_all_its_predecessors_and_then_for_delay_and_tool(tmp_path: Path) -> None:
     rows = [agentic("a"), agentic("d", "b", "c", delay=100, tool_wait_ms=50), agentic("b", "a"), agentic("c", "a")]
-    trace = imported(tmp_path, rows)
+    trace = trace_of(tmp_path, rows)
     (recording,) = trace.recordings
     assert [one.after for one in recording.requests] == [(), (0,), (0,), (1, 2)]
     assert recording.requests[3].wait_ns == 150 * NS_PER_MS
@@ -54,7 +48,7 @@ def test_a_join_waits_for_all_its_predecessors_and_then_for_delay_and_tool(tmp_p
 
 def test_requests_in_a_circle_and_ids_that_came_before_are_counted_and_left_out(tmp_path: Path) -> None:
     rows = [agentic("a"), agentic("a"), agentic("x", "y"), agentic("y", "x"), agentic("z", "gone")]
-    trace = imported(tmp_path, rows)
+    trace = trace_of(tmp_path, rows)
     assert trace.num_requests == 2
     assert trace.head.dropped == {
         "an id that came before": 1,
@@ -65,7 +59,7 @@ def test_requests_in_a_circle_and_ids_that_came_before_are_counted_and_left_out(
 
 def test_a_negative_instant_is_a_broken_line(tmp_path: Path) -> None:
     for rows in ([mooncake(-5, 600), mooncake(0, 600)], [agentic("a", timestamp=-5), agentic("b")]):
-        trace = imported(tmp_path, rows)
+        trace = trace_of(tmp_path, rows)
         assert (trace.num_requests, sum(trace.head.broken.values())) == (1, 1)
 
 
@@ -89,7 +83,7 @@ def test_a_weka_session_keeps_its_stream_and_its_parent_waits_for_a_gating_sub_a
         weka(6.0, 260, [1, 2, 3, 4], stop="end_turn"),
         weka(30.0, 100, [1], think_time=20.0),
     ]
-    trace = imported(tmp_path, [{"id": "s", "block_size": 64, "hash_id_scope": "local", "requests": requests}])
+    trace = trace_of(tmp_path, [{"id": "s", "block_size": 64, "hash_id_scope": "local", "requests": requests}])
     (recording,) = trace.recordings
     first, gating, apart, joined, compacted = recording.requests
     assert gating.after == apart.after == (0,)
@@ -112,8 +106,7 @@ def test_weka_files_of_a_folder_are_sessions_and_flat_agents_and_relative_times_
     (folder / "one.json").write_text(json.dumps({"id": "one", "block_size": 64, "requests": flat}, indent=1))
     two = [{"id": name, "block_size": 64, "requests": nested(first_s)} for name, first_s in (("b", 6.0), ("c", 0.5))]
     (folder / "two.json").write_text("".join(json.dumps(each) + "\n" for each in two))
-    import_trace([folder], tmp_path / "out.jsonl", name="t")
-    one, *others = read_trace(tmp_path / "out.jsonl").recordings
+    one, *others = imported(folder).recordings
     assert [request.after for request in one.requests] == [(), (0,), (0,), (1, 2)]
     assert [request.keep_tokens for request in one.requests] == [0, 128, 128, 650]
     assert one.requests[-1].base == 0
@@ -139,8 +132,7 @@ def test_parallel_spans_overlap_and_the_next_chat_waits_for_both(tmp_path: Path)
     spans = [span("a", 0, 1, 100), span("b", 2, 5, 50), span("c", 3, 4, 50), span("d", 5.5, 6, 300)]
     source = tmp_path / "spans.json"
     source.write_text(json.dumps({"spans": spans}))
-    import_trace([source], tmp_path / "out.jsonl", name="t")
-    (recording,) = read_trace(tmp_path / "out.jsonl").recordings
+    (recording,) = imported(source).recordings
     assert [one.after for one in recording.requests] == [(), (0,), (0,), (1, 2)]
     assert [one.wait_ns // NS_PER_MS for one in recording.requests] == [0, 1000, 2000, 500]
 
@@ -154,7 +146,8 @@ def test_a_table_is_a_plan_one_to_one_and_a_broken_row_takes_its_session_with_it
         "1,400,1,0,50,10,0",
         "2,450,0,0,50,10,0",
     ]
-    trace = imported(tmp_path, rows, name="in.csv")
+    (tmp_path / "in.csv").write_text("\n".join(rows))
+    trace = imported(tmp_path / "in.csv")
     recording, later = trace.recordings
     assert (recording.start_ns, later.start_ns) == (0, 350 * NS_PER_MS)
     assert [one.keep_tokens for one in recording.requests] == [0, 210]
@@ -163,7 +156,7 @@ def test_a_table_is_a_plan_one_to_one_and_a_broken_row_takes_its_session_with_it
 
 
 def test_broken_lines_are_counted_and_named_and_never_end_an_import(tmp_path: Path) -> None:
-    trace = imported(tmp_path, ["{not json", "[]", mooncake(0, 600, 1), mooncake(5, -600, 1), '"text"'])
+    trace = trace_of(tmp_path, ["{not json", "[]", mooncake(0, 600, 1), mooncake(5, -600, 1), '"text"'])
     assert trace.num_requests == 1
     assert sum(trace.head.broken.values()) == 4
 
@@ -177,7 +170,7 @@ def test_broken_lines_are_counted_and_named_and_never_end_an_import(tmp_path: Pa
 )
 def test_a_file_with_nothing_to_read_is_one_clear_line(tmp_path: Path, rows: list[Any], words: str) -> None:
     with pytest.raises(SpecError, match=words):
-        imported(tmp_path, rows)
+        trace_of(tmp_path, rows)
     assert not (tmp_path / "out.jsonl").exists()
 
 
@@ -207,11 +200,10 @@ def test_files_packed_with_zstd_are_read_and_refused_where_their_end_is_missing(
     content = pa.compress(json.dumps(mooncake(0, 600, 1)).encode(), codec="zstd", asbytes=True)
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.jsonl.zst").write_bytes(content)
-    import_trace([tmp_path / "in"], tmp_path / "out.jsonl", name="t")
-    assert read_trace(tmp_path / "out.jsonl").num_requests == 1
+    assert imported(tmp_path / "in").num_requests == 1
     (tmp_path / "in" / "a.jsonl.zst").write_bytes(content[:-4])
     with pytest.raises(SpecError, match="cannot be read to its end"):
-        import_trace([tmp_path / "in"], tmp_path / "out.jsonl", name="t")
+        imported(tmp_path / "in")
 
 
 @pytest.mark.parametrize(
@@ -226,7 +218,7 @@ def test_files_packed_with_zstd_are_read_and_refused_where_their_end_is_missing(
 )
 def test_a_refusal_says_what_a_file_is_and_the_way_that_works(tmp_path: Path, row: Any, words: str) -> None:
     with pytest.raises(SpecError) as refusal:
-        imported(tmp_path, [row])
+        trace_of(tmp_path, [row])
     assert words in str(refusal.value)
     assert "--format" not in str(refusal.value)
 
