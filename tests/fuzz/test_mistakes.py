@@ -30,7 +30,7 @@ from tests.support.command_line import harness_here
 
 pytestmark = pytest.mark.same_everywhere
 
-NUM_MISTAKES = int(os.environ.get("MISTAKES", "20"))
+NUM_MISTAKES = int(os.environ.get("MISTAKES", "10"))
 tried = settings(
     max_examples=NUM_MISTAKES, suppress_health_check=list(HealthCheck), derandomize="MISTAKES" not in os.environ
 )

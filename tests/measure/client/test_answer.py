@@ -13,7 +13,7 @@ from harness.measure.client.answer import ReceivedAnswer
 from tests.support.readings import drawn_stream, read_in_every_way
 
 # More inputs than a test run has time for, where this asks for them.
-EXAMPLES = int(os.environ.get("ANSWER_EXAMPLES", "12000"))
+EXAMPLES = int(os.environ.get("ANSWER_EXAMPLES", "3000"))
 
 
 STREAM = (

@@ -103,7 +103,7 @@ def assert_same_run(plan: Plan, server: ServerSpec) -> None:
     assert completed == {name: row["completed_ns"] for name, row in rows.items() if row["aborted_tokens"] < 0}
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(server=servers(), workload=workloads(), seed=st.integers(0, 10_000))
 def test_emulator_loop_on_a_virtual_clock_equals_the_simulator(
     server: ServerSpec, workload: WorkloadSpec, seed: int
@@ -183,7 +183,7 @@ def served(requests: list[Request], server: ServerSpec, *, at_once: bool) -> tup
 
 
 @given(st.lists(st.tuples(st.integers(1, 400), st.integers(1, 300)), min_size=1, max_size=6), st.booleans())
-@settings(max_examples=20)
+@settings(max_examples=10)
 def test_equal_steps_taken_at_once_are_the_steps_one_by_one(requests: list[Request], caches: bool) -> None:
     server = ServerSpec(max_num_seqs=4, decode_buckets=(1, 2, 4), kv_slots=4, slot_tokens=1024, prefix_caching=caches)
     assert served(requests, server, at_once=True) == served(requests, server, at_once=False)

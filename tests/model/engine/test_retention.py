@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.model.engine import CostModel, Step
@@ -53,6 +53,7 @@ def found(steps: Sequence[Step]) -> int:
     return sum(admission.cached_tokens for step in steps for admission in step.admissions)
 
 
+@settings(max_examples=25)
 @given(st.data())
 def test_without_a_pin_and_a_second_memory_the_pool_is_vllms(data: st.DataObject) -> None:
     plain, retaining = BlockPool(12), RetainingPool(12)

@@ -94,8 +94,8 @@ def cost_model() -> CostModel:
     return load_cost_model("paper")
 
 
-def compare(setting: Setting, seed: int, steps: int, cost_model: CostModel) -> int:
-    """Drive both engines with one random history; returns how many steps were compared."""
+def compare(setting: Setting, seed: int, steps: int, cost_model: CostModel) -> None:
+    """Drive both engines with one random history."""
     rng = random.Random(seed)
     history = History(setting, rng)
     engine = Scheduler(setting.config, cost_model)
@@ -124,7 +124,6 @@ def compare(setting: Setting, seed: int, steps: int, cost_model: CostModel) -> i
         assert finished == oracle.finish_step()
         alive.difference_update(finished)
         check_state(engine, oracle)
-    return steps
 
 
 def abort_anyone(rng: random.Random, alive: set[int], engine: Scheduler, oracle: Oracle) -> None:
@@ -174,8 +173,7 @@ VENDOR_RULES = [name for name, rules in RULE_SETS.items() if rules.has_inner_blo
 @pytest.mark.parametrize("rules", VENDOR_RULES)
 @pytest.mark.parametrize("name", sorted(SETTINGS))
 def test_engine_decides_as_the_oracle(name: str, rules: str, cost_model: CostModel) -> None:
-    for seed in range(2):
-        compare(replace(SETTINGS[name], rules=rules), seed, 500, cost_model)
+    compare(replace(SETTINGS[name], rules=rules), seed=0, steps=500, cost_model=cost_model)
 
 
 @settings(max_examples=30)

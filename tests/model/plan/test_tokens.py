@@ -60,7 +60,7 @@ def all_prompts(plan: Plan) -> dict[tuple[int, int], TokenArray]:
     return prompts
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(plans())
 def test_prompts_have_the_planned_length_and_their_new_ids_lie_in_the_range(plan: Plan) -> None:
     streams = TokenStreams(plan)
@@ -74,7 +74,7 @@ def test_prompts_have_the_planned_length_and_their_new_ids_lie_in_the_range(plan
         assert not len(fresh) or (low <= fresh.min() and fresh.max() < high)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(plans())
 def test_a_prompt_is_the_kept_part_of_the_stream_and_its_fresh_ids(plan: Plan) -> None:
     """An independent reading: carry the whole stream of every session along and cut it."""
@@ -90,7 +90,7 @@ def test_a_prompt_is_the_kept_part_of_the_stream_and_its_fresh_ids(plan: Plan) -
         ends.append(stream)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(plans())
 def test_two_requests_share_a_block_key_exactly_when_they_begin_alike(plan: Plan) -> None:
     prompts = all_prompts(plan)
@@ -105,7 +105,7 @@ def test_two_requests_share_a_block_key_exactly_when_they_begin_alike(plan: Plan
             assert (keys[one][block] == keys[other][block]) == is_alike
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(plans())
 def test_keys_of_real_tokens_agree_with_the_keys_by_construction(plan: Plan) -> None:
     prompts = all_prompts(plan)
@@ -116,7 +116,7 @@ def test_keys_of_real_tokens_agree_with_the_keys_by_construction(plan: Plan) -> 
         assert same_tokens == np.intersect1d(keys.prompt(*one), keys.prompt(*other)).size
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(plans(), st.sampled_from([16, 128]))
 def test_generated_blocks_continue_the_keys_of_the_prompt(plan: Plan, block_tokens: int) -> None:
     keys = BlockKeys(plan, block_tokens)
@@ -132,7 +132,7 @@ def test_generated_blocks_continue_the_keys_of_the_prompt(plan: Plan, block_toke
                 assert later[:kept_blocks].tolist() == whole[:kept_blocks].tolist()
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(st.integers(2, 40), st.sampled_from([2, 300, 149_000]), st.integers(0, 2**32), st.sampled_from([0, 200, 256]))
 def test_no_two_sessions_share_a_block_of_their_own_tokens(
     num_sessions: int, num_ids: int, seed: int, shared_prefix_tokens: int

@@ -75,10 +75,10 @@ def test_the_shipped_mixture_integrates_to_the_published_moments(tracelab: WaitD
 
 def test_draws_follow_the_mixture(tracelab: WaitDistribution) -> None:
     rng = random.Random(7)
-    draws_ms = [draw(tracelab, rng) / 1e6 for _ in range(20_000)]
+    draws_ms = [draw(tracelab, rng) / 1e6 for _ in range(6_000)]
     for latency_ms in (10, 157, 1000, 11_100, 60_000):
         share = fmean(draw_ms <= latency_ms for draw_ms in draws_ms)
-        assert share == pytest.approx(tracelab.cdf(latency_ms), abs=0.015)
+        assert share == pytest.approx(tracelab.cdf(latency_ms), abs=0.02)
 
 
 @given(

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.model.plan.model import RequestPlan, SessionPlan
@@ -31,6 +31,7 @@ def test_where_a_byte_is_a_token_every_length_from_four_on_but_the_gap_is_exact(
     assert len("".join(f" {WORDS[word]}" for word in words)) == length
 
 
+@settings(max_examples=15)
 @given(st.lists(st.integers(1, 9), min_size=len(WORDS), max_size=len(WORDS)), st.integers(20, 2000))
 def test_a_word_of_one_token_makes_every_length_exact(sizes: list[int], length: int) -> None:
     known = TextSizes("tokenize", (1.0, *map(float, sizes[1:])))

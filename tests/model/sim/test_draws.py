@@ -70,7 +70,7 @@ def played(plan: Plan, draws: Draws, number: int) -> Plan:
     return replace(plan, sessions=sessions)
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(
     seed=st.integers(0, 2**40),
     num_sessions=st.integers(1, 9),

@@ -178,7 +178,7 @@ VENDOR_RULES = [name for name, rules in RULE_SETS.items() if rules.has_inner_blo
 ACTIVE = [name for name, rules in RULE_SETS.items() if rules.has_active_limit]
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     plan=plans(),
     limit=st.integers(1, 5),
@@ -190,7 +190,7 @@ def test_the_simulator_walks_as_the_naive_one(plan: Plan, limit: int, slots: int
     check_against_naive(plan, EngineConfig(limit, (limit,), slots, slot_tokens=2048, rules=rules), cost_name)
 
 
-@settings(max_examples=24)
+@settings(max_examples=12)
 @given(plan=plans(), limit=st.integers(1, 5), slots=st.integers(2, 7), rules=st.sampled_from(ACTIVE), data=st.data())
 def test_the_simulator_walks_as_the_naive_one_with_fewer_active_than_compiled(
     plan: Plan, limit: int, slots: int, rules: str, data: st.DataObject
@@ -200,14 +200,14 @@ def test_the_simulator_walks_as_the_naive_one_with_fewer_active_than_compiled(
     check_against_naive(plan, config, "paper")
 
 
-@settings(max_examples=24)
+@settings(max_examples=12)
 @given(plan=plans(), limit=st.integers(1, 5), slots=st.integers(9, 24), rules=st.sampled_from(VENDOR_RULES))
 def test_the_simulator_walks_as_the_naive_one_over_partitions(plan: Plan, limit: int, slots: int, rules: str) -> None:
     config = EngineConfig(limit, (limit,), slots, slot_tokens=2048, partition_tokens=256, rules=rules)
     check_against_naive(plan, config, "paper")
 
 
-@settings(max_examples=24)
+@settings(max_examples=12)
 @given(
     plan=plans(),
     limit=st.integers(1, 5),

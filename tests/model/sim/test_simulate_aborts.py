@@ -62,7 +62,7 @@ def aborted(result: SimResult) -> dict[tuple[int, int], int]:
     return {(row["session"], row["request"]): row["aborted_tokens"] for row in rows if row["aborted_tokens"] >= 0}
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(plan=plans(), server=servers())
 def test_any_planned_abort_takes_the_same_time_in_every_simulator(plan: Plan, server: ServerSpec) -> None:
     assert_same_run(plan, server)

@@ -39,7 +39,7 @@ def servers(draw: st.DrawFn) -> ServerSpec:
     )
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(spec=servers(), workload=workloads(), seed=st.integers(0, 10_000))
 def test_the_emulators_loop_on_a_virtual_clock_equals_the_simulator(
     spec: ServerSpec, workload: WorkloadSpec, seed: int
@@ -47,7 +47,7 @@ def test_the_emulators_loop_on_a_virtual_clock_equals_the_simulator(
     compare_runs(build_plan(workload, seed, 0), spec)
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(plan=plans(), spec=servers())
 def test_any_planned_abort_takes_the_same_time_in_both(plan: Plan, spec: ServerSpec) -> None:
     compare_runs(plan, spec)
