@@ -28,7 +28,7 @@ SEQUENCES, BLOCKS, WORKLOADS, SEED = 300, 4_000, 12, 20261129
 SIGMAS = (1.0, 1.5, 1.8, 2.2)
 EVERY = StopSpec(margin=0.02, budget=60)
 BUDGETS = (4, 6, 12, MOST_BLOCKS)
-FIXED = (3, 6, 12, 24)
+FIXED = (3, 4, 5, 6, 12, 24)
 
 
 class Counts(NamedTuple):

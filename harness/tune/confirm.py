@@ -26,6 +26,7 @@ from harness.analysis.summary import summarise
 from harness.clock import utc_now
 from harness.errors import SpecError
 from harness.judge.planning.power import blocks_until_decided
+from harness.judge.planning.rare_plans import left_open_in_words
 from harness.kinds import kind_named, kind_of_run
 from harness.measure.records.run import SealedRun
 from harness.model.plan.build import derive_seed
@@ -226,7 +227,7 @@ class Confirmed:
     modelled device time (A) and time in flight (B) contradict each other, or there is no interval; "" otherwise.
     beside: what the time in flight of a device's server says of the device time; "" where it is not asked. excess: that
     gains of so few plans are too high in the mean. share, today: what of its runs, and of today's, met the targets of
-    [slo]; None without.
+    [slo]; None without. left_open: what plans that were not seen may change.
     """
 
     name: str
@@ -239,6 +240,7 @@ class Confirmed:
     apart: str = ""
     beside: str = ""
     excess: str = ""
+    left_open: str = ""
     share: Point | None = None
     today: Point | None = None
 
@@ -270,7 +272,12 @@ def confirmed(spec: ExperimentSpec, runs: Sequence[SealedRun]) -> tuple[Confirme
     assert spec.stop is not None
     status, beside = sequential_status(spec, runs, spec.stop), _beside(runs)
     return tuple(
-        replace(_confirmed(looks), beside=beside.get(looks.condition, ""), excess=excess_of(spec.stop.budget))
+        replace(
+            _confirmed(looks),
+            beside=beside.get(looks.condition, ""),
+            excess=excess_of(spec.stop.budget),
+            left_open=left_open_in_words(spec, looks.condition, looks.num_seen),
+        )
         for looks in status.comparisons
         if looks.num_blocks
     )

@@ -307,7 +307,7 @@ def _overturns(found: TuneResult) -> Iterator[str]:
     for each in found.answer.measured:
         if each.low is not None and each.high is not None:
             saved = interval_text(100 * each.low, 100 * each.high, 1)
-            beside = f"; {each.beside}" if each.beside else ""
+            beside = "".join(f"; {part}" for part in (each.left_open, each.beside) if part)
             yield f"Chance: {each.name} saves {saved} % (95 %, at every look){beside}."
     workload = found.spec.workload
     yield f"Other sessions: the plans are new draws of this workload ({workload.source}), not of another one."

@@ -14,12 +14,10 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from harness.analysis.compare.rare import unseen_in_words
 from harness.analysis.compare.stopping import sequential_status
 from harness.analysis.sessions import DEFAULT_COSTS
 from harness.clock import NS_PER_S, Clock, MonotonicClock, utc_now
 from harness.errors import HarnessError, SpecError, unknown_name
-from harness.judge.planning.rare_plans import few_plans_in_words, plans_asked
 from harness.kinds import kind_named
 from harness.measure.records.run import SealedRun, declared_by
 from harness.measure.records.store import RunStore
@@ -537,8 +535,7 @@ class Tune:
         shown = tuple(map(partial(self._with_share, runs), confirmed(spec, runs))) if runs else ()
         for each in shown:
             self.say(f"  {each.name}: {each.words} on {each.num_blocks} plans{f'; {each.beside}' * bool(each.beside)}")
-            few = few_plans_in_words(plans_asked(spec, each.name).get(each.name, 0), each.num_blocks)
-            self.say(f"    {'; '.join(filter(None, (unseen_in_words(each.num_blocks), few)))}")
+            self.say(f"    {each.left_open}")
         better = bool(runs) and best_is_better(spec, runs)
         answered = partial(answer, self.spec, explored, shown, best_is_better=better, why=why)
         given = answered(backend=self.seen_as, borrowed=self.borrowed)

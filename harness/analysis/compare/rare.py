@@ -15,7 +15,7 @@ from harness.analysis.stats import NO_SCATTER, FloatArray
 T = TypeVar("T")
 # Shares of 95 % intervals of so few blocks that hold the ratio of the worst simulated workload.
 # Source: docs/evidence/error-rates.md, "Long tails".
-HELD_OF_FEW = {3: ".78", 4: ".85", 5: ".87"}
+HELD_OF_FEW = {3: ".78", 4: ".85", 5: ".89"}
 # Blocks from which on a skew is looked at, and the spread below which there is none.
 MIN_SKEWED = 8
 # Kinds of plans that so many blocks do not hold with this probability may still differ.

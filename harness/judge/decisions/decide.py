@@ -30,7 +30,7 @@ from harness.model.spec.rules import CostRule, EquivalenceRule, SuperiorityRule
 from harness.table import interval_text
 
 # Source: docs/evidence/error-rates.md, "Planning".
-FALSE_SUPERIORITY = "simulated, up to .036 of equal conditions pass at alpha .025"
+FALSE_SUPERIORITY = "simulated, .031 of equal conditions pass at alpha .025"
 Number = float | int | str | bool | None
 MarginRule = EquivalenceRule | SuperiorityRule
 

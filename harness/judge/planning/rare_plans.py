@@ -9,6 +9,7 @@ import math
 
 import numpy as np
 
+from harness.analysis.compare.rare import unseen_in_words
 from harness.analysis.stats import DEFAULT_LEVEL, MIN_REPLICATES, FloatArray, t_quantile
 from harness.errors import HarnessError
 from harness.model.engine.config import EngineConfig
@@ -42,6 +43,12 @@ def plans_asked(spec: ExperimentSpec, only: str = "") -> dict[str, int]:
         for name, (own, base) in sides.items()
         if own is not None and base is not None and len(own) == len(base)
     }
+
+
+def left_open_in_words(spec: ExperimentSpec, condition: str, num_plans: int) -> str:
+    """What stands beside a verdict on so few plans: how rare one may be that was not seen, and if rare ones decide."""
+    asked = plans_asked(spec, condition).get(condition, 0)
+    return "; ".join(filter(None, (unseen_in_words(num_plans), few_plans_in_words(asked, num_plans))))
 
 
 def few_plans_in_words(asked: int, num_plans: int) -> str:

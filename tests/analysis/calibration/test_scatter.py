@@ -18,7 +18,7 @@ from harness.analysis.calibration.scatter import (
     step_deviation,
 )
 from harness.runner import run_experiment
-from tests.support.command_line import harness
+from tests.support.command_line import harness_here as harness
 from tests.support.experiments import small_experiment
 
 

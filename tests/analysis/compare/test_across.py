@@ -78,7 +78,7 @@ def test_the_experiments_baselines_are_taken_and_never_the_alphabet(tmp_path: Pa
         assert row["verdict"] == answer.label
     assert [one.label for one in shown.values()] == ["more expensive", "nothing varied"]
     assert [one.doubt for one in shown.values()] == [
-        "an interval of 5 replicates may hold too seldom: in .87, not .95; a plan in 2.2 or rarer may differ",
+        "an interval of 5 replicates may hold too seldom: in .89, not .95; a plan in 2.2 or rarer may differ",
         "",
     ]
 

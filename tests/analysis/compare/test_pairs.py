@@ -89,7 +89,7 @@ def sentences(summary: ExperimentSummary, condition: str) -> list[str]:
     return [line for line in answer_lines(summary) if f"[bold]{condition}[/] costs" in line]
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(missing=missing_cells, is_kept_invalid=st.booleans())
 def test_sums_and_percentiles_are_those_of_a_folder_that_never_had_the_unpaired_runs(
     runs: Runs, missing: Cells, is_kept_invalid: bool
@@ -113,7 +113,7 @@ def test_sums_and_percentiles_are_those_of_a_folder_that_never_had_the_unpaired_
         assert {name: row for name, row in rows[0].items() if name in rows[1]} == rows[1]
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(missing=missing_cells, is_kept_invalid=st.booleans())
 def test_a_ratio_and_its_sentence_are_those_of_the_replicates_that_both_conditions_have(
     runs: Runs, missing: Cells, is_kept_invalid: bool

@@ -30,7 +30,7 @@ from harness.measure.records.run import SealedRun
 from harness.model.spec.rules import RULE_KINDS, CostRule, DecisionRule, EquivalenceRule, SuperiorityRule
 from tests.support.drawn_runs import Change, draw, sealed_runs
 
-NUM_BLOCKS = 8
+NUM_BLOCKS = 6
 CONDITIONS = (
     {"name": "base", "factors": {"slots": 8}, "server": {"kv_slots": 8}},
     {"name": "more", "factors": {"slots": 16}, "server": {"kv_slots": 16}},
@@ -70,7 +70,7 @@ def test_every_rule_is_held_to_the_answer_or_rests_on_no_cost() -> None:
 
 
 @pytest.mark.parametrize("which", Drawn._fields)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     a=st.sampled_from((-0.08, -0.033, 0.0, 0.03)),
     b=st.sampled_from((-0.05, 0.0, 0.009, 0.03)),
