@@ -113,7 +113,7 @@ vllm-cpu-try: dev  ## minutes: a small experiment on the real vLLM of VLLM_CPU (
 	@VLLM_CPU=$(VLLM_CPU) $(BIN)/python -m pytest -n 0 tests/runner/backends/test_vllm_on_cpu.py \
 	  tests/stacks/vllm/test_core_steps_on_vllm.py tests/runner/backends/test_vllm_sessions.py
 
-vllm-cpu-path: dev  ## half an hour: serve agents on the real vLLM of VLLM_CPU, record them, tune, confirm a planted gain
+vllm-cpu-path: dev  ## some 10 minutes: serve agents on the real vLLM of VLLM_CPU, record them, tune, confirm a planted gain
 	@VLLM_CPU=$(VLLM_CPU) $(BIN)/python -m pytest -n 0 tests/tune/test_path_on_vllm.py
 
 # One core computes, the other has the API server and the client.

@@ -19,11 +19,12 @@ from harness.analysis.sessions import DEFAULT_COSTS
 from harness.clock import NS_PER_S, Clock, MonotonicClock, utc_now
 from harness.errors import HarnessError, SpecError, unknown_name
 from harness.kinds import kind_named
+from harness.measure.records import layout
 from harness.measure.records.run import SealedRun, declared_by
 from harness.measure.records.store import RunStore
 from harness.model.engine.config import PAGED_STEP_TOKENS
 from harness.model.experiment import PlannedRun, build_plan, resolve
-from harness.model.spec import ExperimentSpec, TuneSpec, parse_experiment
+from harness.model.spec import ExperimentSpec, ServerSpec, TuneSpec, parse_experiment
 from harness.model.spec.base import tomllib
 from harness.model.spec.sections import Basis
 from harness.outputs import one_at_a_time
@@ -34,7 +35,8 @@ from harness.runner.calibrate import QUICK_SWEEPS
 from harness.runner.experiment import checked, refuse_what_is_missing, will_fail_again
 from harness.runner.progress import predicted_replay_s
 from harness.stacks.rbln.rules.kv_rules import AUTO
-from harness.stacks.vllm.launch import CORE_STEPS
+from harness.stacks.vllm.graph_flags import chosen_sizes
+from harness.stacks.vllm.launch import CORE_STEPS, utilization_for
 from harness.table import with_error
 from harness.tune.agents import boundary, explore_agents, final, most_agents
 from harness.tune.answer import (
@@ -157,15 +159,27 @@ class Tune:
         """What is searched."""
         settings, run = self.settings, self.first
         question = question_of_run(run, self._levers)
+        server = self._with_sizes(question.server.model_copy(update=self.shown))
         return replace(
             question,
-            server=question.server.model_copy(update=self.shown),
-            model=with_eager_steps(question.model, question.server) if self.borrowed else question.model,
+            server=server,
+            model=with_eager_steps(question.model, server) if self.borrowed else question.model,
             agents=settings.agents,
             memory_gib=settings.memory_gib,
             most_sizes=settings.most_sizes,
             targets=self._targets if settings.goal == "cost" else None,
         )
+
+    def _with_sizes(self, server: ServerSpec) -> ServerSpec:
+        """With the sizes that a vLLM captures by itself, where others are searched and none are written."""
+        if "decode_buckets" not in self._levers or server.decode_buckets:
+            return server
+        stacks = [run.manifest.stack for run in self._store.sealed(self._diagnose_name)]
+        sizes = chosen_sizes(server, stacks[0].rpartition(" ")[2] if stacks else "")
+        if not sizes:
+            hint = "Leave decode_buckets out of tune.may_change"
+            raise SpecError("this server captures nothing", where="tune.may_change", hint=hint)
+        return server.model_copy(update={"decode_buckets": sizes})
 
     @property
     def _targets(self) -> Targets | None:
@@ -266,7 +280,7 @@ class Tune:
 
     def _check(self) -> None:
         """SpecError where the experiment cannot be tuned as it is asked."""
-        _ = self._levers
+        _ = self._with_sizes(self.first.server)
         if self.settings.memory and self.first.server.is_vllm:
             what = "is reckoned for a compiled model on an NPU; a vLLM takes what its device has"
             raise SpecError(what, where="tune.memory", hint="Leave it out, or set server.num_gpu_blocks")
@@ -680,9 +694,26 @@ class Tune:
             found = found._replace(before=diagnose(runs, BASE), after=diagnose(runs, chosen))
         places = {} if found.answer.option is None else folder.places("artifact")
         made = replace(found.answer, artifact=places.get(chosen) or places.get(PROPOSED, ""))
+        made = replace(made, rests=" ".join(filter(None, (made.rests, self._memory_in_words(found)))))
         found = found._replace(answer=made)
         folder.end(made.state, tuned_text(self.spec, made, base_of(self.spec, found.explored)), tune_page(found))
         return found
+
+    def _memory_in_words(self, found: TuneResult) -> str:
+        """The flag that has room for the chosen KV blocks, where the log of today's server shows its memory."""
+        option, runs = found.answer.option, list(self._store.sealed(self._diagnose_name))
+        blocks, wanted = (
+            None if each is None else each.num_gpu_blocks
+            for each in (found.explored and found.explored.baseline, option and option.setup)
+        )
+        log = runs[0].path / layout.SERVER_LOG if runs else None
+        if blocks is None or wanted in (None, blocks) or log is None or not log.is_file():
+            return ""
+        share = utilization_for(log.read_text(encoding="utf-8", errors="replace"), blocks, wanted)
+        if share is None:
+            return ""
+        where = f"--gpu-memory-utilization {share:g} has room for" if share <= 1 else "the device has no room for"
+        return f"{where[0].upper()}{where[1:]} {wanted:,} KV blocks."
 
 
 def with_costs(spec: ExperimentSpec, cost_model: str) -> ExperimentSpec:

@@ -229,7 +229,8 @@ def possible_levers(server: ServerSpec) -> tuple[str, ...]:
     """Every key that a search can change of a server."""
     kinds = ("paged",) if server.is_vllm else ("paged", "modelled")
     others = [key for key in VALUE_LEVERS if server.is_paged and SERVER_KEYS[key].kind in kinds]
-    return tuple(dict.fromkeys([*default_levers(server), "prefix_caching", *others]))
+    sizes = ["decode_buckets"] if server.is_vllm and server.is_paged else []
+    return tuple(dict.fromkeys([*default_levers(server), "prefix_caching", *sizes, *others]))
 
 
 def checked_levers(names: Sequence[str], server: ServerSpec) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from threading import Event
 from typing import Any
 
 ALONE = 2
-NEW_TOKENS, ANSWER_TOKENS, MEAN_WAIT_S = 40, 24, 0.3
+NEW_TOKENS, ANSWER_TOKENS, MEAN_WAIT_S = 16, 32, 0.3
 IDS = (300, 1800)
 
 

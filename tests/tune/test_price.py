@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from harness.errors import SpecError
 from harness.measure.records.store import RunStore
 from harness.model.engine.cost import load_cost_model
 from harness.model.experiment import resolve
 from harness.model.spec import ExperimentSpec, ServerSpec, parse_experiment
 from harness.runner import ExperimentOutcome, run_experiment
 from harness.tune import confirm
+from harness.tune.confirm import base_of
 from harness.tune.explore import QUICK
 from harness.tune.path import Tune
 from harness.tune.price import calibration_of, price_of, with_eager_steps
@@ -90,6 +92,28 @@ def test_a_first_look_at_a_vllm_whose_costs_nobody_knows_says_whose_costs_it_tak
     quick = Tune(parse_experiment(VLLM, where="test"), tmp_path, simulated, said.append).forecast()
     assert quick is not None
     assert any(line.startswith("  a first look, as if it cost what 'emulated-gpu' says: ") for line in said)
+
+
+def test_sizes_that_a_vllm_chose_itself_are_searched_from_those_of_its_release_where_they_are_named(
+    tmp_path: Path,
+) -> None:
+    server = {**VLLM["server"], "max_num_seqs": 20}
+    table = {**VLLM, "server": server, "tune": {"may_change": ["decode_buckets"]}}
+    made = Tune(parse_experiment(table, where="test"), tmp_path, simulated, lambda _line: None)
+    assert made.question.server.decode_buckets == (1, 2, 4, 8, 16, 20)
+    quick = made.forecast()
+    assert quick is not None
+    assert quick.baseline.decode_buckets == (1, 2, 4, 8, 16, 20)
+    sets = {setup.decode_buckets for setup, _ in quick.screened}
+    assert len(sets) > 10
+    assert {len(sizes) for sizes in sets} <= set(range(1, 9))
+    assert "at most 8 captured sizes" in quick.bounds
+    assert not base_of(made.spec, quick).keys(quick.baseline)
+    eager = {**table, "server": {**server, "extra_args": ["--enforce-eager"]}}
+    with pytest.raises(SpecError, match="this server captures nothing"):
+        Tune(parse_experiment(eager, where="test"), tmp_path, simulated, lambda _line: None).forecast()
+    usual = Tune(parse_experiment(VLLM, where="test"), tmp_path, simulated, lambda _line: None)
+    assert usual.question.server.decode_buckets == ()
 
 
 def test_a_calibration_asks_for_what_the_model_has_and_for_as_many_requests_as_there_are_agents(tmp_path: Path) -> None:

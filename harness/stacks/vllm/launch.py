@@ -5,6 +5,7 @@ Source: vllm 0.30.0 (engine/arg_utils.py, entrypoints/openai/cli_args.py).
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -44,6 +45,25 @@ _LOG_FLAGS = ("--disable-log-stats", "--cudagraph-metrics", "--enable-logging-it
 
 # Each ends capturing: https://docs.vllm.ai, "enforce-eager"; -O0; cudagraph_mode of --compilation-config.
 _WITHOUT_GRAPHS = re.compile(r"--enforce[-_]eager|-O\.?0|--optimization[-_]level=0|.*cudagraph_mode\W+NONE.*")
+
+
+# Of a GPU's worker, at the end of its start. Source: vllm 0.32.0, v1/worker/gpu_worker.py, compile_or_warm_up_model.
+_MEMORY = re.compile(
+    r"Free memory on device \([\d.]+/(?P<device>[\d.]+) GiB\) on startup\. Desired GPU memory utilization is "
+    r"\((?P<share>[\d.]+), .*?Current kv cache memory in use is (?P<cache>[\d.]+) GiB"
+)
+
+
+def utilization_for(log: str, blocks: int, wanted: int) -> float | None:
+    """The ``--gpu-memory-utilization`` that has room for so many KV blocks, rounded up to a thousandth.
+
+    log: of a server with ``blocks``. None where it does not show its memory; above 1 where a device has no such room.
+    """
+    found = _MEMORY.search(log)
+    if found is None:
+        return None
+    device, share, cache = (float(found[name]) for name in ("device", "share", "cache"))
+    return math.ceil(1000 * (share + (wanted - blocks) / blocks * cache / device)) / 1000
 
 
 def find_vllm(environment: str = "") -> Stack:
