@@ -69,6 +69,22 @@ def config_of(geometry: PagedGeometry, artifact: Path) -> VllmConfig:
     return config
 
 
+def scheduler_of(config: VllmConfig, geometry: PagedGeometry) -> Any:
+    """vLLM's scheduler of these settings in the state after its start."""
+    spec = FullAttentionSpec(block_size=geometry.block_tokens, num_kv_heads=1, head_size=1, dtype=torch.bfloat16)
+    return (AsyncScheduler if geometry.async_scheduling else Scheduler)(
+        vllm_config=config,
+        kv_cache_config=KVCacheConfig(
+            num_blocks=geometry.num_gpu_blocks,
+            kv_cache_tensors=[],
+            kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
+        ),
+        structured_output_manager=StructuredOutputManager(config),
+        block_size=geometry.block_tokens,
+        log_stats=True,
+    )
+
+
 def dispatcher_of(config: VllmConfig, capture_sizes: tuple[int, ...]) -> CudagraphDispatcher:
     """What decides the size and the mode of a step on a GPU, with the default mode of CUDA graphs."""
     compilation = config.compilation_config
@@ -98,21 +114,9 @@ class PagedVendor:
 
     def __init__(self, geometry: PagedGeometry, artifact: Path) -> None:
         config = config_of(geometry, artifact)
-        block_size = geometry.block_tokens
-        spec = FullAttentionSpec(block_size=block_size, num_kv_heads=1, head_size=1, dtype=torch.bfloat16)
-        self.scheduler = (AsyncScheduler if geometry.async_scheduling else Scheduler)(
-            vllm_config=config,
-            kv_cache_config=KVCacheConfig(
-                num_blocks=geometry.num_gpu_blocks,
-                kv_cache_tensors=[],
-                kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
-            ),
-            structured_output_manager=StructuredOutputManager(config),
-            block_size=block_size,
-            log_stats=True,
-        )
+        self.scheduler = scheduler_of(config, geometry)
         self._dispatcher = dispatcher_of(config, geometry.capture_sizes)
-        self._hasher = chain_hasher(block_size) if geometry.prefix_caching else None
+        self._hasher = chain_hasher(geometry.block_tokens) if geometry.prefix_caching else None
         self._stops: dict[str, int | None] = {}
         # As the engine core's: two batches with asynchronous scheduling.
         self._batches: deque[Decided] = deque()

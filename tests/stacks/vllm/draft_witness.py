@@ -15,24 +15,21 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-import torch
 from vllm.config import SpeculativeConfig
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
-from vllm.v1.structured_output import StructuredOutputManager
 from vllm_step_log import core
 
 from tests.differential.paged_side import PagedGeometry
-from tests.differential.paged_vendor import config_of
+from tests.differential.paged_vendor import config_of, scheduler_of
 from tests.differential.vllm_requests import chain_hasher, parameters_of
 
 BLOCK_TOKENS, MAX_TOKENS = 4, 12
 
 
-def scheduler_of(model: Path, drafts: int, *, is_async: bool) -> Any:
+def drafting_scheduler(model: Path, drafts: int, *, is_async: bool) -> Any:
     """A scheduler with little memory and n-grams as drafts."""
     geometry = PagedGeometry(
         max_num_seqs=4,
@@ -53,18 +50,7 @@ def scheduler_of(model: Path, drafts: int, *, is_async: bool) -> Any:
         target_model_config=config.model_config,
         target_parallel_config=config.parallel_config,
     )
-    spec = FullAttentionSpec(block_size=BLOCK_TOKENS, num_kv_heads=1, head_size=1, dtype=torch.bfloat16)
-    return (AsyncScheduler if is_async else Scheduler)(
-        vllm_config=config,
-        kv_cache_config=KVCacheConfig(
-            num_blocks=geometry.num_gpu_blocks,
-            kv_cache_tensors=[],
-            kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
-        ),
-        structured_output_manager=StructuredOutputManager(config),
-        block_size=BLOCK_TOKENS,
-        log_stats=True,
-    )
+    return scheduler_of(config, geometry)
 
 
 class Driven:
@@ -73,7 +59,7 @@ class Driven:
     def __init__(self, model: Path, seed: int) -> None:
         self._draw = random.Random(seed)
         self._drafts, self._is_async = 1 + seed % 4, bool(seed % 2)
-        self.scheduler = scheduler_of(model, self._drafts, is_async=self._is_async)
+        self.scheduler = drafting_scheduler(model, self._drafts, is_async=self._is_async)
         self._hasher = chain_hasher(BLOCK_TOKENS)
         self._batches: deque[Any] = deque()
         self._num_requests = 0
