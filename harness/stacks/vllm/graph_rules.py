@@ -20,7 +20,6 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 Graph = Literal["FULL", "PIECEWISE", "NONE"]
 Mode = Literal["NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"]
 Support = Literal["NEVER", "UNIFORM_SINGLE_TOKEN_DECODE", "UNIFORM_BATCH", "ALWAYS"]
-_WITHOUT_UNIFORM_BATCH = ("NEVER", "UNIFORM_SINGLE_TOKEN_DECODE")
 MOST_REQUESTS = 1 << 16
 ANY_QUERY = 0
 """Tokens a request of a graph that takes any."""

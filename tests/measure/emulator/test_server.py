@@ -227,13 +227,10 @@ def test_never_ready_never_listens_and_stops_when_told(tmp_path: Path) -> None:
     assert process.wait(WITHIN_S) == 0
 
 
-def test_a_slow_start_is_as_slow_as_asked(start_emulator: Start) -> None:
-    server = start_emulator("--fault", "slow-start-s=0.1")
-    assert server.complete("x", max_tokens=1)["usage"]["completion_tokens"] == 1
-
-
-def test_early_stop_breaks_the_promise_of_min_tokens(start_emulator: Start) -> None:
-    server = start_emulator("--fault", "early-stop=3")
+def test_a_server_that_starts_slowly_is_ready_and_early_stop_breaks_the_promise_of_min_tokens(
+    start_emulator: Start,
+) -> None:
+    server = start_emulator("--fault", "slow-start-s=0.1", "--fault", "early-stop=3")
     answer = server.complete("x", max_tokens=10, min_tokens=10, ignore_eos=True)
     assert answer["usage"]["completion_tokens"] == 7
 
