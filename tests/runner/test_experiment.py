@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,8 +12,12 @@ import pytest
 from harness.analysis import run_figures
 from harness.analysis.figures import lateness
 from harness.analysis.summary import summarise
+from harness.analysis.validity import invariants
+from harness.analysis.validity.evidence import Evidence
 from harness.errors import RecordsError, SpecError
 from harness.measure.records import layout
+from harness.measure.records.findings import finding
+from harness.measure.records.manifest import Finding
 from harness.measure.records.run import SealedRun
 from harness.measure.records.store import RunStore
 from harness.model.plan.files import read_plan
@@ -187,10 +192,15 @@ def test_a_run_over_its_lateness_limit_is_named_invalid_and_kept_when_it_is_repe
         store.verify()
 
 
-def test_under_a_rule_an_invalid_run_is_repeated_before_the_rule_looks_and_not_after(tmp_path: Path):
-    limits = {**UNHURRIED, "rearrival_lag_p99_ms": 1e-6}
+def test_under_a_rule_an_invalid_run_is_repeated_before_the_rule_looks_and_not_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def late(_run: Evidence) -> Iterator[Finding]:
+        yield finding("rearrival-late", "as on a busy machine")
+
+    monkeypatch.setattr(invariants, "CHECKS", (late,))
     stop = {"margin": 0.05, "budget": 2, "looks": [2]}
-    spec = small_experiment(limits=limits, stop=stop)
+    spec = small_experiment(backend="sim", stop=stop)
     events: list[ProgressEvent] = []
     outcome = run_experiment(spec, runs_root=tmp_path, until_decided=True, on_progress=events.append)
     looked = [event for event in events if isinstance(event, BlockLooked)]

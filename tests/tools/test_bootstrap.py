@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from zipfile import ZipFile
 
+import pip
 import pytest
 
 from tests.support.checkout import ROOT
@@ -155,7 +156,10 @@ def test_no_index_is_known_where_pip_is_set_to_none(
 
 
 def test_pip_installs_where_uv_cannot_be_had(tmp_path: Path) -> None:
-    """No index at all, so not even uv: what pip finds in a folder is installed, and one line says so."""
+    """No index at all, so not even uv: what pip finds in a folder is installed, and one line says so.
+
+    The pip is the one of this environment, which takes most of the time to install: each set-up of a checkout does it.
+    """
     wheel = tmp_path / "wheels" / "small-1.0-py3-none-any.whl"
     wheel.parent.mkdir()
     with ZipFile(wheel, "w") as archive:
@@ -172,6 +176,7 @@ import bootstrap
 from pathlib import Path
 venv = Path({str(tmp_path / "venv")!r})
 bootstrap.make_environment(venv)
+next(venv.glob("lib/*/site-packages")).joinpath("pip").symlink_to({str(Path(pip.__file__).parent)!r})
 bootstrap.provide_pip(venv)
 bootstrap.install(venv, ["--require-hashes", "-r", {str(lock)!r}])
 """
