@@ -64,7 +64,7 @@ def test_channels_of_every_experiment_agree_with_a_calibrated_cost_model(tmp_pat
         "--set",
         "rules=vllm-paged",
         "--set",
-        "max_num_seqs=16",
+        "max_num_seqs=12",
     ]
     done = CliRunner().invoke(app, [*words, "--runs", str(tmp_path / "runs"), "--output", str(tmp_path)])
     assert done.exit_code == 0, done.output

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gzip
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -427,7 +427,7 @@ def _list(value: object) -> list[Any]:
 def _row(value: object) -> list[Any] | None:
     """The values of a record; None when it is damaged."""
     row = _list(value)
-    if len(row) != len(_COLUMNS) or not all(map(_fits, row, _COLUMNS.values())):
+    if len(row) != len(_COLUMNS) or not all(fits(value) for fits, value in zip(_FITS, row, strict=True)):
         return None
     values = dict(zip(_COLUMNS, row, strict=True))
     if values["at_ns"] is None or values["logger_ns"] is None:
@@ -438,18 +438,33 @@ def _row(value: object) -> list[Any] | None:
     return row
 
 
-def _fits(value: object, kind: pa.DataType) -> bool:
-    if value is None:
-        return True
-    if kind == pa.bool_():
-        return isinstance(value, bool)
-    if kind == pa.string():
-        return isinstance(value, str) and len(value) <= MAX_TEXT_CHARS and value.isprintable()
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
-    if kind == pa.float64():
-        return isinstance(value, float) or abs(value) <= MAX_FLOAT_COUNT
-    return isinstance(value, int) and 0 <= value <= MAX_COUNT
+def _is_flag(value: object) -> bool:
+    return value is None or isinstance(value, bool)
+
+
+def _is_text(value: object) -> bool:
+    return value is None or (isinstance(value, str) and len(value) <= MAX_TEXT_CHARS and value.isprintable())
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, int):
+        return not isinstance(value, bool) and abs(value) <= MAX_FLOAT_COUNT
+    return value is None or isinstance(value, float)
+
+
+def _is_count(value: object) -> bool:
+    if isinstance(value, int):
+        return not isinstance(value, bool) and 0 <= value <= MAX_COUNT
+    return value is None
+
+
+_IS_OF_KIND: Mapping[pa.DataType, Callable[[object], bool]] = {
+    pa.bool_(): _is_flag,
+    pa.string(): _is_text,
+    pa.float64(): _is_number,
+}
+# Chosen once: comparing the kinds of pyarrow takes longer than reading a value.
+_FITS = tuple(_IS_OF_KIND.get(kind, _is_count) for kind in _COLUMNS.values())
 
 
 def _table(
