@@ -96,8 +96,9 @@ def test_a_lock_ends_with_its_owner_though_a_child_of_it_lives(tmp_path: Path) -
     owner = os.fork()
     if not owner:
         with one_at_a_time(tmp_path, "small", "the first"):
-            child = os.fork()
-            os.write(tells, f"{child} ".encode() if child else b"")
+            if not os.fork():
+                # Only now has the child what a fork leaves it.
+                os.write(tells, str(os.getpid()).encode())
             signal.pause()
     child = int(os.read(told, 20))
     try:

@@ -22,18 +22,19 @@ from vllm.config import (
     ModelConfig,
     ParallelConfig,
     SchedulerConfig,
+    SpeculativeConfig,
     VllmConfig,
 )
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from tests.differential.histories import GENERATED, STOP_TOKEN, Submit, materialise, stream_tokens
-from tests.differential.paged_side import PagedGeometry
+from tests.differential.paged_side import PagedGeometry, accepted_of, drafted_of
 from tests.differential.seen import PagedSeen
 from tests.differential.vllm_requests import chain_hasher, parameters_of
 
@@ -64,6 +65,17 @@ def config_of(geometry: PagedGeometry, artifact: Path) -> VllmConfig:
         parallel_config=ParallelConfig(),
         device_config=DeviceConfig(device="cpu"),
     )
+    if geometry.num_drafts:
+        config.speculative_config = SpeculativeConfig(
+            method="ngram_gpu" if geometry.async_scheduling else "ngram",
+            num_speculative_tokens=geometry.num_drafts,
+            prompt_lookup_max=2,
+            target_model_config=config.model_config,
+            target_parallel_config=config.parallel_config,
+        )
+        if geometry.draft_method != "ngram":
+            # The scheduler reads the name; a drafter's own model would have to be there for the configuration.
+            config.speculative_config.method = geometry.draft_method
     # A build for the CPU switches it off; the scheduler itself knows it everywhere.
     config.scheduler_config.async_scheduling = geometry.async_scheduling
     return config
@@ -85,7 +97,7 @@ def scheduler_of(config: VllmConfig, geometry: PagedGeometry) -> Any:
     )
 
 
-def dispatcher_of(config: VllmConfig, capture_sizes: tuple[int, ...]) -> CudagraphDispatcher:
+def dispatcher_of(config: VllmConfig, capture_sizes: tuple[int, ...], num_drafts: int) -> CudagraphDispatcher:
     """What decides the size and the mode of a step on a GPU, with the default mode of CUDA graphs."""
     compilation = config.compilation_config
     compilation.cudagraph_mode = CUDAGraphMode.FULL_AND_PIECEWISE
@@ -95,7 +107,7 @@ def dispatcher_of(config: VllmConfig, capture_sizes: tuple[int, ...]) -> Cudagra
     compilation.mode = CompilationMode.VLLM_COMPILE
     compilation.post_init_cudagraph_sizes()
     dispatcher = CudagraphDispatcher(config)
-    dispatcher.initialize_cudagraph_keys(CUDAGraphMode.FULL_AND_PIECEWISE, 1)
+    dispatcher.initialize_cudagraph_keys(CUDAGraphMode.FULL_AND_PIECEWISE, 1 + num_drafts)
     return dispatcher
 
 
@@ -115,7 +127,8 @@ class PagedVendor:
     def __init__(self, geometry: PagedGeometry, artifact: Path) -> None:
         config = config_of(geometry, artifact)
         self.scheduler = scheduler_of(config, geometry)
-        self._dispatcher = dispatcher_of(config, geometry.capture_sizes)
+        self._dispatcher = dispatcher_of(config, geometry.capture_sizes, geometry.num_drafts)
+        self._geometry = geometry
         self._hasher = chain_hasher(geometry.block_tokens) if geometry.prefix_caching else None
         self._stops: dict[str, int | None] = {}
         # As the engine core's: two batches with asynchronous scheduling.
@@ -166,7 +179,8 @@ class PagedVendor:
         alive = scheduler.requests
         names = [name for name in decided.names if name in alive]
         blocks = {handle_of(name): tuple(scheduler.kv_cache_manager.get_block_ids(name)[0]) for name in names}
-        is_uniform = max(decided.tokens, default=1) == 1
+        query = 1 + self._geometry.num_drafts
+        is_uniform = set(decided.tokens) <= {query}
         mode, padded = self._dispatcher.dispatch(sum(decided.tokens), uniform_decode=is_uniform)
         cached = {handle_of(name): tokens for name, tokens in decided.cached.items() if name in alive}
         preempted = tuple(sorted(handle_of(name) for name in gave_way if name in alive))
@@ -227,7 +241,7 @@ class PagedVendor:
 
     def _update(self, decided: Decided) -> list[Any]:
         tokens = [
-            [self._next_token(name)] if is_sampled and name in self.scheduler.requests else [0] * is_sampled
+            self._next_tokens(name, decided) if is_sampled and name in self.scheduler.requests else [0] * is_sampled
             for name, is_sampled in zip(decided.names, decided.sampled, strict=True)
         ]
         per_client = self.scheduler.update_from_output(
@@ -238,10 +252,30 @@ class PagedVendor:
                 sampled_token_ids=tokens,
             ),
         )
+        self._draft(decided)
         return [output for outputs in per_client.values() for output in outputs.outputs]
 
-    def _next_token(self, name: str) -> int:
-        index = self.scheduler.requests[name].num_output_tokens
+    def _draft(self, decided: Decided) -> None:
+        """Tokens are drafted for the next step; with asynchronous scheduling the worker keeps them."""
+        if not self._geometry.num_drafts or self._geometry.async_scheduling:
+            return
+        names = [name for name in decided.names if name in self.scheduler.requests]
+        outputs = [self.scheduler.requests[name].num_output_tokens for name in names]
+        drafts = [
+            [0] * drafted_of(self._geometry, handle_of(name), output)
+            for name, output in zip(names, outputs, strict=True)
+        ]
+        self.scheduler.update_draft_token_ids(DraftTokenIds(names, drafts))
+
+    def _next_tokens(self, name: str, decided: Decided) -> list[int]:
+        """The next token, and those before it that were drafted and accepted; what pads a request never is."""
+        first = self.scheduler.requests[name].num_output_tokens
+        num_drafts = len(decided.output.scheduled_spec_decode_tokens.get(name, ()))
+        is_padded = name in decided.cached
+        accepted = 0 if is_padded else accepted_of(handle_of(name), first, num_drafts)
+        return [self._token(name, first + place) for place in range(1 + accepted)]
+
+    def _token(self, name: str, index: int) -> int:
         if self._stops[name] == index + 1:
             return STOP_TOKEN
         return int(stream_tokens(GENERATED + handle_of(name), -(-(index + 1) // 1024) * 1024)[index])

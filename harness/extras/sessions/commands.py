@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace as with_fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -84,6 +85,7 @@ def replay_files(sessions: Sequence[Path], steps: Path, cost_model: str = "") ->
     from harness.extras.sessions.replay import check_same_server, check_settings
     from harness.extras.sessions.replay import replay as replay_steps
     from harness.model.engine import load_cost_model
+    from harness.model.engine.config import drafts_of
     from harness.stacks.vllm.step_log import OTHER_STACK, read_step_log
 
     with SpecError.on_os_error("cannot be read", where=steps, hint="Check the path"):
@@ -95,10 +97,13 @@ def replay_files(sessions: Sequence[Path], steps: Path, cost_model: str = "") ->
     if str(core.header.get("scheduler")).startswith(OTHER_STACK):
         what = "is of vllm-rbln, whose scheduler has other rules than vLLM's own"
         raise RecordsError(what, where=str(steps), hint="Nothing was compared; harness trace import reads its sessions")
-    if log.num_drafts:
-        what = f"is of a server that drafts {log.num_drafts} tokens a step, and the rules do not know drafts"
-        raise RecordsError(what, where=str(steps), hint="Nothing was compared; harness trace import reads its sessions")
+    if log.num_drafts and cost_model:
+        what = f"is of a server that drafts {log.num_drafts} tokens a step, and no cost model knows such steps"
+        raise RecordsError(what, where=str(steps), hint="Leave the cost model out: decisions are compared without it")
     config = rules_of(log.settings, log.vllm)
+    if log.num_drafts:
+        method = str(core.header["effective"].get("speculative_method"))
+        config = with_fields(config, drafts=drafts_of(method, log.num_drafts, release_of(log.vllm)))
     requests, chains, block_tokens = read_engine(sessions, int(core.header["engine"]))
     check_settings(config, block_tokens)
     check_same_server(requests[0].server.header, core.header)
@@ -121,14 +126,18 @@ def unusual_requests(requests: Sequence[ObservedRequest]) -> Iterator[str]:
         yield f"{count} of {len(requests)} requests {words[name]}"
 
 
+def release_of(vllm: str) -> str:
+    """The release of a version: 0.32.0 of "0.32.0+cpu"."""
+    return ".".join(vllm.partition("+")[0].split(".")[:3])
+
+
 def rules_of(settings: dict[str, object], vllm: str) -> EngineConfig:
     """The rules of a release of vLLM with the settings that its file shows."""
     from harness.model.engine import EngineConfig
     from harness.model.spec import ServerSpec
     from harness.stacks.rbln.rules.kv_rules import PAGED, RULE_SETS
 
-    release = ".".join(vllm.partition("+")[0].split(".")[:3])
-    rules = next((each.name for each in RULE_SETS.values() if release in each.vllm), PAGED)
+    rules = next((each.name for each in RULE_SETS.values() if release_of(vllm) in each.vllm), PAGED)
     sizes = {} if settings.get("decode_buckets") else {"decode_buckets": (1,)}
     shown = {key: value for key, value in settings.items() if key != "model"}
     server = ServerSpec.model_validate({"rules": rules, "cost_model": DEFAULT_COSTS, **shown, **sizes})

@@ -1,5 +1,6 @@
 """Recorded requests through the rules of vLLM's scheduler, step by step: which decisions differ from the server's.
 
+How many tokens were drafted and accepted is taken as recorded: the text decides that, no scheduler.
 Each request is submitted, and each abort applied, before the step before which the server had it. So no decision hangs
 on what a step costs: durations are compared apart. After the first difference the two servers hold different KV blocks,
 and more differences may follow from it.
@@ -117,7 +118,12 @@ class _Scheduler(PagedScheduler):
         if (work := step.details) is None:
             return None
         attended = sum(attended_tokens(before, computed) for before, computed in work.parts)
-        batch = {"num_decodes": work.generation_requests, "context_tokens": work.decode_context, "num_loaded": 0}
+        batch = {
+            "num_decodes": work.generation_requests,
+            "context_tokens": work.decode_context,
+            "num_loaded": 0,
+            "draft_tokens": 0,
+        }
         return self._duration_ns({**batch, "num_chunk_tokens": work.context_tokens, "attended_tokens": attended})
 
 
@@ -165,6 +171,18 @@ class _Server:
             if self.scheduler.output_tokens(request.number) >= end.generated:
                 self._leaving.remove(request)
                 self._drop(request)
+
+    def draft(self, drafts: Mapping[int, int]) -> None:
+        """So many tokens were drafted for each request that the next step holds."""
+        for number in self._alive & drafts.keys():
+            self.scheduler.draft(number, drafts[number])
+
+    def finish_step(self, step: Step, accepted: Mapping[int, int | None]) -> tuple[int, ...]:
+        """The step ran, and the model accepted as many drafts as recorded; of those that the rules' step has."""
+        drafts = {number: most for number, most in step.drafts if number in self._alive}
+        return self.scheduler.finish_step(
+            accepted={number: min(accepted.get(number) or 0, most) for number, most in drafts.items()}
+        )
 
     def finished(self, numbers: Sequence[int]) -> None:
         """Requests are over by the rules."""
@@ -222,6 +240,8 @@ def replay(  # noqa: PLR0913 - what was recorded, and the rules
         # The next step was decided while this one ran, or nobody was there for it when this one began.
         until_ns = following if following < values["update_ns"] else max(values["schedule_ns"], before_ns)
         server.take_until(values["schedule_ns"])
+        if step.drafts and not config.async_scheduling:
+            server.draft(dict(zip(numbers.batch(step), step.drafts, strict=True)))
         decided = server.scheduler.decide(partial(server.take_until, until_ns))
         found.num_steps += 1
         numbers.decided(decided.step, place)
@@ -238,7 +258,8 @@ def replay(  # noqa: PLR0913 - what was recorded, and the rules
         instants = (values["step"], values["schedule_ns"], began_ns, values["update_ns"], values["end_ns"])
         times.append(StepTimes(*instants, by_costs_ns, by_rules_ns))
         server.leave_inside(values["update_ns"])
-        server.finished(server.scheduler.finish_step())
+        accepted = dict(zip(numbers.batch(step), step.accepted, strict=True)) if step.accepted else {}
+        server.finished(server.finish_step(decided.step, accepted))
     found.waits = waits_of(requests, times, numbers.places)
     if contradictions := list(numbers.contradictions(requests)):
         found.num_contradicted = len(contradictions)

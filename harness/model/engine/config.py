@@ -55,12 +55,56 @@ PAGED_SCALARS = {field.name for field in fields(PagedSettings)}
 
 
 @dataclass(frozen=True)
+class Drafts:
+    """How a server decodes speculatively. num_drafts: tokens drafted for a request and step; 0: it does not.
+
+    lookahead_tokens: so many more has a request KV blocks for. drops_last_match: the last block that is found in the
+    prefix cache is computed again. registers_drafts: without asynchronous scheduling, accepted drafts can be found in
+    the cache when their step is over, else when the request's next step is decided. trims_computed: what was accepted
+    behind the end of an answer counts as not computed.
+    """
+
+    num_drafts: int = 0
+    lookahead_tokens: int = 0
+    drops_last_match: bool = False
+    registers_drafts: bool = False
+    trims_computed: bool = False
+
+
+NO_DRAFTS = Drafts()
+NGRAM_METHODS = ("ngram", "ngram_gpu", "suffix")
+"""They draft by looking text up, and keep no KV."""
+EAGLE_METHODS = ("eagle", "eagle3", "mtp")
+LOOK_AHEAD_RELEASES = ("0.33.0",)
+"""Of vLLM: a block's hash covers the token after it; accepted drafts are registered at once."""
+
+
+def drafts_of(method: str, num_drafts: int, release: str) -> Drafts:
+    """The rules by which a release of vLLM schedules the drafts of a method.
+
+    Raises SpecError for a method whose rules are not known here. Source: vLLM 0.30.0 to 0.33.0, config/vllm.py
+    (num_lookahead_tokens), v1/core/sched/scheduler.py and v1/core/single_type_kv_cache_manager.py.
+    """
+    looks_ahead = release in LOOK_AHEAD_RELEASES
+    if method in NGRAM_METHODS:
+        return Drafts(num_drafts, registers_drafts=looks_ahead, trims_computed=looks_ahead)
+    if method in EAGLE_METHODS and not looks_ahead:
+        return Drafts(num_drafts, lookahead_tokens=num_drafts, drops_last_match=True)
+    raise SpecError(
+        f"drafts by {method!r} in vLLM {release}, whose rules are not known",
+        where="speculative decoding",
+        hint=f"Known are {', '.join(NGRAM_METHODS)}, and before 0.33.0 {', '.join(EAGLE_METHODS)}",
+    )
+
+
+@dataclass(frozen=True)
 class PagedConfig(PagedSettings):
     """One vLLM server, in its own terms.
 
     capture_sizes: ascending sizes that a decode step is padded to (--cudagraph-capture-sizes); a larger step runs
     without a graph, unpadded. num_gpu_blocks: KV blocks, one of which vLLM keeps as a placeholder. caps_lone_requests:
-    ``long_prefill_tokens`` also holds for a request without others.
+    ``long_prefill_tokens`` also holds for a request without others. drafts: how it decodes speculatively; sizes count
+    tokens then.
     """
 
     max_num_seqs: int
@@ -70,8 +114,16 @@ class PagedConfig(PagedSettings):
     max_model_len: int = 8192
     prefix_caching: bool = True
     caps_lone_requests: bool = False
+    drafts: Drafts = NO_DRAFTS
 
     def __post_init__(self) -> None:
+        if 0 < self.long_prefill_tokens <= self.drafts.num_drafts:
+            raise SpecError(
+                f"long_prefill_tokens ({self.long_prefill_tokens}) is not above the {self.drafts.num_drafts} drafts of "
+                "a step",
+                where="engine",
+                hint="vLLM ends with an error where it pads a request at its admission",
+            )
         if min(self.max_num_seqs, self.block_size, self.max_num_batched_tokens, self.max_model_len) < 1:
             raise SpecError("every size must be at least 1", where="engine")
         sizes = self.capture_sizes
@@ -128,8 +180,10 @@ class PagedConfig(PagedSettings):
         if num_tokens == 0 or not self.is_captured(num_tokens):
             return "NONE", num_tokens
         padded = self.padded(num_tokens)
-        # Whole graphs are captured for decode steps of at most max_num_seqs only.
-        is_full = max(tokens) == 1 and padded <= self.max_num_seqs
+        # Whole graphs are captured for uniform decode steps of at most max_num_seqs requests only.
+        query = 1 + self.drafts.num_drafts
+        is_uniform = max(tokens) == query and num_tokens == query * len(tokens)
+        is_full = is_uniform and query <= padded <= query * self.max_num_seqs
         return "FULL" if is_full else "PIECEWISE", padded
 
 
@@ -159,6 +213,7 @@ class EngineConfig(PagedSettings):
     rules: str = AUTO
     max_active_seqs: int | None = None
     num_gpu_blocks: int | None = None
+    drafts: Drafts = NO_DRAFTS
 
     def __post_init__(self) -> None:
         if is_paged(self.rules):
@@ -236,6 +291,7 @@ class EngineConfig(PagedSettings):
             self.slot_tokens,
             self.prefix_caching,
             self.rule_set.caps_lone_requests,
+            self.drafts,
             **{name: getattr(self, name) for name in PAGED_SCALARS},
         )
 

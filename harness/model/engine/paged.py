@@ -6,19 +6,19 @@ does, with the settings that ``vllm serve`` has by default.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
 import numpy as np
 
 from harness.compiled import bind, compiled
-from harness.compiled.records import IntArray, new_records, record_as_dict, record_fields
+from harness.compiled.records import IntArray, Records, new_records, record_as_dict, record_fields
 from harness.errors import PlanError, SpecError
 from harness.model.engine import paged_steps
 from harness.model.engine.config import EngineConfig, PagedConfig
 from harness.model.engine.cost import CostModel
-from harness.model.engine.paged_state import NO_PIN, PagedRow, PagedState, new_paged_state
+from harness.model.engine.paged_state import NO_PIN, PagedPart, PagedRow, PagedState, new_paged_state
 from harness.model.engine.scheduler import DECODE, IDLE, MIXED, PREFILL, Admission, KvEvent, Scheduler, Step
 from harness.model.engine.state import ROW_GONE
 
@@ -141,13 +141,16 @@ class PagedScheduler:
         self._is_running = True
         return self._step(current)
 
-    def finish_step(self, num_steps: int = 1) -> tuple[int, ...]:
+    def finish_step(self, num_steps: int = 1, accepted: Mapping[int, int] | None = None) -> tuple[int, ...]:
         """The step ran: a token for everyone whose prompt is computed; the finished, freed, in batch order.
 
-        num_steps: more than 1 takes as many equal decode steps at once, see ``equal_durations_ns``.
+        num_steps: more than 1 takes as many equal decode steps at once, see ``equal_durations_ns``. accepted: drafts of
+        each request that were accepted, none of one that is not named.
         """
         assert self._is_running, "no step is running"
         self._is_running = False
+        for request, count in (accepted or {}).items():
+            self._accept(request, count)
         if num_steps > 1:
             self._skip(num_steps - 1)
         count = self._finish()
@@ -157,6 +160,22 @@ class PagedScheduler:
         for request in finished:
             self._drop_row(request)
         return finished
+
+    def draft(self, request: int, num_tokens: int) -> None:
+        """So many tokens, fewer than the server's usual number, were drafted for a running request's next step."""
+        drafts, row = self._state.rows["drafts"], self._rows[request]
+        drafts[row] = min(drafts[row], num_tokens)
+
+    def _accept(self, request: int, count: int) -> None:
+        """The running step accepts so many drafts of a request; those that pad it are never accepted."""
+        server = record_as_dict(self._state.server, 0)
+        first = 2 * self.config.max_num_seqs * server["current"]
+        numbers = record_as_dict(self._state.steps, server["current"])
+        parts = self._state.parts[first : first + numbers["num_scheduled"]]
+        (place,) = np.flatnonzero(parts["row"] == self._rows[request])
+        if not 0 <= count <= parts["drafts"][place] * (1 - parts["is_padded"][place]):
+            raise PlanError(f"{count} drafts accepted of {parts['drafts'][place]}", where=f"request {request}")
+        parts["accepted"][place] = count
 
     def equal_durations_ns(self, step: Step) -> list[int]:
         """How long the decode step just scheduled lasts, and each step exactly like it that must follow."""
@@ -319,7 +338,7 @@ class PagedScheduler:
         return Step(
             kind,
             num_seqs=count,
-            bucket=self.config.padded(count) if kind == DECODE else 0,
+            bucket=self.config.padded(count + numbers["draft_tokens"]) if kind == DECODE else 0,
             requests=self._alive(rows),
             cached_tokens=cached_tokens,
             computed_tokens=computed,
@@ -333,7 +352,15 @@ class PagedScheduler:
             attended_tokens=numbers["attended_tokens"],
             external_queries=numbers["asked_tokens"],
             external_hits=numbers["num_loaded"] * block_size,
+            drafts=self._drafts(parts) if self.config.drafts.num_drafts else (),
         )
+
+    def _drafts(self, parts: Records[PagedPart]) -> tuple[tuple[int, int], ...]:
+        """Drafts of each request of these parts that has not ended and is not padded with them."""
+        status = self._state.rows["status"]
+        with_drafts = parts[(parts["drafts"] > 0) & (parts["is_padded"] == 0)]
+        each = zip(with_drafts["row"].tolist(), with_drafts["drafts"].tolist(), strict=True)
+        return tuple((self._handles[row], drafts) for row, drafts in each if status[row] != ROW_GONE)
 
     def _alive(self, rows: Sequence[int]) -> tuple[int, ...]:
         """The handles of those of these rows that have not ended."""
@@ -354,10 +381,11 @@ class PagedScheduler:
         """How long a step lasts. step: the fields of ``PagedStep``."""
         costs, config = self.cost_model, self.config
         num_decodes, num_chunk_tokens = step["num_decodes"], step["num_chunk_tokens"]
+        num_tokens = num_decodes + step["draft_tokens"]
         # Only a pure decode step is padded for its requests: a mixed step is as long as all its tokens.
-        size = num_decodes if num_chunk_tokens else config.padded(num_decodes)
+        size = num_tokens if num_chunk_tokens else config.padded(num_tokens)
         # A server that captures nothing has no steps that lack their graph.
-        has_graph = config.is_captured(num_decodes + num_chunk_tokens) or not config.capture_sizes
+        has_graph = config.is_captured(num_tokens + num_chunk_tokens) or not config.capture_sizes
         extra_ns = 0 if has_graph else costs.chunk_eager_ns if num_chunk_tokens else costs.eager_ns
         # The step waits for what it reads from the second memory.
         extra_ns += step["num_loaded"] * config.offload_block_ns

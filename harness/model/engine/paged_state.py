@@ -29,6 +29,10 @@ class PagedServer:
     num_waiting: of both queues. ``skipped`` come before ``wait``; ``aside``: those that this step passes over.
     current: the place of the running step among ``PagedState.steps``; is_ahead: the other one is decided too.
     keep_kv_ns: longest that blocks are pinned. second_room: blocks of the second memory; num_second: of them in use.
+    num_drafts: tokens drafted for a request in each decode step; lookahead_tokens: more that its blocks have room for.
+    drops_last_match: the last block that is found is computed again. registers_drafts: accepted drafts can be matched
+    when their step is over, else when the next is decided. trims_computed: what lies behind the end counts as not
+    computed. has_parts: a running request computes a part of its prompt in the step being decided.
     num_free: pinned blocks too. now_ns: set by the driver before a step is decided, and before it is over.
     queries, hits: tokens looked up at admissions and tokens found; those after a preemption apart, as in vLLM.
     """
@@ -45,6 +49,11 @@ class PagedServer:
     table_mask: int
     keep_kv_ns: int
     second_room: int
+    num_drafts: int
+    lookahead_tokens: int
+    drops_last_match: int
+    registers_drafts: int
+    trims_computed: int
 
     num_running: int
     num_waiting: int
@@ -70,6 +79,7 @@ class PagedServer:
 
     budget: int
     chunk_limit: int
+    has_parts: int
     num_newly_preempted: int
     num_finished: int
     num_first: int
@@ -80,8 +90,9 @@ class PagedRow:
 
     output: tokens generated. end_output: with so many it ends. most_output: that it may generate. computed: tokens
     computed, with those of decided steps; in_flight: of these, in steps that have not ended; stale: of these, from
-    before a preemption. placeholders: tokens that steps in flight will give. registered: blocks that can be matched.
-    keep_ns: how long its blocks are pinned when it ends.
+    before a preemption. placeholders: tokens that steps in flight will give at most. registered: blocks that can be
+    matched. keep_ns: how long its blocks are pinned when it ends. drafts: tokens drafted for its next step. is_part:
+    its prompt was not computed when a step was last decided for it.
     """
 
     prompt: int
@@ -95,6 +106,8 @@ class PagedRow:
     registered: int
     num_blocks: int
     keep_ns: int
+    drafts: int
+    is_part: int
     was_preempted: int
     status: int
     seat: int
@@ -114,11 +127,13 @@ class PagedPlace:
 class PagedStep:
     """A decided step. context_tokens: of its decodes, attended_tokens: of its parts of prompts, summed.
 
+    draft_tokens: of its decodes, beside a token for each.
     num_loaded: blocks that are loaded from the second memory before it; asked_tokens: tokens that it was asked for.
     """
 
     num_scheduled: int
     num_decodes: int
+    draft_tokens: int
     num_chunk_tokens: int
     context_tokens: int
     attended_tokens: int
@@ -131,12 +146,16 @@ class PagedStep:
 class PagedPart:
     """One place of a step's lists: a row and the tokens that it computes; a row preempted; a row admitted.
 
-    is_unfinished: its prompt is not computed at the end of the step. cached_tokens: of the row admitted.
+    is_unfinished: its prompt is not computed at the end of the step. cached_tokens: of the row admitted. drafts: of its
+    tokens; accepted: of these, known when the step is over. is_padded: they only fill its batch, and none is accepted.
     """
 
     row: int
     tokens: int
     is_unfinished: int
+    drafts: int
+    accepted: int
+    is_padded: int
     preempted: int
     admitted: int
     cached_tokens: int
@@ -229,6 +248,11 @@ def new_paged_state(config: PagedConfig, num_rows: int) -> PagedState:
         "table_mask": num_buckets - 1,
         "keep_kv_ns": config.keep_kv_ns if config.prefix_caching else 0,
         "second_room": config.offload_blocks if config.prefix_caching else 0,
+        "num_drafts": config.drafts.num_drafts,
+        "lookahead_tokens": config.drafts.lookahead_tokens,
+        "drops_last_match": config.drafts.drops_last_match,
+        "registers_drafts": config.drafts.registers_drafts,
+        "trims_computed": config.drafts.trims_computed,
         "wait_head": -1,
         "wait_tail": -1,
         "skipped_head": -1,

@@ -50,6 +50,8 @@ def submit_paged(state: PagedState, row: int, prompt: int, max_tokens: int, stop
     request.registered = 0
     request.num_blocks = 0
     request.keep_ns = 0
+    request.drafts = 0
+    request.is_part = 0
     request.was_preempted = 0
     request.status = ROW_WAITING
     request.seat = -1
@@ -146,6 +148,7 @@ def preempt_last(state: PagedState) -> int:
     request.was_preempted = 1
     request.stale = request.in_flight
     request.placeholders = 0
+    request.drafts = 0
     request.status = ROW_WAITING
     request.prev = -1
     request.next = server.wait_head
@@ -196,10 +199,11 @@ def register_full(state: PagedState, row: int, num_tokens: int) -> None:
 
 @jit
 def grow(state: PagedState, row: int, num_tokens: int) -> bool:
-    """Blocks for so many more tokens of a running request; False changes nothing."""
+    """Blocks for so many more tokens of a running request, and for those looked ahead; False changes nothing."""
     server, request = state.server[0], state.rows[row]
     num_covered = int(request.computed + num_tokens)
-    needed = (num_covered + server.block_tokens - 1) // server.block_tokens - request.num_blocks
+    num_held = min(num_covered + server.lookahead_tokens, server.max_model_len)
+    needed = (num_held + server.block_tokens - 1) // server.block_tokens - request.num_blocks
     if needed > server.num_free:
         return False
     for _ in range(needed):
@@ -210,8 +214,8 @@ def grow(state: PagedState, row: int, num_tokens: int) -> bool:
 
 
 @always_inline
-def take_part(state: PagedState, which: int, row: int, num_tokens: int) -> None:
-    """A running request computes so many tokens in a step."""
+def take_part(state: PagedState, which: int, row: int, num_tokens: int, is_padded: int) -> None:
+    """A running request computes so many tokens in a step. is_padded: all but one are drafts that fill its batch."""
     server, step, request = state.server[0], state.steps[which], state.rows[row]
     part = state.parts[2 * server.limit * which + step.num_scheduled]
     known, computed = request.prompt + request.output + request.placeholders, request.computed
@@ -220,9 +224,15 @@ def take_part(state: PagedState, which: int, row: int, num_tokens: int) -> None:
     part.is_unfinished = 0
     if computed + num_tokens < known:
         part.is_unfinished = 1
+    request.is_part = part.is_unfinished
+    part.drafts = max(computed + num_tokens - known, 0)
+    part.accepted = 0
+    part.is_padded = is_padded
+    request.drafts = 0
     step.num_scheduled += 1
-    if known > request.prompt and computed == known - 1:
+    if is_padded or (known > request.prompt and computed == known - 1):
         step.num_decodes += 1
+        step.draft_tokens += part.drafts
         step.context_tokens += known
     else:
         step.num_chunk_tokens += num_tokens
@@ -230,7 +240,8 @@ def take_part(state: PagedState, which: int, row: int, num_tokens: int) -> None:
     request.computed += num_tokens
     request.in_flight += num_tokens
     if server.is_async and not part.is_unfinished:
-        request.placeholders += 1
+        request.placeholders += 1 + part.drafts
+        request.drafts = server.num_drafts
     server.budget -= num_tokens
 
 
@@ -238,10 +249,12 @@ def take_part(state: PagedState, which: int, row: int, num_tokens: int) -> None:
 def num_open(state: PagedState, row: int) -> int:
     """Tokens that a running request can compute: 0 when a step in flight gives the last that it may have."""
     request = state.rows[row]
-    output = request.output + request.placeholders
-    if request.placeholders > 0 and output >= request.most_output:
+    # Even if all drafts in flight are rejected.
+    least = request.computed + 2 - request.placeholders
+    if request.placeholders > 0 and least >= request.prompt + request.most_output:
         return 0
-    return int(min(request.prompt + output, state.server[0].max_model_len - 1) - request.computed)
+    known = request.prompt + request.output + request.placeholders + request.drafts
+    return int(min(known, state.server[0].max_model_len - 1) - request.computed)
 
 
 @jit
@@ -261,6 +274,7 @@ def begin_step(state: PagedState, which: int, num_preempted: int) -> None:
     server, step = state.server[0], state.steps[which]
     step.num_scheduled = 0
     step.num_decodes = 0
+    step.draft_tokens = 0
     step.num_chunk_tokens = 0
     step.context_tokens = 0
     step.attended_tokens = 0
@@ -270,6 +284,7 @@ def begin_step(state: PagedState, which: int, num_preempted: int) -> None:
     step.asked_tokens = 0
     server.budget = server.max_step_tokens
     server.num_newly_preempted = 0
+    server.has_parts = 0
     server.chunk_limit = 0
     # From vLLM 0.31.0 on a request without others may take the whole budget: there is nobody to hold up.
     if server.caps_lone_requests or server.num_running + server.num_waiting > 1:
@@ -290,7 +305,8 @@ def begin_step(state: PagedState, which: int, num_preempted: int) -> None:
             is_out = victim == row
         if is_out:
             return
-        take_part(state, which, row, num_tokens)
+        server.has_parts |= state.rows[row].is_part
+        take_part(state, which, row, num_tokens, 0)
 
 
 @jit
@@ -348,8 +364,40 @@ def load_blocks(state: PagedState, which: int, seat: int, matched: int, most: in
 
 
 @jit
+def padding_of(state: PagedState, which: int, num_tokens: int, num_cached: int) -> int:
+    """Drafts that pad a request of so many tokens at its admission."""
+    server, step = state.server[0], state.steps[which]
+    if server.num_drafts == 0 or num_tokens - num_cached != 1 or server.has_parts:
+        return 0
+    has_others = step.num_scheduled > step.num_admitted or num_cached > 0
+    if not has_others or num_cached + server.num_drafts + 2 > server.max_model_len:
+        return 0
+    return int(server.num_drafts)
+
+
+@always_inline
+def blocks_to_admit(state: PagedState, num_tokens: int, matched: int, num_padding: int) -> int:
+    """Free blocks that a request needs of which ``matched`` blocks were found: for all its tokens, and for what its
+    first step computes and looks ahead."""
+    server = state.server[0]
+    block_tokens, num_held = int(server.block_tokens), num_tokens
+    if server.num_drafts > 0:
+        new_tokens = chunk_of(state, num_tokens - matched * block_tokens + num_padding)
+        most = min(matched * block_tokens + new_tokens + server.lookahead_tokens, server.max_model_len)
+        num_held = max(num_tokens, int(most))
+    needed = (num_held + block_tokens - 1) // block_tokens - matched
+    for place in range(matched):
+        if state.blocks[state.prefix[place].hit].holders == 0:
+            needed += 1
+    return needed
+
+
+@jit
 def admit_paged(state: PagedState, which: int, row: int) -> bool:
     """Admit the head of the queue to the step being decided, if all tokens that it has now fit into free blocks.
+
+    With one token left to compute it is padded with drafts, so that the batch keeps its graph; it waits where the
+    budget has no room for them. Source: scheduler.py, schedule(), pad_spec_decode.
 
     ``state.prefix`` must hold the keys of the full blocks of its prompt and answer, where prefixes are cached.
     """
@@ -359,11 +407,12 @@ def admit_paged(state: PagedState, which: int, row: int) -> bool:
     if server.is_caching:
         # The last token is always computed: its output is the next token.
         matched = match_prefix(state, (num_tokens - 1) // block_tokens)
-    needed = (num_tokens + block_tokens - 1) // block_tokens - matched
-    for place in range(matched):
-        if state.blocks[state.prefix[place].hit].holders == 0:
-            needed += 1
-    if needed > server.num_free:
+        if server.drops_last_match and matched > 0:
+            matched -= 1
+    num_padding = padding_of(state, which, num_tokens, matched * block_tokens)
+    if num_padding > 0 and 1 + num_padding > server.budget:
+        return False
+    if blocks_to_admit(state, num_tokens, matched, num_padding) > server.num_free:
         return False
     unqueue_paged(state, row)
     server.free_seats -= 1
@@ -385,7 +434,7 @@ def admit_paged(state: PagedState, which: int, row: int) -> bool:
     request.computed = matched * block_tokens
     state.places[server.num_running].running = row
     server.num_running += 1
-    part_tokens = chunk_of(state, int(num_tokens - request.computed))
+    part_tokens = chunk_of(state, int(num_tokens - request.computed + num_padding))
     # The whole prompt fits, and so does a part of it.
     grow(state, row, part_tokens)
     if server.is_caching:
@@ -395,7 +444,7 @@ def admit_paged(state: PagedState, which: int, row: int) -> bool:
     part.admitted = row
     part.cached_tokens = request.computed
     step.num_admitted += 1
-    take_part(state, which, row, part_tokens)
+    take_part(state, which, row, part_tokens, 1 if num_padding > 0 else 0)
     return True
 
 
@@ -445,6 +494,22 @@ def next_ahead(state: PagedState) -> int:
     return int(1 - server.current)
 
 
+@always_inline
+def settle_drafts(state: PagedState, row: int, gained: int, num_drafts: int, num_accepted: int) -> None:
+    """A running request has ``gained`` tokens more: what was rejected of its drafts is not computed, and new ones are
+    there for its next step."""
+    server, request = state.server[0], state.rows[row]
+    request.computed -= num_drafts - num_accepted
+    if server.trims_computed:
+        request.computed -= 1 + num_accepted - gained
+    if server.is_async:
+        request.placeholders -= gained + num_drafts - num_accepted
+    else:
+        request.drafts = server.num_drafts
+    if server.is_async or server.num_drafts == 0 or server.registers_drafts:
+        register_full(state, row, int(request.computed - request.placeholders))
+
+
 @jit
 def finish_paged(state: PagedState) -> int:
     """The running step is over: a token for everyone whose prompt is computed; returns how many have finished.
@@ -468,14 +533,13 @@ def finish_paged(state: PagedState) -> int:
             request.stale -= part.tokens
         if part.is_unfinished:
             continue
-        request.output += 1
-        if request.output == 1:
+        if request.output == 0:
             state.places[server.num_first].first = row
             server.num_first += 1
+        gained = min(1 + part.accepted, request.end_output - request.output)
+        request.output += gained
         if not is_stale:
-            if server.is_async:
-                request.placeholders -= 1
-            register_full(state, row, int(request.computed - request.placeholders))
+            settle_drafts(state, row, int(gained), int(part.drafts), int(part.accepted))
         if request.output >= request.end_output:
             seat, count = int(request.seat), int(request.num_blocks)
             leave_server(state, row)
@@ -516,7 +580,7 @@ def more_equal_steps(state: PagedState) -> int:
     """
     server = state.server[0]
     step, num_running, ahead = state.steps[server.current], server.num_running, 1 - server.current
-    if step.num_chunk_tokens > 0 or step.num_preempted > 0 or step.num_loaded > 0:
+    if step.num_chunk_tokens > 0 or step.num_preempted > 0 or step.num_loaded > 0 or server.num_drafts > 0:
         return 0
     if step.num_scheduled != num_running or num_running == 0:
         return 0

@@ -98,7 +98,8 @@ class Step(NamedTuple):
     requests whose prompt is not computed at the end of the step, which get no token; attended_tokens, of the parts of
     prompts (``harness.model.engine.cost``); external_queries, external_hits, tokens that a second memory was asked for,
     and had. With asynchronous scheduling a request that ended after the decision is not in ``requests``, and still in
-    num_seqs and tokens.
+    num_seqs and tokens. drafts: (request, tokens that were drafted for it) of those of ``requests`` that have some; the
+    drafts that pad a request are not among them.
     """
 
     kind: str
@@ -123,6 +124,7 @@ class Step(NamedTuple):
     attended_tokens: int = 0
     external_queries: int = 0
     external_hits: int = 0
+    drafts: tuple[tuple[int, int], ...] = ()
 
 
 class KvCopyError(RuntimeError):

@@ -86,12 +86,13 @@ def test_memory_of_another_size_is_told_where_no_decision_shows_it(tmp_path: Pat
     assert done.returncode == 4
 
 
-def test_a_server_that_drafts_is_refused_before_any_figure(tmp_path: Path) -> None:
+def test_drafts_by_rules_that_nobody_knows_and_their_costs_are_refused_before_any_figure(tmp_path: Path) -> None:
     files = record(0, tmp_path)
     change_setting(files, num_speculative_tokens=2)
-    done = command(files)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "the rules do not know drafts" in " ".join(done.stderr.split())
+    for options, words in ((), "whose rules are not known"), (("--cost-model", "emulated-gpu"), "no cost model knows"):
+        done = command(files, *options)
+        assert (done.returncode, done.stdout) == (1 if options else 2, "")
+        assert words in " ".join(done.stderr.split())
 
 
 def test_blocks_that_the_file_does_not_know_are_a_difference_of_cached_tokens(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_a_killed_harness_leaves_no_server_and_no_engine_process(tmp_path: Path,
         os.kill(harness.pid, signal.SIGKILL)
         assert ends(server)
         assert ends(engine)
-        assert port_is_free(HOST, port)
+        assert comes_true(lambda: port_is_free(HOST, port))
     finally:
         clean_up(harness)
 

@@ -15,7 +15,6 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from vllm.config import SpeculativeConfig
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
@@ -34,23 +33,17 @@ def drafting_scheduler(model: Path, drafts: int, *, is_async: bool) -> Any:
     geometry = PagedGeometry(
         max_num_seqs=4,
         kv_slots=4,
-        slot_tokens=64,
+        slot_tokens=256,
         block_tokens=BLOCK_TOKENS,
         prefix_caching=True,
-        num_gpu_blocks=30,
-        max_num_batched_tokens=24,
+        num_gpu_blocks=66,
+        max_num_batched_tokens=48,
         capture_sizes=(4, 8, 16),
         async_scheduling=is_async,
+        num_drafts=drafts,
+        draft_method="ngram",
     )
-    config = config_of(geometry, model)
-    config.speculative_config = SpeculativeConfig(
-        method="ngram_gpu" if is_async else "ngram",
-        num_speculative_tokens=drafts,
-        prompt_lookup_max=2,
-        target_model_config=config.model_config,
-        target_parallel_config=config.parallel_config,
-    )
-    return scheduler_of(config, geometry)
+    return scheduler_of(config_of(geometry, model), geometry)
 
 
 class Driven:
@@ -68,11 +61,11 @@ class Driven:
 
     def submit(self) -> None:
         """A request whose prompt is one of three, cut at a drawn length."""
-        prompt = [self._draw.choice((1, 2, 3))] * 40
+        prompt = [self._draw.choice((1, 2, 3))] * 120
         self.scheduler.add_request(
             Request(
                 request_id=f"r{self._num_requests}",
-                prompt_token_ids=prompt[: self._draw.randint(1, 36)],
+                prompt_token_ids=prompt[: self._draw.randint(1, 110)],
                 sampling_params=parameters_of(self._draw.randint(1, MAX_TOKENS)),
                 pooling_params=None,
                 block_hasher=self._hasher,
@@ -91,10 +84,12 @@ class Driven:
 
     def _end(self, output: Any, is_sampled: list[bool]) -> None:
         names, tokens = list(output.num_scheduled_tokens), []
+        known = output.scheduled_cached_reqs
+        admitted = {new.req_id for new in output.scheduled_new_reqs} | set(known.resumed_req_ids)
         for name, samples in zip(names, is_sampled, strict=True):
             drafts = output.scheduled_spec_decode_tokens.get(name, ())
-            # A sync server's -1 is a padded draft; of an async one every draft is -1 here.
-            most = len(drafts) if self._is_async or -1 not in drafts else 0
+            # What pads a request at its admission is never accepted.
+            most = 0 if name in admitted else len(drafts)
             tokens.append([7] * (1 + self._draw.randint(0, most)) if samples else [])
         places = {name: place for place, name in enumerate(names)}
         result = ModelRunnerOutput(req_ids=names, req_id_to_index=places, sampled_token_ids=tokens)
@@ -116,6 +111,7 @@ def main(model: str, folder: str, seeds: str) -> None:
     core.observe(AsyncScheduler)
     for seed in range(int(seeds)):
         os.environ[core.FILE_VARIABLE] = str(Path(folder) / f"core-{seed}.jsonl")
+        os.environ["VLLM_SESSIONS_FILE"] = str(Path(folder) / f"sessions-{seed}.jsonl")
         driven, draw = Driven(Path(model), seed), random.Random(seed)
         for _ in range(200):
             if draw.random() < 0.3:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from harness.extras.sessions.commands import replay_files
 from harness.extras.twin.artifact import cached_artifact, twin_spec
 from harness.extras.twin.environment import TwinEnvironment, twin_variables
 from harness.stacks.vllm.core_steps import CoreStep, read_core_steps
@@ -40,7 +41,9 @@ def test_each_step_of_the_schedulers_is_recorded_once_in_the_twins_vllm(twin: Tw
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("twin", [PAGED_TWIN], indirect=True)
-def test_accepted_drafts_are_those_of_the_schedulers_own_statistics(twin: TwinEnvironment, tmp_path: Path) -> None:
+def test_accepted_drafts_are_those_of_its_own_statistics_and_the_rules_decide_the_same(
+    twin: TwinEnvironment, tmp_path: Path
+) -> None:
     variables = twin_variables(twin)
     words = ("tests.stacks.vllm.draft_witness", cached_artifact(twin, twin_spec()), tmp_path, NUM_DRAFTED)
     said = run_in_vllm(twin.python, variables, *words).splitlines()
@@ -55,6 +58,9 @@ def test_accepted_drafts_are_those_of_the_schedulers_own_statistics(twin: TwinEn
             "accepted_at": list(figures.accepted_at),
         }
         assert figures.num_padded
+        found, _config = replay_files([tmp_path / f"sessions-{seed}.jsonl"], tmp_path / f"core-{seed}.jsonl")
+        assert found.is_same, found.first or found.first_free
+        assert found.num_steps > 40
     assert len(said) == NUM_DRAFTED
 
 
