@@ -30,7 +30,7 @@ from harness.model.engine import CostModel, load_cost_model
 from harness.model.engine.cost import FS_PER_MS, FitErrors, size_name, to_fs
 from harness.model.spec import StopSpec
 
-EXPERIMENTS, SEED = 1_000, 20261125
+EXPERIMENTS, SEED = 200, 20261125
 NUM_BLOCKS = (3, 6, 12)
 SIZES, BASE_SIZES = (1, 2, 4, 6, 8), (1, 2, 4, 8)
 # Mean decode steps of a block by requests, 1 to 6, and how far they scatter: of both sides alike, and of one.

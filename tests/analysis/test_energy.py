@@ -119,7 +119,7 @@ def walked(samples: list[tuple[int, float]], flights: list[tuple[int, int]]) -> 
     return joules, error, sum(any(start <= at <= end for start, end in flights) for at, _watts in samples)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_joules_are_those_of_a_walk_over_all_samples(data: st.DataObject) -> None:
     gaps = data.draw(st.lists(st.sampled_from([0, 1, 400, 999, 1000, 1000, 1001]), max_size=12))
@@ -144,7 +144,7 @@ def test_the_joules_of_a_known_power_are_within_the_error_where_power_moves_one_
     assert found.error_joules == pytest.approx(50 * 16 / 2 / per_s)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(data=st.data())
 def test_the_joules_of_a_power_that_steps_once_between_samples_are_within_the_error(data: st.DataObject) -> None:
     ms = 1_000_000

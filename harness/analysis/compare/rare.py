@@ -9,8 +9,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from harness.analysis.compare.ratio import BlockCosts, estimate_of_blocks, values_of_blocks
-from harness.analysis.stats import NO_SCATTER, FloatArray
+from harness.analysis.compare.ratio import BlockCosts, estimate_of_blocks, have_ratio, values_of_blocks
+from harness.analysis.stats import MIN_REPLICATES, NO_SCATTER, FloatArray
 
 T = TypeVar("T")
 # Shares of 95 % intervals of so few blocks that hold the ratio of the worst simulated workload.
@@ -72,19 +72,20 @@ def deciding(replicates: Sequence[int], verdict_of: Callable[[list[int]], T | No
     verdict_of: the verdict of the blocks at these places; None where so few have none.
     """
     places = range(len(replicates))
-    of_all = verdict_of([*places])
-    without = [verdict_of([other for other in places if other != place]) for place in places]
-    changed = [
-        (replicate, verdict)
-        for replicate, verdict in zip(replicates, without, strict=True)
-        if verdict is not None and verdict != of_all
-    ]
-    return None if of_all is None or len(changed) != 1 else changed[0]
+    of_all, found = verdict_of([*places]), None
+    for place in places if of_all is not None else ():
+        verdict = verdict_of([other for other in places if other != place])
+        if verdict is None or verdict == of_all:
+            continue
+        if found is not None:
+            return None
+        found = replicates[place], verdict
+    return found
 
 
 def _side(blocks: Sequence[BlockCosts]) -> int | None:
     """The side of 1 that a fixed interval shows of a ratio of sums; None of so few that they have none."""
-    if len(blocks) < 3 or not all(any(block[side] for block in blocks) for side in (0, 1)):
+    if len(blocks) < MIN_REPLICATES or not have_ratio(blocks):
         return None
     estimate = estimate_of_blocks(blocks)
     return -1 if estimate.high < 0 else int(estimate.low > 0)

@@ -105,6 +105,11 @@ def values_of_blocks(blocks: Sequence[BlockCosts]) -> FloatArray:
     return own - base
 
 
+def have_ratio(blocks: Sequence[BlockCosts]) -> bool:
+    """Whether both sides cost something."""
+    return all(any(block[side] for block in blocks) for side in (0, 1))
+
+
 def ratio_of_sums(blocks: Sequence[BlockCosts]) -> float:
     """Of the costs a unit; the baseline's must be above 0."""
     own, base, own_units, base_units = map(sum, zip(*blocks, strict=True))

@@ -23,6 +23,7 @@ from harness.analysis.compare.ratio import (
     Family,
     Verdict,
     estimate_of_blocks,
+    have_ratio,
     ran_until_decided,
     ratio_of_sums,
 )
@@ -122,7 +123,7 @@ def looks_at(
 
 def _look(blocks: Sequence[BlockCosts], t: float, stop: StopSpec, of_costs: float | None) -> Look:
     num_blocks, low, high = len(blocks), -math.inf, math.inf
-    if not all(any(block[side] for block in blocks) for side in (0, 1)):
+    if not have_ratio(blocks):
         return Look(num_blocks, math.nan, 0.0, math.inf, math.nan, Verdict.GO_ON, of_costs)
     found = estimate_of_blocks(blocks)
     # Where nothing varies there is nothing that an interval could be of.

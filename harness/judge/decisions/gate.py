@@ -20,7 +20,7 @@ from harness.analysis.compare.boundaries import boundaries_at
 from harness.analysis.compare.measures import MEASURES, OF_SERVERS, Bounds, Counted, Measure, Value, mean_of
 from harness.analysis.compare.pairs import in_order
 from harness.analysis.compare.rare import deciding, skew_in_words
-from harness.analysis.compare.ratio import Ratio, blocks_of, paired_ratio
+from harness.analysis.compare.ratio import Ratio, blocks_of, have_ratio, paired_ratio
 from harness.analysis.figures import place_of
 from harness.analysis.stats import MIN_REPLICATES, Estimate, grouped, t_quantile
 from harness.errors import SpecError
@@ -360,14 +360,15 @@ def _tested(
 
     def verdict_of(places: Sequence[int]) -> GateVerdict | None:
         """The verdict of one look at some of the pairs; None where so few have none."""
-        ratio = ratio_of(figure, [pairs[place] for place in places])
-        if ratio is None or ratio.estimate is None:
+        some = [blocks[place] for place in places]
+        estimate = paired_ratio(some, [pairs[place][0] for place in places]).estimate if have_ratio(some) else None
+        if estimate is None:
             return None
-        estimate = ratio.estimate if figure.is_lower_better else ratio.estimate.inverse
-        return _with_limits(empty, [estimate], policy, family, late=late)[0].verdict
+        one = estimate if figure.is_lower_better else estimate.inverse
+        return _with_limits(empty, [one], policy, family, late=late)[0].verdict
 
-    replicates = [new.manifest.replicate for new, _ in pairs]
-    one = deciding(replicates, verdict_of)
+    blocks = blocks_of(*zip(*known, strict=True))
+    one = deciding([new.manifest.replicate for new, _ in pairs], verdict_of)
     skew = skew_in_words((1 if figure.is_lower_better else -1) * np.array(ratios[-1].values))
     shape = "" if one is None else f"replicate {one[0]} decides: without it, {one[1].value}"
     return replace(test, shape="; ".join(filter(None, (shape, skew))))
@@ -376,11 +377,10 @@ def _tested(
 def ratio_of(figure: Measure, pairs: Sequence[_Pair]) -> Ratio | None:
     """The ratio of pairs that all have the figure; None where one has not, or they hold too few requests."""
     known = _known(figure, pairs)
-    if not all(any(value.amount for value in side) for side in zip(*known, strict=True)):
-        return None
     if not known or len(known) < len(pairs) or _number_a_side(figure, pairs) < figure.num_needed:
         return None
-    return paired_ratio(blocks_of(*zip(*known, strict=True)), [run for run, _ in pairs])
+    blocks = blocks_of(*zip(*known, strict=True))
+    return paired_ratio(blocks, [run for run, _ in pairs]) if have_ratio(blocks) else None
 
 
 def _with_limits(

@@ -105,12 +105,6 @@ def test_a_look_without_the_ledger_is_said_and_adds_nothing_elsewhere(still_open
     assert "this look is not in the ledger of its freeze" in told.stderr
 
 
-def test_exploratory_runs_leave_no_look(place: Workplace) -> None:
-    place.run_exploratory()
-    assert harness(place, "decide", "small", "--runs", "runs").returncode == 5
-    assert place.git("for-each-ref", "refs/harness") == ""
-
-
 def test_runs_with_repetitions_left_are_repeated_beside_those_without(place: Workplace) -> None:
     place.allow_retries(1)
     frozen = place.freeze().path

@@ -401,13 +401,14 @@ def test_nothing_is_decided_before_every_frozen_run_is_sealed(place: Workplace) 
     assert decision.reason.startswith("4 of 6 frozen runs are sealed; so far PASS: ")
 
 
-def test_exploratory_runs_are_not_subject_to_a_decision(place: Workplace) -> None:
+def test_exploratory_runs_are_not_subject_to_a_decision_and_leave_no_look(place: Workplace) -> None:
     place.run_exploratory()
     decided = harness(place, "decide", "small", "--runs", "runs")
     assert decided.returncode == 5
     assert "these runs do not decide everything that was asked (1 NOT SUBJECT)" in decided.stderr
     assert "NOT SUBJECT" in decided.stdout
     assert "would be PASS" in decided.stdout
+    assert place.git("for-each-ref", "refs/harness") == ""
 
 
 def test_a_confirmatory_run_takes_no_changes(place: Workplace) -> None:
