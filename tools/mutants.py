@@ -36,7 +36,7 @@ AREAS = ("model/engine", "analysis/compare", "measure/records", "measure/client"
 EACH = 60
 MAX_CPU_S, MAX_WALL_S = 150, 400
 """Of one mutant's tests. What takes longer does not end by itself, and counts as noticed."""
-PACKAGES = ("aiohttp", "duckdb", "matplotlib.figure", "numpy", "pyarrow.dataset", "pydantic", "scipy.stats", "xdist")
+PACKAGES = ("aiohttp", "duckdb", "matplotlib.figure", "numpy", "pyarrow.dataset", "pydantic", "scipy.special", "xdist")
 """What tests import, loaded once."""
 OPTIONS = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", "not live and not twin", "-W"]
 # Plain Python says where numbers of the engine overflow, as they do by design.

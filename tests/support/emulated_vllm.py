@@ -9,6 +9,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from tests.support.checkout import ROOT
+
 SERVE = """
 import argparse, json, os, pathlib, sys
 
@@ -44,12 +46,17 @@ os.execv(sys.executable, [sys.executable, *emulator, *arguments])
 
 def emulated_vllm(folder: Path, cost_model: str = "emulated-gpu") -> Path:
     """A virtual environment, as ``server.environment`` names it. cost_model: of the emulated server."""
+    return vllm_environment(folder, f"COST_MODEL = {cost_model!r}\n{SERVE}")
+
+
+def vllm_environment(folder: Path, serve: str) -> Path:
+    """A virtual environment whose command ``vllm`` runs the program ``serve``; other packages of it lie in ``site``."""
     info = folder / "site" / "vllm-0.30.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.30.0\n")
-    (folder / "serve.py").write_text(f"COST_MODEL = {cost_model!r}\n{SERVE}")
+    (folder / "serve.py").write_text(serve)
     (folder / "bin").mkdir()
-    search = f'PYTHONPATH="{info.parent}:{Path(__file__).resolve().parents[2]}"'
+    search = f'PYTHONPATH="${{PYTHONPATH:+$PYTHONPATH:}}{info.parent}:{ROOT}"'
     for name, script in (("python", ""), ("vllm", f'"{folder / "serve.py"}" ')):
         command = folder / "bin" / name
         command.write_text(f'#!/bin/sh\n{search} exec "{sys.executable}" {script}"$@"\n')

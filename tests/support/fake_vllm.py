@@ -6,10 +6,10 @@ The plugin is loaded by its entry point from PYTHONPATH, as vLLM loads it; the c
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from tests.stacks.vllm.test_step_log import little_vllm
+from tests.support.emulated_vllm import vllm_environment
 
 TIMES_FASTER = 10.0
 """Than the steps of the emulator's own cost model: a test waits for them."""
@@ -132,16 +132,5 @@ asyncio.run(
 
 def fake_vllm(folder: Path) -> Path:
     """A virtual environment, as ``server.environment`` names it."""
-    site = little_vllm(folder / "site")
-    info = site / "vllm-0.30.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.30.0\n")
-    (folder / "serve.py").write_text(f"TIMES_FASTER = {TIMES_FASTER}\n{SERVE}")
-    (folder / "bin").mkdir()
-    root = Path(__file__).resolve().parents[2]
-    search = f'PYTHONPATH="${{PYTHONPATH:+$PYTHONPATH:}}{site}:{root}"'
-    for name, script in (("python", ""), ("vllm", f'"{folder / "serve.py"}" ')):
-        command = folder / "bin" / name
-        command.write_text(f'#!/bin/sh\n{search} exec "{sys.executable}" {script}"$@"\n')
-        command.chmod(0o755)
-    return folder
+    little_vllm(folder / "site")
+    return vllm_environment(folder, f"TIMES_FASTER = {TIMES_FASTER}\n{SERVE}")
