@@ -322,6 +322,9 @@ def test_what_a_server_did_not_show_is_named_with_its_option() -> None:
         json.dumps([-1, *[None] * 17, 1]).encode(),
         json.dumps([1 << 70, *[None] * 17, 1]).encode(),
         json.dumps([5, True, *[None] * 16, 1]).encode(),
+        json.dumps([5, *[None] * 3, True, *[None] * 13, 1]).encode(),
+        json.dumps([5, *[None] * 8, "FULL\n", *[None] * 8, 1]).encode(),
+        json.dumps([5, *[None] * 8, "F" * 65, *[None] * 8, 1]).encode(),
         # More hits than queries, and less padded than unpadded.
         json.dumps([5, None, None, None, None, 3, 4, *[None] * 11, 1]).encode(),
         json.dumps([5, *[None] * 6, 8, 4, *[None] * 9, 1]).encode(),
