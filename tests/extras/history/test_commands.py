@@ -10,7 +10,7 @@ import pytest
 
 from harness.present.export.baseline import save_baseline
 from harness.runner import run_experiment
-from tests.support.command_line import harness_here
+from tests.support.command_line import harness
 from tests.support.experiments import small_experiment
 
 
@@ -25,25 +25,23 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def test_each_place_is_a_point_of_each_condition(places: list[str]) -> None:
-    rows = json.loads(
-        harness_here("history", *places, "--figure", "cost", "--figure", "tpot", "--format", "json").stdout
-    )
+    rows = json.loads(harness("history", *places, "--figure", "cost", "--figure", "tpot", "--format", "json").stdout)
     assert len(rows) == 3 * 2 * 2
     assert {row["place"] for row in rows} == set(places)
     assert all(row["low"] < row["value"] < row["high"] for row in rows)
-    table = harness_here("history", *places, "--format", "csv").stdout
+    table = harness("history", *places, "--format", "csv").stdout
     assert [row["condition"] for row in csv.DictReader(table.splitlines())] == 3 * ["base"] + 3 * ["more"]
-    shown = harness_here("history", *places).stdout
+    shown = harness("history", *places).stdout
     assert "Predicted: simulated in virtual time" in shown
 
 
 def test_the_page_has_a_plot_and_the_table(places: list[str], tmp_path: Path) -> None:
     path = tmp_path / "history.html"
-    assert harness_here("history", *places, "-o", str(path)).returncode == 0
+    assert harness("history", *places, "-o", str(path)).returncode == 0
     text = path.read_text()
     assert "<svg" in text
     assert "no accelerator was measured" in text
-    refused = harness_here("history", *places, "-o", str(tmp_path / "history.pdf"))
+    refused = harness("history", *places, "-o", str(tmp_path / "history.pdf"))
     assert (refused.returncode, "neither .html nor .csv" in refused.stderr) == (2, True)
 
 
@@ -51,7 +49,7 @@ def test_the_file_for_otava_has_a_row_for_each_place_and_a_column_for_each_figur
     places: list[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "history.csv"
-    assert harness_here("history", *places, "-o", str(path)).returncode == 0
+    assert harness("history", *places, "-o", str(path)).returncode == 0
     rows = list(csv.DictReader(path.read_text().splitlines()))
     assert [row["place"] for row in rows] == places
     assert list(rows[0])[:3] == ["time", "release", "place"]
@@ -61,13 +59,13 @@ def test_the_file_for_otava_has_a_row_for_each_place_and_a_column_for_each_figur
 
 
 def test_one_place_has_no_history(places: list[str]) -> None:
-    alone = harness_here("history", places[0])
+    alone = harness("history", places[0])
     assert (alone.returncode, "more than one place" in alone.stderr) == (2, True)
 
 
 def test_a_folder_named_twice_is_refused(places: list[str]) -> None:
     experiment = next(path for path in Path(places[0]).iterdir() if path.is_dir())
     for again in (places[0], str(experiment), experiment.name):
-        told = harness_here("history", places[0], again, "--runs", places[0])
+        told = harness("history", places[0], again, "--runs", places[0])
         assert told.returncode == 2, again
         assert "holds the same runs as" in told.stderr
