@@ -26,6 +26,8 @@ BESIDE = "chats with the counts of one that lasted around them: they may be one 
 WRAPS = "chats that wrap another chat: one call, instrumented twice"
 WITHIN = "calls within a chat of the same counts: one call, instrumented twice"
 SUMS = "spans with the counts of the calls within them together: a sum, and no call"
+OPEN = "calls that stay open around their tools: each is taken to end where its first tool began"
+TWICE = "calls within one of another service with the same counts: they may be one call, recorded by both"
 AROUND = "spans with counts around other calls, and without an operation"
 ORPHANS = "calls under a span that is not in the files: who started them is not known"
 JOINED = "traces that begin with the messages of an earlier one: taken as turns of one session"
@@ -87,8 +89,11 @@ class _Tree:
         self._calls = self._once_each()
         self._one_clock()
         self._calls.sort(key=lambda span: (span.start_ns, span.end_ns))
+        self._end_before_tools()
         traces: dict[str, list[Span]] = {}
-        for span in self._calls:
+        for place, span in enumerate(self._calls):
+            earlier = self._calls[max(0, place - MOST_LOOKED_AT) : place]
+            self._notes.assume(TWICE, any(each.service != span.service and each.wraps(span) for each in earlier))
             run = self._run(span)
             if span.call is not None:
                 agents = (each.agent for each in (span, *self._above(span)) if each.agent)
@@ -168,6 +173,19 @@ class _Tree:
             if id(span) in out:
                 self._notes.drop(out[id(span)], span.at)
         return [span for span in self._calls if id(span) not in out]
+
+    def _end_before_tools(self) -> None:
+        """End each call that is open while its own tools run where the first of them began."""
+        kept, firsts = set(map(id, self._calls)), dict[int, int]()
+        for tool in self._others:
+            around = next((each for each in self._above(tool) if each.role in ("call", "agent", "tool")), None)
+            if tool.role == "tool" and tool.has_times and id(around) in kept:
+                firsts[id(around)] = min(firsts.get(id(around), tool.start_ns), tool.start_ns)
+        for span in self._calls:
+            first_ns = firsts.get(id(span), span.end_ns)
+            if span.call is not None and span.start_ns <= first_ns < span.end_ns:
+                span.end_ns = span.call.end_ns = first_ns
+                self._notes.assume(OPEN)
 
     def _starter(self, span: Span, first_ns: int) -> Span | None:
         """The last call that had ended before ``first_ns``, of the nearest agent around a span that had any."""

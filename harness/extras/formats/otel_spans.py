@@ -67,6 +67,7 @@ class Span:
     """It is a call without counts: a call within it may have them."""
     session: str = ""
     agent: str = ""
+    service: str = ""
     clock: str = ""
     num_within: int = 0
 
@@ -163,6 +164,7 @@ def read_span(record: Record, at: str, notes: ReadNotes) -> Span:
         has_times,
         operation in CHATS,
         agent=_named(attributes, AGENT_NAMES),
+        service=text_of(record, "resource_attributes", "service.name"),
     )
     if not isinstance(record.get("attributes"), dict) and not span.span:
         notes.row_broken("no span", at)
@@ -225,12 +227,11 @@ def _call(record: Record, span: Span, notes: ReadNotes) -> Call | str:
     for name in attributes.keys() - COUNTS:
         if LIKE_CACHED.search(name) and tokens_of(attributes[name]) is not None and TYPE_NAME.fullmatch(name):
             notes.assume(f"counts by a name that is not known, {name}: not read")
-    service = text_of(record, "resource_attributes", "service.name")
     call = Call("", span.start_ns, span.end_ns, prompt or 0, counts["cached"], notes.answered(generate), at=span.at)
-    call.messages, call.agent = messages, service
+    call.messages, call.agent = messages, span.service
     call.created_tokens, call.total_tokens = counts["created"] or 0, counts["total"] or None
     call.reasoning_tokens = counts["reasoning"] or 0
-    call.provider = _named(attributes, PROVIDERS) or service
+    call.provider = _named(attributes, PROVIDERS) or span.service
     call.is_unsaid = call.is_concurrent = True
     return call
 

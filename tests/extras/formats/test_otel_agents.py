@@ -10,7 +10,7 @@ import pytest
 
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
-from harness.extras.formats.otel import JOINED, NO_TOOLS, ORPHANS, SUMS, WHOSE, WITHIN, WRAPS
+from harness.extras.formats.otel import JOINED, NO_TOOLS, OPEN, ORPHANS, SUMS, TWICE, WHOSE, WITHIN, WRAPS
 from harness.extras.formats.otel_spans import FAILED_WITH_COUNTS
 from harness.extras.formats.trajectories import GAPS
 from harness.model.traces.links import BY_MESSAGES, UNAWAITED
@@ -334,3 +334,29 @@ def test_telemetry_of_gemini_cli_points_to_the_sessions_own_logs(tmp_path: Path)
     path.write_text(2 * json.dumps({"hrTime": [1, 2], "attributes": {"event.name": "x"}}, indent=2))
     with pytest.raises(SpecError, match=r"telemetry of Gemini CLI or Qwen Code.*~/.gemini/tmp"):
         imported(path)
+
+
+def test_a_call_that_stays_open_around_its_tool_ended_where_the_tool_began(tmp_path: Path) -> None:
+    rows = [
+        span("a", "", 0, 30, "invoke_agent"),
+        chat("b", "a", 0, 500, 0) | {"end_ns": (START_S + 24) * NS_PER_S},
+        span("c", "b", 5, 23, "execute_tool"),
+        chat("d", "a", 24, 700, 512),
+    ]
+    trace = trace_of(tmp_path, rows)
+    waits = [(each.wait_kind, each.wait_ns) for each in trace.recordings[0].requests]
+    assert waits[1] == ("tool", 19 * NS_PER_S)
+    assert said(trace, OPEN)
+
+
+def test_calls_that_a_client_and_its_proxy_both_record_are_labelled(tmp_path: Path) -> None:
+    def of(service: str, row: Any) -> Any:
+        return row | {"resource_attributes": {"service.name": service}}
+
+    rows = [
+        of("client", chat("a", "", 0, 500, 0)),
+        of("proxy", chat("b", "", 0.25, 500, 0, OTHER) | {"end_ns": round((START_S + 0.75) * NS_PER_S)}),
+        of("client", chat("c", "", 9, 500, 0)),
+    ]
+    assert said(trace_of(tmp_path, rows), TWICE)
+    assert not said(trace_of(tmp_path, rows[::2]), TWICE)
