@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Collection, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -112,6 +113,7 @@ def _explain_distributions(models: Mapping[str, type[BaseModel]]) -> None:
             _explain_model(name, models[name])
 
 
+@cache
 def _models() -> dict[str, type[BaseModel]]:
     from harness.model import spec
     from harness.model.plan import waits
@@ -144,9 +146,7 @@ def _models() -> dict[str, type[BaseModel]]:
         "fixed": spec.FixedLength,
         "uniform": spec.UniformLength,
         "lognormal": spec.LognormalLength,
-        **{
-            f"{OF_WAITS}{model.model_json_schema()['properties']['distribution']['const']}": model for model in of_waits
-        },
+        **{f"{OF_WAITS}{get_args(model.model_fields['distribution'].annotation)[0]}": model for model in of_waits},
     }
     for name, model in _files():
         models |= dict(_with_tables(name, model, {*models.values()}))

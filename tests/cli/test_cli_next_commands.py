@@ -47,6 +47,14 @@ def followed(folder: Path, command: str, expected: tuple[int, ...] = (0,)) -> st
     return printed
 
 
+def first_experiment(folder: Path) -> str:
+    """What ``harness init`` prints of mine.toml, whose prediction then takes a tenth of the draws of a freeze."""
+    printed = followed(folder, "harness init mine --backend sim")
+    path = folder / "mine.toml"
+    path.write_text(f"prediction = {{draws = 20}}\n{path.read_text()}")
+    return printed
+
+
 def line_after(start: str, printed: str) -> str:
     found = re.search(rf"{re.escape(start)} (.*?)\s*$", printed, re.MULTILINE)
     assert found is not None, printed
@@ -62,7 +70,7 @@ def decided_from(folder: Path, frozen: str) -> str:
 
 
 def test_what_init_prints_leads_to_a_decision_that_counts(repository: Path) -> None:
-    begun = followed(repository, "harness init mine --backend sim")
+    begun = first_experiment(repository)
     commit(repository)
     *first, freeze = re.findall(r"^  (harness .*?)  +# ", begun, re.MULTILINE)
     assert len(first) == 3
@@ -76,7 +84,7 @@ def test_what_init_prints_leads_to_a_decision_that_counts(repository: Path) -> N
 def test_runs_that_were_not_frozen_say_how_to_get_a_decision_and_a_used_seed_names_an_unused_one(
     repository: Path,
 ) -> None:
-    followed(repository, "harness init mine --backend sim")
+    first_experiment(repository)
     followed(repository, "harness run mine.toml --replicates 3 --runs runs/first")
     undecided = followed(repository, "harness decide mine --runs runs/first", expected=(5,))
     commit(repository)
@@ -87,7 +95,7 @@ def test_runs_that_were_not_frozen_say_how_to_get_a_decision_and_a_used_seed_nam
 
 
 def test_the_decision_of_runs_that_were_never_made_says_how_they_are_made(repository: Path) -> None:
-    followed(repository, "harness init mine --backend sim")
+    first_experiment(repository)
     commit(repository)
     assert "harness run mine.toml --runs runs/main" in followed(
         repository, "harness decide mine --runs runs/main", expected=(2,)
@@ -109,7 +117,7 @@ def test_the_way_to_a_confirmatory_verdict_of_a_shipped_experiment_is_as_its_pag
     shutil.copytree(ROOT / "plans", repository / "plans")
     commit(repository)
     freeze, run, decide = commands_of("reference/experiments/README", "harness prereg freeze")
-    smaller = "--set backend=sim --set replicates=3 --set workload.num_sessions=4"
+    smaller = "--set backend=sim --set replicates=3 --set workload.num_sessions=4 --set prediction.draws=20"
     followed(repository, f"{freeze} {smaller}")
     followed(repository, run)
     assert re.search(r"(PASS|FAIL).* cost-validation", followed(repository, decide, expected=(0, 4, 5)))
@@ -118,6 +126,7 @@ def test_the_way_to_a_confirmatory_verdict_of_a_shipped_experiment_is_as_its_pag
 def test_the_guide_of_the_npu_leads_to_a_verdict_where_the_simulator_measures(repository: Path) -> None:
     (text,) = [block.text for block in blocks_of(page_text("guides/npu")) if block.marks.get("file") == "ca25.toml"]
     kept = [line for line in text.splitlines() if not re.match(r"(server\.)?(environment|artifact|devices) = ", line)]
+    kept.insert(0, "prediction = {draws = 20}")
     (repository / "ca25.toml").write_text("\n".join(kept).replace('"rbln"', '"sim"'))
     commit(repository)
     answers = [
@@ -132,7 +141,7 @@ def test_the_guide_of_the_npu_leads_to_a_verdict_where_the_simulator_measures(re
 
 
 def test_what_power_prints_is_an_experiment_that_a_freeze_takes(repository: Path) -> None:
-    followed(repository, "harness init mine --backend sim")
+    first_experiment(repository)
     path = repository / "mine.toml"
     path.write_text(path.read_text().replace('rules = ["superiority"]', ""))
     planned = followed(repository, "harness power mine.toml --rule superiority --blocks 20")
@@ -143,7 +152,7 @@ def test_what_power_prints_is_an_experiment_that_a_freeze_takes(repository: Path
 
 
 def test_a_stopping_rule_is_followed_to_its_verdict(repository: Path) -> None:
-    followed(repository, "harness init mine --backend sim")
+    first_experiment(repository)
     path = repository / "mine.toml"
     path.write_text(path.read_text() + "[stop]\nmargin = 0.5\nbudget = 12\n")
     commit(repository)
