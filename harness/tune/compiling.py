@@ -18,6 +18,7 @@ from harness.stacks.rbln.launch.artifacts import check_artifact
 from harness.stacks.rbln.launch.compile import (
     GIB,
     RECORD_FILE,
+    CompilerFailedError,
     CompileSpec,
     Exporter,
     compile_artifact,
@@ -85,7 +86,8 @@ class Compiler:
     def made(self, setups: Mapping[str, Setup], say: Say) -> tuple[dict[str, str], str]:
         """The folder of each candidate's model, compiled where it is not there, and why one has none.
 
-        A model that the stack refuses is left out. What the machine lacked raises its error: it may be mended.
+        A model that the stack refuses, or at which the compiler fails, is left out. What the machine lacked raises its
+        error: it may be mended.
         """
         places: dict[str, str] = {}
         reason = ""
@@ -93,7 +95,7 @@ class Compiler:
         for name, setup in sorted(setups.items(), key=lambda each: -(each[1].kv_slots or 0)):
             try:
                 places[name] = str(self.serving(setup) or self._compiled(setup, say))
-            except SpecError as error:
+            except (SpecError, CompilerFailedError) as error:
                 reason = f"{name} is not measured: {error}; of a model compiled elsewhere: --candidate {name}=FOLDER"
                 say(reason)
         return places, reason

@@ -40,6 +40,22 @@ GIB = 1 << 30
 DEFAULT_FREE_GIB = 40.0
 """Weights from the hub, their copies while graphs compile, and the artifact (a 4B model in bf16)."""
 LAST_LINES, LAST_BYTES = 5, 1 << 16
+EXCEPTION = re.compile(r"^(?P<line>(?:\w+\.)*(?P<kind>\w*(?:Error|Exception))(?:: .*)?)$", re.MULTILINE)
+"""The line after a traceback. Lines of the traceback itself are indented."""
+REFUSALS = ("ValueError", "NotImplementedError", "RuntimeError", "ValidationError")
+HUB_FAILURES = (
+    (
+        re.compile(r"couldn't connect to|specific connection error|LocalEntryNotFound|OfflineMode|ConnectionError"),
+        "the model {model} is not on this machine, and the model hub cannot be reached",
+        "Give this machine access to the hub (HF_HUB_OFFLINE unset), copy the model into its cache",
+    ),
+    (
+        re.compile(r"not a valid model identifier|gated repo|not a valid git identifier"),
+        "the model hub does not give {model} to this account",
+        "Check its name and revision, log in (`hf auth login`)",
+    ),
+)
+"""Why transformers did not get a model: what it says (utils/hub.py of 4.57 and 5), and what that means."""
 
 
 class CompileSpec(Spec):
@@ -111,6 +127,10 @@ class CompileSpec(Spec):
         }
 
 
+class CompilerFailedError(ServerError):
+    """The compiler ended with an error that is not about the specification."""
+
+
 @dataclass(frozen=True, slots=True)
 class Exporter:
     """The command that writes an artifact, ``python script SPEC_JSON FOLDER``, and its versions and environment."""
@@ -153,9 +173,12 @@ def compile_artifact(
     """The artifact of ``spec`` below ``root``: the registered artifact if it exists, else compiled now.
 
     Of two compiles of the same specification the second waits and reuses the result of the first. What the compiler
-    says is in a file beside the folder. Raises SpecError when the stack refuses the specification, ServerError for too
-    little disk space, a compiler that was killed, or a damaged registry.
+    says is in a file beside the folder. Raises SpecError when the stack refuses the specification, CompilerFailedError
+    for another error of the compiler, ServerError for what the machine lacks, a compiler that was killed, or a damaged
+    registry.
     """
+    if spec.model.startswith(("/", ".", "~")) and not Path(spec.model).is_dir():
+        raise SpecError("there is no such folder", where=f"model {spec.model}", hint="Name the folder of the model")
     for warning in spec.warnings:
         on_progress(f"warning: {warning}")
     name = re.sub(r"[^a-z0-9.-]+", "-", Path(spec.model).name.lower()).strip("-") or "model"
@@ -287,31 +310,47 @@ def _export(spec: CompileSpec, folder: Path, exporter: Exporter, lock: int, log:
             preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0),
         )
     if done.returncode:
-        raise _failed(done.returncode, log, exporter.python)
+        raise _failed(spec, done.returncode, log, exporter.python)
 
 
-def _failed(returncode: int, log: Path, python: Path) -> HarnessError:
+def _failed(spec: CompileSpec, returncode: int, log: Path, python: Path) -> HarnessError:
     """Why a compile failed, by the last words of the compiler."""
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - LAST_BYTES))
         text = file.read().decode(errors="replace")
-    message = [line.strip() for line in text.splitlines() if line.strip()][-LAST_LINES:] or ["no message"]
+    said = [line.strip() for line in text.splitlines() if any(map(str.isalnum, line))] or ["no message"]
+    raised = list(EXCEPTION.finditer(text))
+    last = raised[-1]["line"] if raised else said[-1]
+    whole, kind = (text[raised[-1].start() :], raised[-1]["kind"]) if raised else (last, "")
     if returncode < 0:
-        what = f"the compiler was ended by signal {-returncode} ({signal.strsignal(-returncode)}): {message[-1]}"
+        what = f"the compiler was ended by signal {-returncode} ({signal.strsignal(-returncode)}): {said[-1]}"
         return ServerError(what, where=str(log), hint="Compile again, with more memory where that was short")
-    if any(os.strerror(errno.ENOSPC) in line for line in message):
-        return ServerError(f"the disk is full: {message[-1]}", where=str(log), hint="Free some space and compile again")
-    if any(os.strerror(code) in message[-1] for code in (errno.EACCES, errno.EPERM, errno.EROFS, errno.EDQUOT)):
-        return ServerError(f"a file cannot be used: {message[-1]}", where=str(log), hint="Allow it and compile again")
-    if (missing := re.match(r"(?:ModuleNotFound|Import)Error: (.*)", message[-1])) is not None:
-        what = f"the environment lacks a part of the compiler: {missing[1]}"
+    if any(os.strerror(errno.ENOSPC) in line for line in said[-LAST_LINES:]):
+        return ServerError(f"the disk is full: {last}", where=str(log), hint="Free some space and compile again")
+    if any(os.strerror(code) in last for code in (errno.EACCES, errno.EPERM, errno.EROFS, errno.EDQUOT)):
+        return ServerError(f"a file cannot be used: {last}", where=str(log), hint="Allow it and compile again")
+    if kind in ("ModuleNotFoundError", "ImportError"):
+        what = f"the environment lacks a part of the compiler: {last.partition(': ')[2]}"
         hint = f"Install it for {python} (docs/guides/npu.md), and compile again"
         return ServerError(what, where=str(log), hint=hint)
-    return SpecError(
-        f"the stack refuses to compile it: {message[-1]}",
-        where=str(log),
-        hint="Change the named value" if "Error" in message[-1] else " / ".join(message[:-1]) or None,
-    )
+    return _of_hub(spec, whole, log) or _of_compiler(spec, kind, last, whole, log)
+
+
+def _of_hub(spec: CompileSpec, whole: str, log: Path) -> HarnessError | None:
+    """The error of a model that the hub did not give. whole: the last exception, with all its lines."""
+    for words, what, hint in HUB_FAILURES:
+        if words.search(whole):
+            hint = f"{hint}, or name a folder of this machine that has the model: --set model=FOLDER"
+            return ServerError(what.format(model=spec.model), where=str(log), hint=hint)
+    return None
+
+
+def _of_compiler(spec: CompileSpec, kind: str, last: str, whole: str, log: Path) -> HarnessError:
+    """An exception that names a key is about its value; any other is the compiler's own."""
+    if kind in REFUSALS and any("_" in key and key in whole for key in spec.exported()):
+        return SpecError(f"the stack refuses to compile it: {last}", where=str(log), hint="Change the named value")
+    hint = "The log has what it did before. Where it ends alike again, ask the vendor"
+    return CompilerFailedError(f"the compiler failed: {last}", where=str(log), hint=hint)
 
 
 def _require_as_specified(spec: CompileSpec, config: ArtifactConfig, log: Path) -> None:

@@ -6,6 +6,7 @@ import fcntl
 import inspect
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -138,6 +139,46 @@ def test_a_part_of_the_compiler_that_is_absent_is_named_with_where_it_belongs(tm
     ) as failed:
         compile_artifact(SPEC, tmp_path / "a", exporter)
     assert f"Install it for {sys.executable}" in str(failed.value.hint)
+
+
+HUB = "We couldn't connect to 'https://huggingface.co' to load the files, and couldn't find them in the cached files."
+MORE = "Check your internet connection or see how to run the library in offline mode at 'https://huggingface.co/docs'."
+
+
+@pytest.mark.parametrize(
+    ("raised", "words", "todo"),
+    [
+        (
+            f"OSError({HUB + chr(10) + MORE!r})",
+            "the model Qwen/Qwen3-4B is not on this machine, and the model hub cannot be reached",
+            "--set model=FOLDER",
+        ),
+        (
+            "OSError('Qwen/Qwen3-4B is not a local folder and is not a valid model identifier listed on ...')",
+            "the model hub does not give Qwen/Qwen3-4B to this account",
+            "--set model=FOLDER",
+        ),
+        ("AttributeError('no attribute max_seq_len')", "the compiler failed: AttributeError: no attribute", "The log"),
+        ("ValueError('first line\\nsecond line')", "the compiler failed: ValueError: first line", "The log"),
+        ("AssertionError", "the compiler failed: AssertionError", "The log"),
+    ],
+)
+def test_what_is_not_about_the_specification_does_not_blame_it(
+    tmp_path: Path, raised: str, words: str, todo: str
+) -> None:
+    exporter = _exporter(tmp_path, f"raise {raised}")
+    with pytest.raises(ServerError) as failed:
+        compile_artifact(SPEC, tmp_path / "a", exporter)
+    assert failed.value.what.startswith(words)
+    assert todo in str(failed.value.hint)
+    assert str(failed.value.where).endswith(".log")
+    assert not re.search(r"\^\^|File \"|named value|[Cc]heck your internet", str(failed.value))
+
+
+def test_a_folder_of_a_model_that_is_not_there_is_refused_before_the_compiler_starts(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"model \./no-model: there is no such folder"):
+        compile_artifact(CompileSpec(model="./no-model"), tmp_path / "a", _exporter(tmp_path))
+    assert not (tmp_path / "calls").exists()
 
 
 def test_the_sizes_of_both_models_of_the_guide_ship_by_name() -> None:
