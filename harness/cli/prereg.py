@@ -13,7 +13,7 @@ import typer
 
 from harness.cli.addresses import RunsOption, SealedArgument, SetOption, sealed_runs
 from harness.cli.terminal import print_folded, print_text, time_left
-from harness.errors import ExitCode, SpecError
+from harness.errors import ExitCode, RuleFailedError, SpecError, UndecidedError
 from harness.table import cell_text
 
 if TYPE_CHECKING:
@@ -213,8 +213,9 @@ def publish(
         return
     judgement = publish_runs(sealed_runs(runs, experiment), archive, repository=repository, signing_key=sign_key)
     _show(judgement)
-    print_folded(f"{archive}\n  a stranger checks it: harness prereg check {archive.name}")
-    judgement.require_passed()
+    print_folded(f"{archive}: written; decision: {_outcomes(judgement)}")
+    print_folded(f"  a stranger checks it: harness prereg check {archive.name}")
+    _exit_as_decided(judgement)
 
 
 def check(
@@ -241,8 +242,19 @@ def check(
     unproven = [claim for claim in checked.unproven if claim not in checked.unheld]
     for line in archive_lines(checked.frozen, checked.proven, unproven):
         print_folded(line)
-    outcomes = dict.fromkeys(decision.outcome.value for decision in checked.judgement.decisions)
-    print_folded(f"the archive is whole; decision: {', '.join(outcomes) or 'none'}")
+    print_folded(f"the archive is whole; decision: {_outcomes(checked.judgement)}")
     if checked.unheld:
         raise typer.Exit(ExitCode.CANNOT_TELL)
-    checked.judgement.require_passed()
+    _exit_as_decided(checked.judgement)
+
+
+def _outcomes(judgement: Judgement) -> str:
+    return ", ".join(dict.fromkeys(decision.outcome.value for decision in judgement.decisions)) or "none"
+
+
+def _exit_as_decided(judgement: Judgement) -> None:
+    """The exit code of the decisions, without a line that would read as an error: the command did its work."""
+    try:
+        judgement.require_passed()
+    except (RuleFailedError, UndecidedError) as decided:
+        raise typer.Exit(int(decided.exit_code)) from None

@@ -138,6 +138,8 @@ def test_the_guide_of_the_npu_leads_to_a_verdict_where_the_simulator_measures(re
     ]
     for answer in (answers[2], answers[-1]):
         assert re.search(r"(PASS|FAIL) .*superiority: bucket-6 vs base", answer), answer
+    # The last line is the decision: a negative one is no error of the command.
+    assert re.search(r"the archive is whole; decision: (PASS|FAIL)\s*$", answers[-1]), answers[-1]
 
 
 def test_what_power_prints_is_an_experiment_that_a_freeze_takes(repository: Path) -> None:

@@ -42,6 +42,7 @@ REASONS = {
     "needs the packages of an agent",
     "builds containers",
     "minutes on the emulator",
+    "needs an archive of somebody",
     "needs recordings of yours",
     "needs results of another tool",
     "needs runs of many releases",
