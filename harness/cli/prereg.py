@@ -197,7 +197,7 @@ def publish(
 
     Exit codes: those of `harness decide`; the archive is there whatever it says.
 
-    Example: `harness prereg publish configuration --runs runs/main -o configuration.zip --sign-key ~/.ssh/id_ed25519`
+    Example: `harness prereg publish configuration -o configuration.zip --sign-key ~/.ssh/id_ed25519`
     """
     from harness.judge.prereg import publish as publish_runs
     from harness.judge.prereg import publish_exploratory

@@ -118,10 +118,12 @@ def patch_check(
     """
     from harness.cli.progress import watched
     from harness.cli.run import ensure_machine_code
-    from harness.runner.paired import paired_spec, run_paired
+    from harness.runner.paired import check_pair, paired_spec, run_paired
 
     console = terminal()
-    spec = paired_spec(experiment_with(experiment, changes_of(changes, backend))[0], backend)
+    asked, _, _ = experiment_with(experiment, changes_of(changes, backend))
+    spec = paired_spec(asked, backend)
+    check_pair(asked, spec, runs)
     ensure_machine_code(spec)
     with watched(console) as (progress, stop):
         outcome = run_paired(spec, runs, resume=resume, on_progress=progress, stop=stop)

@@ -472,6 +472,14 @@ def _missing(
     """Planned keys minus sealed keys, and those to repeat; refuses sealed runs of another plan or configuration."""
     name = planned.spec.name
     sealed = {run.key: run for run in store.sealed(name)}
+    frozen = next((run.manifest.preregistration for run in sealed.values() if run.manifest.preregistration), None)
+    if sealed and not resume and frozen is not None and authorization is None:
+        raise SpecError(
+            f"{len(sealed)} sealed runs of experiment {name!r} exist already, made from its freeze {frozen.path}",
+            where=str(store.root / name),
+            hint=f"That one goes on with harness run --confirmatory {frozen.path} --resume. Measure a changed file "
+            "under a name and a base_seed of its own: see docs/guides/npu.md, section 5",
+        )
     if sealed and not resume:
         raise SpecError(
             f"{len(sealed)} sealed runs of experiment {name!r} exist already",

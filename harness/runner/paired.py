@@ -14,12 +14,13 @@ from harness.analysis.logs.engine_steps import step_log_of
 from harness.analysis.logs.observer import load_observer
 from harness.analysis.run_tables import RequestKey
 from harness.analysis.stats import Bootstrap, Interval, StatisticName, bootstrap_interval
-from harness.errors import RecordsError, SpecError
+from harness.errors import RecordsError, SpecError, faults_of
 from harness.kinds import kind_named
 from harness.measure.records import layout
 from harness.measure.records.run import SealedRun
+from harness.model.experiment import resolve
 from harness.model.spec import ConditionSpec, ExperimentSpec
-from harness.runner.experiment import run_experiment
+from harness.runner.experiment import checked, run_experiment, what_to_do
 from harness.runner.progress import ProgressSink, StopFlag, silent
 from harness.table import interval_text
 
@@ -73,6 +74,12 @@ def paired_spec(spec: ExperimentSpec, backend: str | None = None) -> ExperimentS
             "condition": [condition.model_dump() for condition in pair],
         }
     )
+
+
+def check_pair(asked: ExperimentSpec, pair: ExperimentSpec, runs_root: Path) -> None:
+    """Where the pair cannot be run, every fault of the experiment itself, by the names of its own conditions."""
+    if faults_of(lambda: checked(resolve(pair))):
+        what_to_do(asked, runs_root, resume=True, retry_invalid=False, authorization=None)
 
 
 def run_paired(

@@ -100,6 +100,14 @@ def test_the_decision_of_runs_that_were_never_made_says_how_they_are_made(reposi
     assert "harness run mine.toml --runs runs/main" in followed(
         repository, "harness decide mine --runs runs/main", expected=(2,)
     )
+    (repository / "plans").mkdir()
+    (repository / "mine.toml").rename(repository / "other.toml")
+    told = followed(repository, "harness decide mine --runs runs/main", expected=(2,))
+    assert "harness run other.toml --runs runs/main" in told
+    assert "harness run FILE.toml --runs runs/main" in followed(
+        repository / "plans", "harness decide mine --runs runs/main", expected=(2,)
+    )
+    (repository / "other.toml").rename(repository / "mine.toml")
     followed(repository, "harness prereg freeze mine.toml --commit")
     told = followed(repository, "harness decide mine --runs runs/main", expected=(2,))
     followed(repository, line_after("make some:", told))

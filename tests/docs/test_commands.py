@@ -27,7 +27,7 @@ ANSWERS = {
         "harness power slots.toml --rule superiority": r"7 replicates show it cheaper with probability 0\.9",
     },
     "guides/preregistration": {
-        "harness decide slots --runs runs/main": r"costs \d\.\d % less .*: PASS",
+        "harness decide slots": r"costs \d\.\d % less .*: PASS",
     },
 }
 """What commands answer, where their page promises it."""

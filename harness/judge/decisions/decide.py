@@ -10,7 +10,7 @@ Definitions: docs/reference/method-comparisons.md, "Decisions"; docs/reference/m
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple, get_args
@@ -208,10 +208,12 @@ def decide_equivalence(
     is_equivalent = least < interval.low and interval.high < most
     is_different = interval.low >= most or interval.high <= least
     method = "two one-sided t tests" if p is not None else interval.method
+    side = "below" if is_equivalent else "not below"
+    tested_at = "" if p is None else f", p = {p:.2g}, {side} {rule.alpha / ratios.family:.3g}"
     ends = interval_text(interval.low, interval.high, between=", ")
     reason = (
         f"cost ratio {interval.estimate:.4f} [{ends}], margin {least:.4f} to "
-        f"{most:.4f}, {_basis(ratios, rule)}, {method}{'' if p is None else f', p = {p:.2g}'}; "
+        f"{most:.4f}, {_basis(ratios, rule)}, {method}{tested_at}; "
         f"{level_in_words(interval)}"
     )
     label = "EQUIVALENT" if is_equivalent else "DIFFERENT" if is_different else "NOT SHOWN"
@@ -235,8 +237,11 @@ def decide_superiority(
     is_cheaper = interval.high < rule.limit if p is None else p < rule.alpha / ratios.family
     by = f" by at least {100 * rule.margin:g} %" if rule.margin else ""
     shown = "" if is_cheaper else "not "
-    method = interval.method if p is None else f"one-sided p = {p:.2g} against a ratio of {rule.limit:g}"
-    method += f" ({FALSE_SUPERIORITY})" if p is not None and is_cheaper else ""
+    method = interval.method
+    if p is not None:
+        side = "below" if is_cheaper else "not below"
+        method = f"one-sided p = {p:.2g}, {side} {rule.alpha / ratios.family:.3g}, against a ratio of {rule.limit:g}"
+        method += f" ({FALSE_SUPERIORITY})" if is_cheaper else ""
     reason = f"{shown}shown to be cheaper{by}: cost ratio {interval.estimate:.4f}, {_basis(ratios, rule)}, {method}; "
     reason += level_in_words(interval)
     label = "CHEAPER" if is_cheaper else "MORE EXPENSIVE" if interval.low > 1 else "NOT SHOWN"
@@ -281,7 +286,7 @@ def _tested(
 
     num_blocks = len(ratios.values)
     if why_not := why_no_interval(ratios.values, ratios.num_plans):
-        return not_tested(why_not)
+        return not_tested(f"{why_not}{_equal_in_words(ratios.values)}")
     if status is None:
         estimate = ratios.estimate
         if estimate is None:
@@ -300,6 +305,16 @@ def _tested(
     else:
         return looks.interval, None
     return not_tested(why_not)
+
+
+def _equal_in_words(values: Sequence[float]) -> str:
+    """What ratios of exactly 1 mean, and what to do: the log ratios of conditions whose difference was never used."""
+    if len(values) < 2 or any(abs(value) > stats.NO_SCATTER for value in values):
+        return ""
+    return (
+        ". The ratio is exactly 1: no run used what the conditions differ in (a compiled size, a slot). Ask again with "
+        "a workload that does, as with more sessions at once (workload.num_sessions)"
+    )
 
 
 def _basis(ratios: ComparedBlocks, rule: MarginRule) -> str:

@@ -30,6 +30,7 @@ from harness.model.experiment import PlannedRuns, resolve
 from harness.model.plan.files import read_plan
 from harness.stacks.rbln.rules.kv_rules import AUTO, rule_set, rules_for_version
 
+EDITED = "differs from the file that was committed: it was edited since"
 AGAIN = "Restore it, or freeze the changed experiment under a new name"
 
 
@@ -40,7 +41,12 @@ def authorize(path: Path, *, runs_root: Path | None = None) -> tuple[Preregistra
     Raises SpecError with the first reason.
     """
     content = read_frozen(path)
-    frozen = parse_preregistration(content, where=str(path))
+    try:
+        frozen = parse_preregistration(content, where=str(path))
+    except SpecError:
+        if differs_from_commit(path):
+            raise SpecError(EDITED, where=str(path), hint=f"Restore it: git checkout HEAD -- {path}") from None
+        raise
     repository = Repository(path)
     commit = _check_committed(repository, path)
     _check_files(repository, frozen)
@@ -63,13 +69,23 @@ def authorize(path: Path, *, runs_root: Path | None = None) -> tuple[Preregistra
     return frozen, RunAuthorization(record, content, planned, Ledger(repository, sha256, commit.sha))
 
 
+def differs_from_commit(path: Path) -> bool:
+    """Whether a file was committed and was changed in the work tree since."""
+    try:
+        repository = Repository(path)
+        return bool(repository.commits_of(repository.relative(path))) and not repository.is_checked_out(path)
+    except SpecError:
+        return False
+
+
 def _check_committed(repository: Repository, path: Path) -> Commit:
-    commits = repository.commits_of(repository.relative(path))
+    name = repository.relative(path)
+    commits = repository.commits_of(name)
     if not commits or not repository.is_checked_out(path):
         raise SpecError(
             "is not committed, so nothing shows that it is older than the measurement",
             where=str(path),
-            hint=f"Commit it first: git add {repository.relative(path)} && git commit",
+            hint=f"Commit it and its plans first: git add {name} {Path(name).with_suffix('')} && git commit",
         )
     if len(commits) > 1:
         raise SpecError(

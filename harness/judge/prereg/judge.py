@@ -17,11 +17,12 @@ from harness.errors import HarnessError, RecordsError, RuleFailedError, SpecErro
 from harness.judge.decisions.decide import Decision, Outcome, decide_stopped
 from harness.judge.decisions.verdicts import EXPLORATORY, cases_of, decide_experiment
 from harness.judge.prereg.account import Account, account_of
-from harness.judge.prereg.authorize import check_sealed_runs
+from harness.judge.prereg.authorize import EDITED, check_sealed_runs, differs_from_commit
 from harness.judge.prereg.frozen import Preregistration, changed_rule_code
 from harness.judge.prereg.ledger import Entry, Ledger
 from harness.judge.prereg.predict import predictions_for
 from harness.judge.prereg.proof import Proof, aborts_of, doubts_of, find_proof
+from harness.judge.prereg.repository import Repository
 from harness.measure.records.run import SealedRun, origin_of
 from harness.model.spec.rules import DecisionRule, load_rule
 from harness.shipped import shipped_names
@@ -46,6 +47,7 @@ class Judgement:
     num_invalid: int = 0
     account: Account | None = None
     origin: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def failed(self) -> tuple[Decision, ...]:
@@ -70,7 +72,7 @@ class Judgement:
     def account_lines(self) -> list[str]:
         """What became of the frozen runs: counts, each that is not valid with its reasons, looks, aborted starts."""
         lines = [] if self.account is None else list(self.account.lines())
-        return [*lines, *(f"started and not sealed: {abort}" for abort in self.aborts)]
+        return [*lines, *(f"started and not sealed: {abort}" for abort in self.aborts), *self.notes]
 
     def require_passed(self) -> Judgement:
         """This judgement.
@@ -150,6 +152,7 @@ def decide(
         made,
         decisions=tuple(_until_proven(decisions, doubts)),
         aborts=tuple(aborts_of(evidence.chain)),
+        notes=() if evidence.ledger is None else tuple(_edited(evidence.ledger.repository, runs[0])),
         num_planned_blocks=account.num_blocks,
         account=account,
     )
@@ -207,6 +210,15 @@ def _looked(evidence: FreezeEvidence, account: Account, made: Judgement, by: str
     except (SpecError, RecordsError) as error:
         if account.is_open:
             yield f"this look could not be added to the ledger: {error.what}"
+
+
+def _edited(repository: Repository, run: SealedRun) -> Iterator[str]:
+    """That the frozen file of the work tree is no longer the committed one, by which the runs are judged."""
+    record = run.manifest.preregistration
+    assert record is not None, "only confirmatory runs come here"
+    path = repository.root / record.path
+    if differs_from_commit(path):
+        yield f"note: {record.path} {EDITED}. The committed file decides (git checkout HEAD -- {record.path})"
 
 
 def record_look(runs: Sequence[SealedRun], by: str) -> str:

@@ -152,7 +152,8 @@ def store_at(runs: Path, experiment: str = "") -> RunStore:
         hint = (
             f"They lie in {', '.join(below[-3:])}{more}: say --runs {below[-1]}"
             if below
-            else f"Name their folder with --runs, or make some: {_how_to_make(experiment, runs)}"
+            else f"Name their folder with --runs, go to the folder where they were made, or make some: "
+            f"{_how_to_make(experiment, runs)}"
         )
         looked = "no sealed runs in it (looked for EXPERIMENT/CONDITION/REPLICATE)"
         is_there = "is a file, not a folder of runs" if runs.is_file() else "there is no such folder"
@@ -163,8 +164,19 @@ def store_at(runs: Path, experiment: str = "") -> RunStore:
 def _how_to_make(experiment: str, runs: Path) -> str:
     """The command that makes runs of an experiment: by its frozen file, where there is one here."""
     frozen = Path("plans", "frozen", f"{experiment}.json")
-    what = f"--confirmatory {frozen}" if frozen.is_file() else f"{experiment or 'EXPERIMENT'}.toml"
+    of_name = (path for path in sorted(Path().glob("*.toml")) if _name_in(path) == experiment)
+    what = f"--confirmatory {frozen}" if frozen.is_file() else str(next(of_name, "FILE.toml"))
     return f"harness run {what} --runs {runs}"
+
+
+def _name_in(path: Path) -> object:
+    """The experiment's name in a file, which need not be the file's; None where it cannot be read."""
+    from harness.model.spec import load_toml
+
+    try:
+        return load_toml(path).get("name")
+    except SpecError:
+        return None
 
 
 def sealed_runs(runs: Path, address: str | Path) -> list[SealedRun]:

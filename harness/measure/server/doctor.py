@@ -43,7 +43,7 @@ class Check:
     """One line of the doctor: what was found, and what is needed.
 
     ok: True when fine, False when a run would fail or mislead, None when optional and absent. how: what to do when it
-    is not fine, an imperative sentence.
+    is not fine, an imperative sentence. meanwhile: a command that works although it is not fine, in words.
     """
 
     name: str
@@ -51,6 +51,7 @@ class Check:
     found: str
     need: str
     how: str
+    meanwhile: str = ""
 
 
 def run_checks(runs: Path = Path("runs")) -> list[Check]:

@@ -38,5 +38,7 @@ def what_you_can_do(checks: Iterable[Check]) -> str:
     is_ready = {name: bool(by_name[f"backend {name}"].ok) for name in KINDS}
     commands = [f"{backend_named(name).first_command} ({name})" for name in KINDS if is_ready[name]]
     missing = [name for name in KINDS if not is_ready[name]]
+    meanwhile = {name: by_name[f"backend {name}"].meanwhile for name in missing}
+    missing = [f"{name} ({words})" if (words := meanwhile[name]) else name for name in missing]
     more = f". Not yet: {', '.join(missing)}; what each needs is above" if missing else ""
     return f"You can: {', '.join(commands)}{more}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -33,7 +33,7 @@ from harness.runner.backends.base import (
 from harness.runner.run import LaunchOptions
 from harness.stacks.rbln.launch.artifacts import CONFIG_FILE, check_artifact, named_artifact, read_artifact
 from harness.stacks.rbln.launch.compile import COMPILING_PACKAGES, EXPORT, Exporter, require_fresh
-from harness.stacks.rbln.launch.devices import find_command, require_idle
+from harness.stacks.rbln.launch.devices import find_command, read_devices, require_idle
 from harness.stacks.rbln.launch.releases import usable_with
 from harness.stacks.rbln.launch.requirements import GLIBC, OLDER_GLIBC
 from harness.stacks.rbln.launch.serving import (
@@ -123,28 +123,36 @@ class RblnBackend(ServerBackend):
         """Whether the vendor's packages, device tool and device files are present."""
         devices = sorted(path.name for path in Path("/dev").glob("rbln*"))
         tool = first_line_of("rbln-smi", "--version")
+        installed: Mapping[str, str] = {}
         try:
             stack = find_rbln_stack(environment)
-            versions = {name: stack.versions.get(name) for name in (*STACK, COMPILER)}
-            present = ", ".join(f"{name} {version or 'absent'}" for name, version in versions.items())
-            has_stack = versions[COMPILER] is not None
-            facts = [present, *_pin_broken(stack.versions), usable_with(stack.site_packages)]
+            installed = stack.versions
+            present = ", ".join(f"{name} {installed.get(name) or 'absent'}" for name in (*STACK, COMPILER))
+            facts = [present, *_pin_broken(installed), usable_with(stack.site_packages)]
         except ServerError as error:
-            has_stack, facts = False, [error.what]
+            facts = [error.what]
         facts += [
             "rbln-smi present" if tool is not None else "rbln-smi absent",
             f"{len(devices)} devices" if devices else "no /dev/rbln*",
             *_device_groups(has_tool=tool is not None),
-            libc_in_words(*platform.libc_ver()),
+            libc_in_words(*platform.libc_ver(), has_vllm="vllm" in installed),
         ]
+        parts = {
+            f"vllm-rbln {VLLM_RBLN}": "vllm-rbln" in installed,
+            COMPILER: COMPILER in installed,
+            "rbln-smi": tool is not None,
+            "/dev/rbln*": bool(devices),
+        }
+        missing = [name for name, is_there in parts.items() if not is_there]
+        can_compile = parts[COMPILER] and bool(installed)
+        compiling = f"compiling needs no device: {COMPILE} qwen3-4b -o FOLDER{_asked(environment)}"
         return Check(
             name="backend rbln",
-            ok=True if has_stack and tool is not None and devices else None,
+            ok=None if missing else True,
             found="; ".join(facts),
-            need=f"vllm-rbln {VLLM_RBLN}, {COMPILER}, rbln-smi, /dev/rbln*",
-            how="On a server with RBLN cards: install the vendor's driver (brings rbln-smi), and with a portal account "
-            f"{COMPILER} and vllm-rbln=={VLLM_RBLN} into a virtual environment (docs/guides/npu.md), then ask for it: "
-            "harness doctor --environment FOLDER",
+            need=", ".join(missing or parts),
+            how="; ".join(_how_to_get(missing or list(parts), environment)),
+            meanwhile=compiling if missing and can_compile else "",
         )
 
     def launch(self, server: ServerSpec, options: LaunchOptions) -> LaunchPlan:
@@ -184,17 +192,44 @@ def _pin_broken(versions: Mapping[str, str]) -> list[str]:
     return [f"vLLM {vllm} beside it, where vLLM {wanted} is pinned"]
 
 
+def _how_to_get(missing: Sequence[str], environment: str) -> Iterator[str]:
+    """What to do for each part that is missing, the first with a capital letter."""
+    steps: list[str] = []
+    if "rbln-smi" in missing:
+        steps.append("on a server with RBLN cards, install the vendor's driver, which brings rbln-smi and /dev/rbln*")
+    elif "/dev/rbln*" in missing:
+        steps.append("load the driver on a server with RBLN cards; in a container, pass the devices in")
+    lacking = [name for name in missing if name.startswith(("vllm-rbln", COMPILER))]
+    if lacking:
+        packages = " and ".join(name.replace(" ", "==") for name in lacking)
+        where = environment or "a virtual environment"
+        ask = "" if environment else ", then ask for it: harness doctor --environment FOLDER"
+        steps.append(f"with a portal account, install {packages} into {where} (docs/guides/npu.md, section 2){ask}")
+    for place, step in enumerate(steps):
+        yield step if place else step[0].upper() + step[1:]
+
+
 def _device_groups(*, has_tool: bool) -> list[str]:
-    """The first line about groups of devices, which a model over several devices needs."""
-    groups = first_line_of("rbln-smi", "-g") if has_tool else None
-    return [f"device groups (rbln-smi -g): {groups or 'none shown'}"] if has_tool else []
+    """The groups of devices, which a model over several devices needs, by the driver's report."""
+    if not has_tool:
+        return []
+    try:
+        report = read_devices()
+    except ServerError as error:
+        return [f"device groups unknown: rbln-smi {error.what}"]
+    groups = sorted({device.group for device in report.devices if device.group} if report else ())
+    shown = f"device groups {', '.join(groups)}" if groups else "no device group in its report"
+    return [f"{shown} (rbln-smi -g shows them)"]
 
 
-def libc_in_words(name: str, version: str) -> str:
-    """A C library, and where the CPU build of vLLM that vllm-rbln pins cannot load with it, what can."""
+def libc_in_words(name: str, version: str, *, has_vllm: bool = False) -> str:
+    """A C library, and where the CPU build of vLLM that vllm-rbln pins cannot load with it, what can.
+
+    has_vllm: it is installed, so that nothing is left to choose.
+    """
     if name != "glibc":
         return "no glibc; vLLM's wheels need it"
-    if tuple(map(int, version.split(".")[:2])) >= GLIBC:
+    if has_vllm or tuple(map(int, version.split(".")[:2])) >= GLIBC:
         return f"glibc {version}"
     least = ".".join(map(str, GLIBC))
     return f"glibc {version}, below the {least} of vLLM's CPU wheel: add {OLDER_GLIBC} to the install command"

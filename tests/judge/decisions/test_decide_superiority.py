@@ -118,6 +118,14 @@ def test_a_scattered_difference_is_not_shown() -> None:
     assert "not shown to be cheaper" in scattered.reason
     assert ".031" not in scattered.reason
     assert "simulated, .031 of equal conditions pass" in decide_superiority(RULE, ratios_of(CHEAPER)).reason
+    assert re.search(r"one-sided p = 0\.\d+, not below 0\.025, against a ratio of 1;", scattered.reason)
+
+
+def test_equal_costs_say_that_nothing_used_the_difference_and_what_to_do() -> None:
+    equal = decide_superiority(RULE, ratios_of(BASE))
+    assert equal.outcome is Outcome.WITHHELD
+    assert "no run used what the conditions differ in" in equal.reason
+    assert "workload.num_sessions" in equal.reason
 
 
 def test_of_costs_that_were_checked_while_they_came_in_the_sequence_decides() -> None:

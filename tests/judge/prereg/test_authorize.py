@@ -271,6 +271,25 @@ def test_resuming_with_a_changed_cost_model_is_refused(place: Workplace) -> None
         run_experiment(spec, runs_root=place.runs, resume=True)
 
 
+def test_a_frozen_file_edited_in_the_work_tree_is_said_by_run_and_by_decide(measured: Workplace) -> None:
+    measured.frozen.write_text(measured.frozen.read_text()[:-20])
+    with pytest.raises(
+        SpecError, match=r"differs from the file that was committed.* git checkout HEAD -- \S*small\.json"
+    ):
+        authorize(measured.frozen, runs_root=measured.runs)
+    judgement = decide(measured.sealed)
+    assert judgement.decisions[0].outcome is Outcome.PASS
+    assert judgement.account_lines[-1].startswith(
+        "note: plans/frozen/small.json differs from the file that was committed"
+    )
+
+
+def test_an_experiment_whose_runs_were_frozen_says_how_it_goes_on(measured: Workplace) -> None:
+    spec = measured.sealed[0].spec.model_copy(update={"replicates": 4})
+    with pytest.raises(SpecError, match=r"6 sealed runs .* made from its freeze plans/frozen/small\.json.*--resume"):
+        run_experiment(spec, runs_root=measured.runs)
+
+
 def test_an_interrupted_confirmatory_experiment_is_resumed_under_its_authorization(place: Workplace) -> None:
     frozen = place.freeze()
     preregistration, authorization = authorize(frozen.path, runs_root=place.runs)

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from harness.runner.backends import readiness, what_you_can_do
 from harness.runner.backends.rbln import VLLM_RBLN, RblnBackend, libc_in_words
 from tests.support.command_line import harness_here
-from tests.support.stacks import write_environment
+from tests.support.stacks import write_driver, write_environment
 
 
 def test_the_version_that_the_engine_follows_is_named() -> None:
@@ -39,6 +40,24 @@ def test_a_stack_in_an_environment_is_asked_for_by_its_folder(tmp_path: Path) ->
     assert "rebel-compiler 0.11.1" in " ".join(done.stdout.split())
 
 
+def test_only_what_is_missing_is_asked_for_and_what_works_without_it_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = write_environment(tmp_path / "stack", versions={"vllm-rbln": "0.12.0", "rebel-compiler": "0.12.0"})
+    monkeypatch.setenv("PATH", f"{write_driver(tmp_path / 'driver')}:{os.environ['PATH']}")
+    monkeypatch.setattr(Path, "glob", lambda *_: iter(()))
+    line = RblnBackend().readiness_of(str(environment))
+    assert (line.ok, line.need) == (None, "/dev/rbln*")
+    assert line.how == "Load the driver on a server with RBLN cards; in a container, pass the devices in"
+    assert "no device group in its report" in line.found
+    assert "{" not in line.found
+    last = what_you_can_do([line, *(check for check in readiness() if check.name != line.name)])
+    assert (
+        f"rbln (compiling needs no device: harness server compile qwen3-4b -o FOLDER --environment {environment})"
+        in last
+    )
+
+
 def test_an_environment_that_is_not_there_is_refused_in_one_line() -> None:
     done = harness_here("doctor", "--environment", "/nowhere")
     assert done.returncode == 2
@@ -52,6 +71,7 @@ def test_an_older_c_library_is_told_with_what_serves_on_it() -> None:
     told = libc_in_words("glibc", "2.35")
     assert "below the 2.39 of vLLM's CPU wheel" in told
     assert "add --find-links https://github.com/RBLN-SW/vllm-rbln/releases/" in told
+    assert libc_in_words("glibc", "2.35", has_vllm=True) == "glibc 2.35"
     assert libc_in_words("glibc", "2.41") == "glibc 2.41"
     assert "need it" in libc_in_words("musl", "1.2")
 
@@ -81,3 +101,20 @@ def test_a_dry_run_names_everything_that_is_missing_at_once(tmp_path: Path, monk
         faults, ("time_scale", "eight: no such", "other: no such", "no vllm command in", "no rbln-smi"), strict=True
     ):
         assert named in fault
+
+
+def test_a_check_of_the_patch_names_every_missing_model_by_the_conditions_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    experiment = tmp_path / "npu.toml"
+    experiment.write_text(
+        f'name = "npu"\nbackend = "rbln"\nreplicates = 1\nbase_seed = 1\n[server]\n'
+        f'environment = "{tmp_path}/stack"\nartifact = "{tmp_path}/eight"\n[[condition]]\nname = "base"\n'
+        f'[[condition]]\nname = "other"\nserver.artifact = "{tmp_path}/other"\n'
+    )
+    refused = harness_here("server", "patch", "check", str(experiment), "--runs", str(tmp_path / "runs"))
+    dry = harness_here("run", str(experiment), "--dry-run", "--runs", str(tmp_path / "runs"))
+    assert refused.returncode == 2
+    assert refused.stderr == dry.stderr
+    assert "plain" not in refused.stderr
