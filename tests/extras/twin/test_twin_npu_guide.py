@@ -1,8 +1,9 @@
 """The NPU guide's commands, in order, from an empty folder to a decision and its archive.
 
-The packages are the real ones, from the twin's environment; driver, device and compiler are stand-ins. The stand-in's
-times need not agree with its costs, so a verdict may be WITHHELD here; ``tests/cli/test_cli_next_commands.py`` demands
-one of the guide's experiment in the simulator.
+The packages are the real ones, from the twin's environment; driver, device and compiler are stand-ins. The stand-in
+takes the times of the costs by which the runs are judged, so the rule says PASS or FAIL. One exception: on a busy
+machine the host's work lasts longer than the 25 ms that the stand-in hides between two calls. Then time in flight grows
+and modelled device time does not, and the decision is WITHHELD because the two differ. No other reason is accepted.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from tests.support.stacks import linked_environment, write_driver
 pytestmark = [pytest.mark.live, pytest.mark.timeout(1800)]
 BLOCKS = blocks_of(page_text("guides/npu"))
 NEEDS_NPU = "needs an NPU"
-DECIDED = r"(PASS|FAIL|WITHHELD).*superiority: bucket-6 vs base"
+DECIDED = r"^(PASS|FAIL) .*superiority: bucket-6 vs base"
+APART = r"^WITHHELD .*superiority: bucket-6 vs base.*\n\s+modelled device time \(A\) gives a cost ratio of"
 SMALLER = {
     "replicates = 5": "replicates = 3",
     "num_sessions = 6": """num_sessions = 6
@@ -112,8 +114,8 @@ def test_every_command_of_the_guide_leads_to_a_decision_that_is_subject_to_its_r
             write_experiment(here / "ca25.toml", stack, compiled)
     assert "no rbln-smi" not in answers["harness doctor --environment"]
     assert "1 decision on confirmatory runs" in answers["harness decide ca25-buckets"]
-    assert re.search(DECIDED, answers["harness decide ca25-buckets"]), answers["harness decide ca25-buckets"]
-    assert re.search(DECIDED, answers["harness prereg check"])
+    for command in ("harness decide ca25-buckets", "harness prereg check"):
+        assert re.search(f"{DECIDED}|{APART}", answers[command], re.MULTILINE), answers[command]
 
 
 def write_experiment(path: Path, stack: Path, compiled: list[str]) -> None:
