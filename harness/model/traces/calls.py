@@ -21,7 +21,10 @@ BURST_NS = 100_000_000
 LATE_NS = 1_000_000_000
 ENDS_ROUND = 3
 # Tools that ask a person, of Claude Code, Codex, Qwen Code, opencode and Gemini CLI: their result is a person's answer.
-ASK_A_PERSON = ("AskUserQuestion", "ExitPlanMode", "request_user_input", "ask_user_question", "question", "ask_user")
+ASK_A_PERSON = (
+    *("AskUserQuestion", "ExitPlanMode", "request_user_input", "ask_user_question", "question", "ask_user"),
+    "exit_plan_mode",
+)
 REPLAYED = "calls of a parent session that is not among the files, repeated at the start of a fork"
 
 

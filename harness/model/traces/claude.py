@@ -23,6 +23,8 @@ USAGE = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens
 # By the session's own model; of others by an advisor, or by the model it fell back to.
 OWN_PASSES = ("message", "compaction")
 OTHER_MODEL = "passes of another model within an answer: an advisor's, or one that took over"
+# What releases without ``origin`` begin the news of a task's end with.
+NEWS = "<task-notification>"
 # Counts of an answer, and of each pass that it lists by its type.
 Counts = list[tuple[str, list[int]]]
 
@@ -136,10 +138,14 @@ class _ClaudeChain(Chain):
                 self._answer(message, text_of(record, "requestId"), parts, moment_ns, at)
             return
         results = [part for part in parts if text_of(part, "type") == "tool_result"]
-        is_hint = kind != "user" or record.get("isMeta") is True
+        is_hint = kind != "user" or record.get("isMeta") is True or record.get("isCompactSummary") is True
         if kind == "compaction":
             self.compact(at)
-        if text_of(record, "origin", "kind") in ("", "human"):
+            if text_of(record, "compactMetadata", "trigger") == "auto":
+                self.lost = "a summary was made before theirs, by a call that the log does not hold"
+        said = [text_of(message, "content"), *(text_of(part, "text") for part in parts)]
+        is_news = any(each.startswith(NEWS) for each in said)
+        if text_of(record, "origin", "kind") in ("", "human") and not is_news:
             self.take_input(moment_ns, is_human=not results and not is_hint, is_hint=is_hint)
         else:
             self.take_news(moment_ns)

@@ -164,7 +164,7 @@ def waits_of(trace: TraceFile) -> list[tuple[str, float]]:
     return [(one.wait_kind, one.wait_ns / NS_PER_S) for one in trace.recordings[0].requests]
 
 
-@pytest.mark.parametrize("asks", ["AskUserQuestion", "ExitPlanMode"])
+@pytest.mark.parametrize("asks", ["AskUserQuestion", "ExitPlanMode", "exit_plan_mode"])
 def test_a_tool_that_asks_a_person_is_a_wait_for_a_person(tmp_path: Path, asks: str) -> None:
     first, second = (assistant(name, at_s, (10, 0, 0, 50), tool(name)) for name, at_s in (("a", 3.0), ("b", 66.0)))
     first["message"]["content"][0]["name"] = asks
@@ -281,3 +281,28 @@ def test_a_pass_without_sound_counts_leaves_no_wait_known(tmp_path: Path) -> Non
     trace = imported(written(tmp_path, rows))
     assert trace.head.broken == {"an assistant row without its id or usage": 1}
     assert trace.recordings[0].requests[1].is_drawn
+
+
+def test_the_news_of_a_task_without_an_origin_is_no_person(tmp_path: Path) -> None:
+    rows = [
+        user(0),
+        assistant("m1", 5, (10, 0, 0, 9), text()),
+        user(300, "<task-notification>\n</task-notification>"),
+        assistant("m2", 305, (20, 0, 10, 9), text()),
+    ]
+    request = imported(written(tmp_path, rows)).recordings[0].requests[1]
+    assert (request.wait_kind, request.wait_ns) == ("tool", 295 * NS_PER_S)
+
+
+def test_the_wait_around_an_automatic_summary_is_not_known_and_no_persons(tmp_path: Path) -> None:
+    boundary = user(50) | {"type": "system", "subtype": "compact_boundary", "compactMetadata": {"trigger": "auto"}}
+    rows = [
+        user(0),
+        assistant("m1", 5, (10, 0, 0, 9), tool("t")),
+        result("t", 8),
+        boundary,
+        user(50.1, isCompactSummary=True),
+        assistant("m2", 56, (20, 0, 10, 9), text()),
+    ]
+    request = imported(written(tmp_path, rows)).recordings[0].requests[1]
+    assert (request.wait_kind, request.is_drawn) == ("tool", True)
