@@ -32,7 +32,7 @@ AROUND = "spans with counts around other calls, and without an operation"
 ORPHANS = "calls under a span that is not in the files: who started them is not known"
 JOINED = "traces that begin with the messages of an earlier one: taken as turns of one session"
 NO_TOOLS = "waits taken as a tool's: no span of their session is a tool's"
-WHOSE = "waits without a tool's span or a new root span before them: a tool's or a person's, not known"
+WHOSE = "waits without a tool's span or a new root span around several before them: a tool's or a person's, not known"
 
 
 def otel_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Log]:
@@ -101,7 +101,9 @@ class _Tree:
             self._runs.setdefault((span.trace, run.span if run else ""), []).append(span)
             traces.setdefault(span.trace, []).append(span)
             self._notes.assume(ORPHANS, bool(self._root(span).parent))
-        self._notes.assume(ALONE, len(traces) * (len(traces) > 1 and all(len(spans) == 1 for spans in traces.values())))
+        is_each_alone = len(traces) > 1 and all(len(spans) == 1 for spans in traces.values())
+        is_said = any(each.conversation for span in self._calls for each in (span, *self._above(span)))
+        self._notes.assume(ALONE, len(traces) * (is_each_alone and not is_said))
         for name, spans in traces.items():
             why = self._doubts[name].why(spans)
             for call in (span.call for span in spans if span.call):

@@ -45,7 +45,7 @@ def swe_agent_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress |
                 notes.holds(len(messages))
                 steps = _of_messages(messages, at, notes)
                 stats = record_of(record_of(document.get("info")).get("model_stats"))
-                answers = sum(_role(record_of(message)) == "assistant" for message in messages)
+                answers = sum(map(_has_answer, map(record_of, messages)))
                 notes.hold(f"calls {UNSTATED}", tokens_of(stats.get("api_calls")), [answers])
             elif not (steps := _of_steps(document, at, notes)).calls:
                 notes.row_broken("no trajectory with the messages or the usage of its calls", at)
@@ -95,6 +95,11 @@ def _role(message: Record) -> str:
     return text_of(message, "role") or by_form.get(text_of(message, "object") or text_of(message, "type"), "")
 
 
+def _has_answer(message: Record) -> bool:
+    """Whether a message is an answer, or tells of one that the program could not read."""
+    return _role(message) == "assistant" or bool(record_of(record_of(message.get("extra")).get("response")))
+
+
 def _of_messages(messages: list[object], at: str, notes: ReadNotes) -> TrajectoryCalls:
     """mini-swe-agent's calls: an answer is complete at its message's time, and asked for at that of the one before."""
     steps = TrajectoryCalls(len(messages), notes)
@@ -105,29 +110,36 @@ def _of_messages(messages: list[object], at: str, notes: ReadNotes) -> Trajector
         latest_ns = latest_ns if moment_ns is None else moment_ns
         stamped.append((latest_ns, moment_ns, message))
     in_order = notes.in_order(stamped, lambda each: each[0], "messages out of order of time")
-    for place, (_, moment_ns, message) in enumerate(in_order):
+    for place, (last_ns, moment_ns, message) in enumerate(in_order):
         extra, role = record_of(message.get("extra")), _role(message)
         if notes.passes(role, PASSED):
             continue
         if role not in ("assistant", *INPUTS):
             steps.unread.unknown(f"role {role}", f"{at}, message {place}")
             continue
-        if role != "assistant":
+        if _has_answer(message):
+            is_error = role != "assistant"  # the program keeps its error, often without a time, and asks again
+            _answer(steps, message, f"{at}, message {place}", moment_ns or (last_ns or None if is_error else None))
+            steps.asked_ns = moment_ns if is_error else None
+            steps.lost = steps.lost or ("an answer before theirs has no time" if is_error and not moment_ns else "")
+        else:
             # What a person adds has no time of its own: it was typed before the observation beside it was written.
             asked_ns = steps.asked_ns if moment_ns is None else moment_ns
             is_by_person = place < 2 or text_of(extra, "interrupt_type") in BY_PERSON
             steps.ask(asked_ns, is_human=role == "user" and is_by_person)
-            continue
-        response = record_of(extra.get("response")) or message
-        counts = usage_of(record_of(response.get("usage")))
-        if counts is None:
-            steps.lose(record_of(response.get("usage")), f"{at}, message {place}")
-            continue
-        answer = text_of(response, "id")
-        call = steps.add(counts, f"{at}, message {place}", moment_ns)
-        call.identity = ("mini-swe-agent", answer, moment_ns, counts) if answer or moment_ns else None
-        call.answer_characters = _length([message], *SAID)
     return steps
+
+
+def _answer(steps: TrajectoryCalls, message: Record, at: str, moment_ns: int | None) -> None:
+    """The call of a message that holds a response."""
+    response = record_of(record_of(message.get("extra")).get("response")) or message
+    counts, answer = usage_of(record_of(response.get("usage"))), text_of(response, "id")
+    if counts is None:
+        steps.lose(record_of(response.get("usage")), at)
+        return
+    call = steps.add(counts, at, moment_ns)
+    call.identity = ("mini-swe-agent", answer, moment_ns, counts) if answer or moment_ns else None
+    call.answer_characters = _length([message], *SAID)
 
 
 FORMAT = trace_format(

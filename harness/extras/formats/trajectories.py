@@ -31,7 +31,8 @@ class TrajectoryCalls:
         self.calls: Log = []
         self.asked_ns: int | None = None
         self._is_human = False
-        self._lost = ""
+        self.lost = ""
+        """Why the wait of the next call is not known; "" where it is."""
 
     def ask(self, moment_ns: int | None, *, is_human: bool) -> None:
         """A row asks the model: a person's message or a tool's result, at an instant that the file may not have."""
@@ -40,7 +41,7 @@ class TrajectoryCalls:
 
     def lose(self, usage: Record, at: str) -> None:
         """An answer has no sound counts."""
-        self._lost = self._notes.not_counted(usage, at)
+        self.lost = self._notes.not_counted(usage, at)
 
     def add(self, usage: Usage, at: str, ended_ns: int | None) -> Call:
         """An answer, at an instant that the file may not have; it takes what was asked so far."""
@@ -49,8 +50,8 @@ class TrajectoryCalls:
         asked_ns, ended_ns = (UNTIMED if each is None else each for each in (self.asked_ns, ended_ns))
         call = Call("", asked_ns, ended_ns, usage.prompt, usage.cached, usage.generate, at=at)
         call.kind = "human" if self._is_human else "tool"
-        call.created_tokens, call.total_tokens, call.unknown_wait = usage.created, usage.total, self._lost
-        self.asked_ns, self._is_human, self._lost = None, False, ""
+        call.created_tokens, call.total_tokens, call.unknown_wait = usage.created, usage.total, self.lost
+        self.asked_ns, self._is_human, self.lost = None, False, ""
         self.calls.append(call)
         return call
 

@@ -60,3 +60,23 @@ def test_an_answer_of_mini_swe_agent_has_its_own_usage_and_time(tmp_path: Path) 
     assert [one.is_drawn for one in recording.requests] == [False, True, False]
     assert [one.wait_ns // NS_PER_S for one in recording.requests][::2] == [0, 5]
     assert trace.head.dropped == {"answers without token counts": 1}
+
+
+def test_an_answer_that_the_program_could_not_read_is_a_call(tmp_path: Path) -> None:
+    def answer(role: str, seconds: int, prompt: int) -> Any:
+        usage = {"prompt_tokens": prompt, "completion_tokens": 20}
+        stamp = {"timestamp": seconds} if role == "assistant" else {}
+        return {"role": role, "content": "x", "extra": {"response": {"usage": usage}} | stamp}
+
+    messages = [
+        {"role": "system", "content": "x"},
+        {"role": "user", "content": "x"},
+        answer("assistant", 10, 100),
+        {"role": "tool", "content": "x", "extra": {"timestamp": 12}},
+        answer("user", 20, 200),
+        answer("assistant", 30, 300),
+    ]
+    trace = trace_of(tmp_path, [{"messages": messages, "trajectory_format": "mini-swe-agent-1.1"}])
+    assert [request.prompt_tokens for request in trace.recordings[0].requests] == [100, 200, 300]
+    assert [request.is_drawn for request in trace.recordings[0].requests] == [False, False, True]
+    assert trace.recordings[0].requests[1].wait_ns == 2 * NS_PER_S
