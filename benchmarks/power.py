@@ -23,7 +23,7 @@ from harness.judge.planning.needed import Components, Goal, family_of, needed_to
 from harness.judge.planning.power import MOST_BLOCKS
 from harness.model.spec import StopSpec, load_experiment
 
-EXPERIMENTS, POPULATION, LOOKS, SEED = 4_000, 4_000, 60, 20261126
+EXPERIMENTS, POPULATION, LOOKS, SEED = 1_000, 4_000, 60, 20261126
 GOAL = Goal()
 HELD_AT = (3, 6, 12)
 # Spreads at which a plan is made; between them it is interpolated.
