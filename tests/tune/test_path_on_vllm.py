@@ -54,7 +54,10 @@ def serving(environment: Path, words: Sequence[str], folder: Path, name: str) ->
         yield address
     finally:
         server.terminate()
-        server.wait(60)
+        try:
+            server.wait(60)
+        except subprocess.TimeoutExpired:
+            server.kill()
 
 
 def test_a_server_begun_with_too_few_requests_at_once_is_recorded_and_its_gain_confirmed(
@@ -69,7 +72,7 @@ def test_a_server_begun_with_too_few_requests_at_once_is_recorded_and_its_gain_c
     limits = [word for key, value in LIMITS.items() for word in ("--set", f"limits.{key}={value}")]
     words = ["vllm", "serve", model, "--max-num-seqs", "2", "--block-size", "32"]
     with serving(environment, words, tmp_path, "today") as url:
-        assert harness("doctor", "--url", url).returncode == 0
+        assert harness("doctor", "--url", url, "--wait", "9min").returncode == 0
         agents = [str(environment / "bin" / "python"), openai_agents.__file__, url, str(AGENTS), str(TURNS)]
         subprocess.run(agents, check=True, timeout=600)
 
@@ -89,7 +92,7 @@ def test_a_server_begun_with_too_few_requests_at_once_is_recorded_and_its_gain_c
         words = shlex.split(printed[1])
         with serving(environment, words[words.index("vllm") :], tmp_path, names[0]) as candidate:
             log = tmp_path / f"{names[0]}.core_steps.jsonl"
-            harness("doctor", "--url", candidate)
+            harness("doctor", "--url", candidate, "--wait", "9min")
             command = [str(Path(sys.executable).with_name("harness")), *command]
             command += ["--candidate", f"{names[0]}={candidate},{log}"]
             last = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=False)
