@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from harness.analysis import stats
 from harness.analysis.compare.boundaries import spending_boundaries, t_mixture_boundary
-from harness.analysis.compare.channels import BASIS_NAMES, Comparison, block_of, compare, why_apart
+from harness.analysis.compare.channels import BASES, BASIS_NAMES, Comparison, block_of, compare, why_apart
 from harness.analysis.compare.pairs import num_comparisons, num_plans, prices_by_condition, without_a
 from harness.analysis.compare.ratio import (
     ALONE,
@@ -326,18 +326,17 @@ class SequentialStatus:
 
     @property
     def channel_note(self) -> str:
-        """The comparisons that channel B decides although the rule names A or S; empty where there are none."""
-        on_b = [looks.condition for looks in self.comparisons if looks.channel != self.stop.channel]
-        if not on_b:
+        """The comparisons that another channel decides than the rule names; empty where there are none."""
+        others = [looks for looks in self.comparisons if looks.channel != self.stop.channel]
+        if not others:
             return ""
-        where = "" if len(on_b) == len(self.comparisons) else f" for {', '.join(on_b)}"
+        where = "" if len(others) == len(self.comparisons) else f" for {', '.join(each.condition for each in others)}"
+        deciding = " and ".join(BASIS_NAMES[channel] for channel in BASES if channel in {e.channel for e in others})
+        first = f"{deciding[0].upper()}{deciding[1:]} decides{where}"
         if self.is_uncalibrated:
-            return f"Time in flight (B) decides{where}: the costs of {BASIS_NAMES['a']} come from no calibration"
+            return f"{first}: the costs of {BASIS_NAMES['a']} come from no calibration"
         needs = "a log of steps and known reuse" if self.stop.channel == "a" else "steps that the engine stamped"
-        return (
-            f"Time in flight (B) decides{where}: {BASIS_NAMES[self.stop.channel]} is not there, "
-            f"as it needs {needs} in every run"
-        )
+        return f"{first}: {BASIS_NAMES[self.stop.channel]} is not there, as it needs {needs} in every run"
 
     def of(self, condition: str) -> ComparisonLooks:
         """The comparison of a condition with its baseline; StopIteration where it has none."""
@@ -452,7 +451,7 @@ def compared_blocks(
                 found.append(ComparedBlocks(name, baseline, channel))
                 continue
             sides = [list(side) for side in zip(*pairs, strict=True)]
-            one = replace(_on(channel, name, compared), num_plans=num_plans(sides[0]))
+            one = replace(main_blocks(name, compared), num_plans=num_plans(sides[0]))
             if one.channel != channel:
                 one = replace(one, without=_without(channel, [run for side in sides for run in side]))
             found.append(replace(one, prices=prices[name].short, asked=blocks))
@@ -499,9 +498,9 @@ def _without(channel: Basis, runs: Sequence[RunFigures]) -> str:
     return without_a(runs) if channel == "a" else "no steps that the engine stamped"
 
 
-def _on(channel: Basis, condition: str, compared: Comparison) -> ComparedBlocks:
-    named = compared.on(channel)
-    ratio, channel = (compared.b, "b") if named is None else (named, channel)
+def main_blocks(condition: str, compared: Comparison) -> ComparedBlocks:
+    """The blocks on the channel that the tables of these runs rest on too."""
+    ratio, channel = compared.main, compared.rests_on
     has_errors = states_errors(run for pair in ratio.priced for run in pair)
     of_blocks = (ratio.of_blocks, compared.replicates, ratio.values, ratio.devices)
     return ComparedBlocks(

@@ -326,7 +326,7 @@ def _basis(ratios: ComparedBlocks, rule: MarginRule) -> str:
     blocks += f", {ratios.prices}" if ratios.prices else ""
     if ratios.channel == rule.channel:
         return f"{blocks}, {BASIS_NAMES[ratios.channel]}"
-    return f"{blocks}, {BASIS_NAMES['b']}, as {BASIS_NAMES[rule.channel]} is not there ({ratios.without})"
+    return f"{blocks}, {BASIS_NAMES[ratios.channel]}, as {BASIS_NAMES[rule.channel]} is not there ({ratios.without})"
 
 
 def decide_stopped(status: SequentialStatus, asked: Mapping[str, ChannelWords]) -> list[Decision]:
