@@ -24,7 +24,7 @@ from tests.support import openai_agents
 from tests.support.checkout import ROOT
 from tests.support.command_line import harness
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(5400)]
 AGENTS, TURNS = 5, 6
 NUM_REQUESTS = AGENTS * TURNS + openai_agents.ALONE
 # Both servers and the client share the cores of a small machine: how late it was decides nothing here.
@@ -76,7 +76,7 @@ def test_a_server_begun_with_too_few_requests_at_once_is_recorded_and_its_gain_c
         agents = [str(environment / "bin" / "python"), openai_agents.__file__, url, str(AGENTS), str(TURNS)]
         subprocess.run(agents, check=True, timeout=600)
 
-        command = ["tune", "--from", "today.jsonl", "--for", url, "--budget", "15min", *limits]
+        command = ["tune", "--from", "today.jsonl", "--for", url, *limits]
         first = harness(*command)
         assert first.returncode == 0, first.stdout + first.stderr
         assert "0 decisions differ" in first.stdout
@@ -95,7 +95,7 @@ def test_a_server_begun_with_too_few_requests_at_once_is_recorded_and_its_gain_c
             harness("doctor", "--url", candidate, "--wait", "9min")
             command = [str(Path(sys.executable).with_name("harness")), *command]
             command += ["--candidate", f"{names[0]}={candidate},{log}"]
-            last = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=False)
+            last = subprocess.run(command, capture_output=True, text=True, timeout=3300, check=False)
     said = " ".join(last.stdout.split())
     # A busy machine may hide the gain; nothing else may.
     verdicts = {0: r"% less time in flight \([^)]*\), confirmed", 5: "not told apart"}
