@@ -451,7 +451,7 @@ def compared_blocks(
                 found.append(ComparedBlocks(name, baseline, channel))
                 continue
             sides = [list(side) for side in zip(*pairs, strict=True)]
-            one = replace(main_blocks(name, compared), num_plans=num_plans(sides[0]))
+            one = replace(main_blocks(channel, name, compared), num_plans=num_plans(sides[0]))
             if one.channel != channel:
                 one = replace(one, without=_without(channel, [run for side in sides for run in side]))
             found.append(replace(one, prices=prices[name].short, asked=blocks))
@@ -498,9 +498,11 @@ def _without(channel: Basis, runs: Sequence[RunFigures]) -> str:
     return without_a(runs) if channel == "a" else "no steps that the engine stamped"
 
 
-def main_blocks(condition: str, compared: Comparison) -> ComparedBlocks:
-    """The blocks on the channel that the tables of these runs rest on too."""
-    ratio, channel = compared.main, compared.rests_on
+def main_blocks(channel: Basis, condition: str, compared: Comparison) -> ComparedBlocks:
+    """The blocks on a channel. Where A is not there, on what the tables of these runs rest on; where S is not, on B."""
+    if compared.on(channel) is None:
+        channel = compared.rests_on if channel == "a" else "b"
+    ratio = compared.on(channel) or compared.b
     has_errors = states_errors(run for pair in ratio.priced for run in pair)
     of_blocks = (ratio.of_blocks, compared.replicates, ratio.values, ratio.devices)
     return ComparedBlocks(

@@ -295,13 +295,13 @@ def test_time_in_steps_answers_where_a_is_missing_or_where_it_is_asked_for() -> 
     assert (main.channel, main.is_main, beside.channel, beside.is_main) == ("s", True, "b", False)
     assert main.basis.endswith("by the time in steps (S) (no costs of this server)")
     # Rules rest on what the tables rest on.
-    assert main_blocks("c", alone).channel == "s"
+    assert main_blocks("a", "c", alone).channel == "s"
 
     # One run that did not measure it, and B answers alone.
     unstamped = compare("base", [replace(without[0], parts=None), *without[1:]], base)
     assert unstamped is not None
     assert (unstamped.rests_on, unstamped.agreement) == ("b", Agreement.B_ALONE)
-    assert main_blocks("c", unstamped).channel == "b"
+    assert main_blocks("a", "c", unstamped).channel == "b"
 
 
 def test_a_slower_host_lengthens_steps_and_flight_alike_and_is_no_agreement() -> None:
