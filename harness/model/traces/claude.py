@@ -25,6 +25,7 @@ OWN_PASSES = ("message", "compaction")
 OTHER_MODEL = "passes of another model within an answer: an advisor's, or one that took over"
 # What releases without ``origin`` begin the news of a task's end with.
 NEWS = "<task-notification>"
+NEWS_ORIGIN = "task-notification"
 # Counts of an answer, and of each pass that it lists by its type.
 Counts = list[tuple[str, list[int]]]
 
@@ -145,10 +146,15 @@ class _ClaudeChain(Chain):
                 self.lost = "a summary was made before theirs, by a call that the log does not hold"
         said = [text_of(message, "content"), *(text_of(part, "text") for part in parts)]
         is_news = any(each.startswith(NEWS) for each in said)
-        if text_of(record, "origin", "kind") in ("", "human") and not is_news:
+        origin = text_of(record, "origin", "kind")
+        if is_news or origin == NEWS_ORIGIN:
+            self.take_news(moment_ns)
+        elif origin in ("", "human"):
             self.take_input(moment_ns, is_human=not results and not is_hint, is_hint=is_hint)
         else:
-            self.take_news(moment_ns)
+            # Another session, or a schedule: neither a tool nor a person was waited for.
+            self.take_input(moment_ns, is_human=False)
+            self.lost = "what they answer came from no tool and no person"
         for part in results:
             turn = self.result(text_of(part, "tool_use_id"), moment_ns)
             if turn is not None and (agent := text_of(record, "toolUseResult", "agentId")):

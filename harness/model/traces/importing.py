@@ -9,13 +9,25 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 
 from harness.errors import PlanError, SpecError
 from harness.model.spec.base import tomllib
 from harness.model.traces import claude
 from harness.model.traces.account import PLACEHOLDER_TOKENS, TYPE_NAME, ReadNotes, ReadOptions
-from harness.model.traces.base import Progress, Record, TraceFormat, json_records, list_of, record_of, sha256_of
+from harness.model.traces.base import (
+    MAX_LINE_BYTES,
+    Progress,
+    Record,
+    TraceFormat,
+    json_records,
+    list_of,
+    opened,
+    parsed_json,
+    record_of,
+    sha256_of,
+)
 from harness.model.traces.recording import (
     Arrivals,
     Recording,
@@ -101,7 +113,10 @@ def read_recordings(
     notes = ReadNotes(options or ReadOptions())
     found = list(_files(sources, kind, notes))
     if not found:
-        raise SpecError("no trace file is there", where=", ".join(map(str, sources)), hint="Name files or a folder")
+        left = "; ".join(f"{count} {reason}" for reason, count in notes.left.most_common(4))
+        what = f"no trace file is there ({left})" if left else "no trace file is there"
+        hint = "Name a file by itself to read what it is" if left else "Name files or a folder"
+        raise SpecError(what, where=", ".join(map(str, sources)), hint=hint)
     chosen, files = _one_format(_distinct(found, notes), kind, notes)
     recordings = list(_sound(TRACE_FORMATS[chosen].read(files, notes, progress), notes))
     if notes.options.since_ns or notes.options.until_ns:
@@ -269,14 +284,22 @@ def _nothing_read(files: Sequence[Path], chosen: str, notes: ReadNotes, *, is_gi
     return SpecError(f"no request could be read as {chosen} ({reasons or nothing})", where=str(files[0]), hint=hint)
 
 
+def _inner_records(path: Path) -> list[Record]:
+    """The first object of each list, of a document that is a list of lists."""
+    with opened(path) as stream:
+        document = parsed_json(stream.read(MAX_LINE_BYTES))
+    return [record_of(each) for inner in list_of(document)[:LINES_LOOKED_AT] for each in list_of(inner)[:1]]
+
+
 def _unknown_format(path: Path) -> SpecError:
     """What the file is, by its keys, and the nearest way that works."""
     if path.stat().st_size == 0:
         return SpecError("is empty", where=str(path), hint="Give a recording with requests")
     try:
-        records = [record for _, (_, record) in zip(range(LINES_LOOKED_AT), json_records(path, ReadNotes()))]  # noqa: B905  # as many as there are
+        records = [record for _, record in islice(json_records(path, ReadNotes()), LINES_LOOKED_AT)]
     except SpecError as error:
         return error
+    records = records or _inner_records(path)
     for kind in _other_kinds():
         if any(_is_of(kind, record) for record in records):
             return SpecError(f"is {kind['what']}, which no reader exists for", where=str(path), hint=kind["way"])

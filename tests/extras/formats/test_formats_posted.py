@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -220,7 +221,9 @@ FOREIGN: dict[str, Any] = {
     "langfuse": {"id": "1", "traceId": "t", "type": "GENERATION", "startTime": at(0), "usage": {"input": 9}},
     "aiperf's results": {"metadata": {"session_num": 0}, "metrics": {"input_sequence_length": {"value": 550}}},
     "aiperf's texts": {"session_id": "a", "text_input": "x", "output_length": 20, "delay": 500},
+    "opencode's storage": {"id": "msg_1", "sessionID": "ses_1", "role": "assistant", "modelID": "m"},
 }
+ZIPKIN = {"traceId": "a" * 16, "id": "1" * 16, "timestamp": 1, "duration": 2, "localEndpoint": {"serviceName": "s"}}
 
 
 @pytest.mark.parametrize("name", FOREIGN)
@@ -229,6 +232,20 @@ def test_exports_without_a_reader_are_refused(tmp_path: Path, name: str) -> None
         imported(written(tmp_path, [FOREIGN[name]]))
     assert "--format" not in str(refusal.value)
     assert not (tmp_path / "out.jsonl").exists()
+
+
+@pytest.mark.parametrize("document", [[ZIPKIN], [[ZIPKIN], [ZIPKIN]]], ids=["a trace", "a list of traces"])
+def test_spans_of_zipkin_are_named_with_the_way_that_works(tmp_path: Path, document: list[Any]) -> None:
+    path = tmp_path / "traces.json"
+    path.write_text(json.dumps(document))
+    with pytest.raises(SpecError, match=r"is spans of Zipkin, which no reader exists for.*as OTLP"):
+        imported(path)
+
+
+def test_a_folder_without_a_trace_says_what_lies_there(tmp_path: Path) -> None:
+    (tmp_path / "vllm.log").write_text("INFO started\n")
+    with pytest.raises(SpecError, match=r"no trace file is there \(1 files ending in .log"):
+        imported(tmp_path)
 
 
 def test_a_reader_that_counts_no_rows_labels_its_requests() -> None:

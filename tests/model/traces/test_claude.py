@@ -193,6 +193,14 @@ def test_the_end_of_a_task_in_the_background_is_no_persons_message(tmp_path: Pat
         assert waits_of(imported(written(tmp_path, [user(0.0), first, told, last]))) == [("none", 0), (waited, 60)]
 
 
+def test_a_message_of_another_session_was_waited_for_by_nobody_known(tmp_path: Path) -> None:
+    first, last = (assistant(name, at_s, (10, 0, 0, 50), text()) for name, at_s in (("a", 3.0), ("b", 66.0)))
+    told = user(63.0, origin={"kind": "peer"})
+    trace = imported(written(tmp_path, [user(0.0), first, told, last]))
+    assert trace.recordings[0].requests[-1].is_drawn
+    assert any("came from no tool and no person" in label for label in trace.head.labels)
+
+
 def test_a_call_that_failed_is_counted_and_the_wait_after_it_is_drawn_from_those_for_persons(tmp_path: Path) -> None:
     error = assistant("e", 40.0, (0, 0, 0, 0), text()) | {"isApiErrorMessage": True}
     error["message"]["model"] = "<synthetic>"
