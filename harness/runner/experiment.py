@@ -255,20 +255,23 @@ class ExperimentOutcome:
 
     def require_valid(self) -> ExperimentOutcome:
         """This outcome; RunInvalidError, which names the first, where a run is missing or INVALID."""
+        invalid = ""
+        if self.invalid_runs:
+            first = self.invalid_runs[0]
+            invalid = (
+                f"{len(self.invalid_runs)} of {len(self.runs)} runs are invalid, first {first.condition}/"
+                f"{first.replicate}: {'; '.join(first.invalid_reasons)}"
+            )
         if not self.is_complete:
+            what = f"{len(self.runs)} of {self.num_planned} runs are sealed; {self.missing_words}"
             raise RunInvalidError(
-                f"{len(self.runs)} of {self.num_planned} runs are sealed; {self.missing_words}",
+                f"{what}; {invalid}" if invalid else what,
                 where=self.spec.name,
                 hint="Continue them: run_experiment(..., resume=True)",
             )
-        if self.invalid_runs:
-            first = self.invalid_runs[0]
-            raise RunInvalidError(
-                f"{len(self.invalid_runs)} of {len(self.runs)} runs are invalid, first {first.condition}/"
-                f"{first.replicate}: {'; '.join(first.invalid_reasons)}",
-                where=self.spec.name,
-                hint="They are left out of every comparison; `harness runs` lists them",
-            )
+        if invalid:
+            hint = "They are left out of every comparison; `harness runs` lists them"
+            raise RunInvalidError(invalid, where=self.spec.name, hint=hint)
         return self
 
 
