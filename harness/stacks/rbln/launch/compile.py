@@ -127,6 +127,10 @@ class CompileSpec(Spec):
         }
 
 
+FULL_BYTES = 1 << 20
+"""A disk with less free space after a compile failed was full."""
+
+
 class CompilerFailedError(ServerError):
     """The compiler ended with an error that is not about the specification."""
 
@@ -325,7 +329,9 @@ def _failed(spec: CompileSpec, returncode: int, log: Path, python: Path) -> Harn
     if returncode < 0:
         what = f"the compiler was ended by signal {-returncode} ({signal.strsignal(-returncode)}): {said[-1]}"
         return ServerError(what, where=str(log), hint="Compile again, with more memory where that was short")
-    if any(os.strerror(errno.ENOSPC) in line for line in said[-LAST_LINES:]):
+    # On a full disk the log lacks the words that say so.
+    is_full = shutil.disk_usage(log.parent).free < FULL_BYTES
+    if is_full or any(os.strerror(errno.ENOSPC) in line for line in said[-LAST_LINES:]):
         return ServerError(f"the disk is full: {last}", where=str(log), hint="Free some space and compile again")
     if any(os.strerror(code) in last for code in (errno.EACCES, errno.EPERM, errno.EROFS, errno.EDQUOT)):
         return ServerError(f"a file cannot be used: {last}", where=str(log), hint="Allow it and compile again")

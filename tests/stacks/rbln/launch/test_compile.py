@@ -18,7 +18,9 @@ from typing import Any
 import pytest
 
 from harness.errors import ServerError, SpecError
+from harness.stacks.rbln.launch import compile as compile_module
 from harness.stacks.rbln.launch.compile import (
+    CompilerFailedError,
     CompileSpec,
     Exporter,
     compile_artifact,
@@ -173,6 +175,15 @@ def test_what_is_not_about_the_specification_does_not_blame_it(
     assert todo in str(failed.value.hint)
     assert str(failed.value.where).endswith(".log")
     assert not re.search(r"\^\^|File \"|named value|[Cc]heck your internet", str(failed.value))
+
+
+def test_a_compiler_whose_log_the_disk_could_not_hold_found_the_disk_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compile_module, "FULL_BYTES", 1 << 60)
+    with pytest.raises(ServerError, match="the disk is full: no message") as failed:
+        compile_artifact(SPEC, tmp_path / "a", _exporter(tmp_path, "sys.exit(1)"))
+    assert not isinstance(failed.value, CompilerFailedError)
 
 
 def test_a_folder_of_a_model_that_is_not_there_is_refused_before_the_compiler_starts(tmp_path: Path) -> None:
