@@ -46,7 +46,8 @@ def sides_of(rules: str, artifact: Path) -> Sides:
         from tests.differential.paged_side import PagedEngine, draw_paged_history
         from tests.differential.paged_vendor import PagedVendor
 
-        return Sides(draw_paged_history, partial(PagedVendor, artifact=artifact), partial(PagedEngine, rules=rules))
+        draw = partial(draw_paged_history, with_drafts=True)
+        return Sides(draw, partial(PagedVendor, artifact=artifact), partial(PagedEngine, rules=rules))
     from tests.differential.engine_side import EngineServer
     from tests.differential.vendor_side import VendorServer
 

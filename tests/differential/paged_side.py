@@ -63,8 +63,11 @@ class PagedGeometry(Geometry):
         return f"paged, memory {memory}, {chunks}{scheduling}"
 
 
-def draw_paged_history(seed: int, num_steps: int) -> History:
-    """The history of a seed: blocks of several sizes, plenty and little memory, token budgets from tiny to ample."""
+def draw_paged_history(seed: int, num_steps: int, *, with_drafts: bool = False) -> History:
+    """The history of a seed: blocks of several sizes, plenty and little memory, token budgets from tiny to ample.
+
+    with_drafts: two thirds of the servers decode speculatively.
+    """
     chosen = random.Random(f"paged {seed}")
     limit = chosen.choice([1, 2, 3, 4, 6, 8, 8, 12, 16, 32])
     block = chosen.choice([16, 16, 16, 8, 32, 64])
@@ -73,7 +76,7 @@ def draw_paged_history(seed: int, num_steps: int) -> History:
     blocks = chosen.choice([per_seq, per_seq + 1, 2 * per_seq, 3 * per_seq, limit * per_seq // 2, limit * per_seq * 2])
     budget = chosen.choice([limit, limit + 1, 2 * limit, block, 4 * block, longest // 2, longest, 4 * longest])
     drafting = random.Random(f"drafts {seed}")
-    num_drafts = drafting.choice([0, 0, 1, 2, 3, 5])
+    num_drafts = drafting.choice([0, 0, 1, 2, 3, 5]) if with_drafts else 0
     # vLLM never admits a request whose padding is above the budget.
     budget = max(limit, budget, 2 * (1 + num_drafts) if num_drafts else 0)
     long_prefill = chosen.choice([0, 0, 0, 1, block, 3 * block - 1])
@@ -180,7 +183,7 @@ class PagedEngine:
         step = scheduler.schedule()
         blocks = {request: scheduler.inner_blocks(request) for request in step.requests}
         self.abort(aborts_inside)
-        finished = scheduler.finish_step(accepted=self._accepted(step))
+        finished = scheduler.finish_step(accepted=self._accepted(step)) if step.drafts else scheduler.finish_step()
         self._draft(step)
         counts = scheduler.prefix_counts
         return PagedSeen(
