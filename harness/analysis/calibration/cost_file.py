@@ -51,7 +51,7 @@ from harness.stacks.vllm.step_log import load_step_log
 DECODE, PREFILL, WITHOUT_GRAPH = "decode", "prefill", "steps without a graph"
 FILE_FORMAT = 3
 LEAST_BATCHES = 2
-"""Numbers of requests at once whose steps have to be known, so that others can be told from them."""
+"""Fewest numbers of requests at once in a record that is fitted: one number determines no slope."""
 # A nanosecond of a step, and 1e-6 us (with 100,000 tokens of context: 0.1 us).
 DECIMALS = 6
 # The names of a chunked prefill's coefficients in its table of the file.

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace as with_fields
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -103,7 +103,7 @@ def replay_files(sessions: Sequence[Path], steps: Path, cost_model: str = "") ->
     config = rules_of(log.settings, log.vllm)
     if log.num_drafts:
         method = str(core.header["effective"].get("speculative_method"))
-        config = with_fields(config, drafts=drafts_of(method, log.num_drafts, release_of(log.vllm)))
+        config = replace(config, drafts=drafts_of(method, log.num_drafts, release_of(log.vllm)))
     requests, chains, block_tokens = read_engine(sessions, int(core.header["engine"]))
     check_settings(config, block_tokens)
     check_same_server(requests[0].server.header, core.header)
