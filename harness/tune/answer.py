@@ -109,7 +109,7 @@ def answer(  # noqa: PLR0913  # keywords with defaults, of one call
     where = f" ({made})" if (made := modelled(spec, backend)) else ""
     sentence = _sentence("{change}: {result}", base, options[chosen], f"{shown.words}, confirmed{where}.")
     shares = [shown.share.share_words if shown.share else "", _todays_share(shown)]
-    felt = _felt(explored, options[chosen])
+    felt = f"{made or 'measured'} {shown.felt}" if shown.felt else _felt(explored, options[chosen])
     rests = _second(
         f"on {shown.num_blocks} new plans{where}", *shares, rest, felt, shown.excess, shown.left_open, shown.beside
     )

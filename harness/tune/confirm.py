@@ -22,8 +22,9 @@ from harness.analysis.compare.stopping import (
     looks_at,
     sequential_status,
 )
-from harness.analysis.summary import summarise
-from harness.clock import utc_now
+from harness.analysis.serving import ServingFigures
+from harness.analysis.summary import ExperimentSummary, summarise
+from harness.clock import NS_PER_MS, utc_now
 from harness.errors import SpecError
 from harness.judge.planning.power import blocks_until_decided
 from harness.judge.planning.rare_plans import left_open_in_words
@@ -39,6 +40,7 @@ from harness.tune.folder import CONFIRM, EXPLORED, TuneFolder
 from harness.tune.plans import MARGIN, SEED_RANGE
 from harness.tune.predict import Option
 from harness.tune.setups import Baseline, Setup
+from harness.tune.targets import Felt
 
 BASE, BEST, SMALLEST = "today", "best", "smallest"
 MOST_BLOCKS = 24
@@ -227,7 +229,8 @@ class Confirmed:
     modelled device time (A) and time in flight (B) contradict each other, or there is no interval; "" otherwise.
     beside: what the time in flight of a device's server says of the device time; "" where it is not asked. excess: that
     gains of so few plans are too high in the mean. share, today: what of its runs, and of today's, met the targets of
-    [slo]; None without. left_open: what plans that were not seen may change.
+    [slo]; None without. left_open: what plans that were not seen may change. felt: times to tokens of its runs beside
+    today's; "" where they are not known exactly.
     """
 
     name: str
@@ -243,6 +246,7 @@ class Confirmed:
     left_open: str = ""
     share: Point | None = None
     today: Point | None = None
+    felt: str = ""
 
     @property
     def is_better(self) -> bool:
@@ -270,11 +274,14 @@ VERDICTS = {Verdict.LOWER: "less", Verdict.HIGHER: "more", Verdict.EQUIVALENT: "
 def confirmed(spec: ExperimentSpec, runs: Sequence[SealedRun]) -> tuple[Confirmed, ...]:
     """What the sealed runs of a measurement show so far, under its rule."""
     assert spec.stop is not None
-    status, beside = sequential_status(spec, runs, spec.stop), _beside(runs)
+    status = sequential_status(spec, runs, spec.stop)
+    summary = summarise(runs) if any(run.is_valid for run in runs) else None
+    beside = {} if summary is None else _beside(summary, runs)
     return tuple(
         replace(
             _confirmed(looks),
             beside=beside.get(looks.condition, ""),
+            felt="" if summary is None else _felt(summary, looks.condition),
             excess=excess_of(spec.stop.budget),
             left_open=left_open_in_words(spec, looks.condition, looks.num_seen),
         )
@@ -289,12 +296,28 @@ def excess_of(budget: int) -> str:
     return f"gains of so few plans are some {points:g} points too high in the mean" if budget < MOST_BLOCKS else ""
 
 
-def _beside(runs: Sequence[SealedRun]) -> dict[str, str]:
+def _beside(summary: ExperimentSummary, runs: Sequence[SealedRun]) -> dict[str, str]:
     """What time in flight says of each candidate, where a server on a device was measured."""
-    if not any(run.is_valid for run in runs) or not kind_of_run(runs[0].manifest.backend).has_device:
+    if not kind_of_run(runs[0].manifest.backend).has_device:
         return {}
-    figures = summarise(runs).conditions
-    return {each.name: asked_in_words(each.comparison) for each in figures if each.comparison is not None}
+    return {each.name: asked_in_words(each.comparison) for each in summary.conditions if each.comparison is not None}
+
+
+def _felt(summary: ExperimentSummary, condition: str) -> str:
+    now, today = (summary.serving_of(name) for name in (condition, BASE))
+    if now is None or today is None:
+        return ""
+    ours, theirs = _times(now), _times(today)
+    return "" if ours is None or theirs is None else ours.beside(theirs)
+
+
+def _times(figures: ServingFigures) -> Felt | None:
+    """Its times to tokens; None where the client read tokens too late for exact ones."""
+    found = [each.at(q) for name in ("ttft", "itl") if (each := figures.of(name)) for q in (0.5, 0.99)]
+    if len(found) not in (2, 4) or any(one.at_least is not None for one in found):
+        return None
+    ms = [one.value / NS_PER_MS for one in found]
+    return Felt(ms[0], ms[1], *(ms[2:] or (None, None)))
 
 
 def _confirmed(looks: ComparisonLooks) -> Confirmed:

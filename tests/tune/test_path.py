@@ -15,7 +15,9 @@ from typing import Any, NamedTuple
 import pytest
 from rich.console import Console
 
+from harness.analysis.summary import summarise
 from harness.cli.watch import view
+from harness.clock import NS_PER_MS
 from harness.errors import HarnessError, RecordsError, ServerError, SpecError
 from harness.measure.records.store import RunStore
 from harness.model.spec import ExperimentSpec, parse_experiment
@@ -103,6 +105,18 @@ def test_it_ends_in_a_sentence_a_file_and_the_server_to_start(once: Whole) -> No
     assert "harness server emulator --max-num-seqs 8 --decode-buckets 1,2,4,8 --kv-slots 16" in text
     assert tomllib.loads(text)["server"]["kv_slots"] == 16
     assert any("lost reuse: " in line for line in once.said)
+
+
+def test_the_times_to_tokens_beside_a_measured_answer_are_those_of_its_runs(once: Whole) -> None:
+    summary = summarise(RunStore(once.folder / "runs" / "small-tune").sealed("small-confirm"))
+    p50_ms = {
+        name: figures.of("ttft").at(0.5).value / NS_PER_MS  # type: ignore[union-attr]
+        for name in ("today", "best")
+        if (figures := summary.serving_of(name)) is not None
+    }
+    said = re.search(r"simulated TTFT p50 (\S+) -> (\S+) ms", once.again.answer.rests)
+    assert said is not None
+    assert [float(text.replace(",", "")) for text in said.groups()] == pytest.approx(list(p50_ms.values()), rel=0.01)
 
 
 def test_watching_shows_the_stage_and_the_runs_of_each_stage(whole: Path) -> None:
