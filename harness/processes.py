@@ -40,13 +40,18 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def distributed(where: str) -> Any:
-    """Dask's package of that name, an optional extra for several hosts; a SpecError with ``where`` without it."""
+def optional(package: str, extra: str, where: str) -> Any:
+    """A package that only an optional extra of the harness installs; a SpecError with ``where`` without it."""
     try:
-        return import_module("distributed")
+        return import_module(package)
     except ImportError as error:
-        hint = "Install it: pip install 'rbln-harness[cluster]'"
-        raise SpecError("Dask is not installed", where=where, hint=hint) from error
+        hint = f"Install it: pip install 'rbln-harness[{extra}]'"
+        raise SpecError(f"the package {package} is not installed", where=where, hint=hint) from error
+
+
+def distributed(where: str) -> Any:
+    """Dask's package of that name, for several hosts."""
+    return optional("distributed", "cluster", where)
 
 
 @contextmanager

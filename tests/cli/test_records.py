@@ -187,3 +187,14 @@ def test_a_list_of_runs_and_their_rows_load_no_specs_no_machine_code_and_no_pict
     assert "harness.measure.records.store" in loaded
     # What Python 3.10's duckdb imports of pyarrow is its own affair.
     assert not loaded & {"harness.model.spec", "harness.model.engine", "numba", "matplotlib", "scipy"}
+
+
+def test_sql_without_its_package_names_the_command_that_installs_it(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    monkeypatch.delitem(sys.modules, "harness.measure.records.sql", raising=False)
+    result = harness_here("query", "from runs", "--runs", str(runs))
+    assert result.returncode == 2
+    assert "query: the package duckdb is not installed" in result.stderr
+    assert "pip install 'rbln-harness[sql]'" in result.stderr

@@ -11,9 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import duckdb
 import numpy as np
 import numpy.typing as npt
 import tomli_w
@@ -28,6 +27,10 @@ from harness.model.traces.base import bounded_lines, opened, parsed_json, sha256
 from harness.model.traces.calls import ASK_A_PERSON
 from harness.model.traces.importing import check_new, read_recordings
 from harness.outputs import write_atomic
+from harness.processes import optional
+
+if TYPE_CHECKING:
+    import duckdb
 
 BATCH_ROWS = 2_000
 _FOREIGN_STARTS = {
@@ -69,6 +72,7 @@ def is_duckdb(source: Path) -> bool:
 
 def _rows(source: Path, wanted: tuple[str, ...]) -> Iterator[object]:
     """Every row as a round: an object with "tools"."""
+    duckdb = optional("duckdb", "sql", str(source))
     try:
         with duckdb.connect(str(source), read_only=True, config={"memory_limit": "1GB"}) as connection:
             for query in _queries(connection, source, wanted):

@@ -15,14 +15,20 @@ from collections.abc import Generator, Iterable
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import duckdb
 import psutil
 import pyarrow as pa
 
 from harness.errors import RecordsError, SpecError, in_one_line
 from harness.measure.records import layout, schema
 from harness.measure.records.run import SealedRun
+from harness.processes import optional
+
+if TYPE_CHECKING:
+    import duckdb
+else:
+    duckdb = optional("duckdb", "sql", "query")
 
 # DuckDB's types of statements: "MULTI" is a pivot whose columns it must look up first.
 READING_STATEMENTS = ("SELECT", "MULTI")
