@@ -353,15 +353,4 @@ def _recording(tree: list[_Call], block_tokens: int) -> Recording:
     return Recording(hidden_name(f"{tree[0].key[0]}/{tree[0].key[1]}"), start_ns, tuple(requests))
 
 
-FORMAT = trace_format(
-    __file__,
-    "agentic-mooncake",
-    _recordings,
-    keys=tuple(
-        frozenset({length, *keys})
-        for length in ("input_length", "input_tokens")
-        for keys in (("request_id", "output_length"), ("wait_for",), ("session_id", "output_length"), ("delay",))
-    ),
-    block_tokens=MOONCAKE_BLOCK_TOKENS,
-    is_special=True,
-)
+FORMAT = trace_format(__file__, "agentic-mooncake", _recordings)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from harness.extras.formats.trajectories import UNSTATED, TrajectoryCalls, usage_of
+from harness.extras.formats.trajectories import UNSTATED, TrajectoryCalls, Usage, usage_of
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import (
     Progress,
@@ -22,7 +22,7 @@ from harness.model.traces.base import (
     tokens_of,
     trace_format,
 )
-from harness.model.traces.calls import Log
+from harness.model.traces.calls import UNTIMED, Log
 from harness.model.traces.links import through_calls
 
 DEEPEST = 16
@@ -42,7 +42,7 @@ def atif_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress | None
             logs += ((path.parent, log) for log in found)
     for folder, log in logs:
         for call in log:
-            call.children = [names.get((folder / child).resolve(), child) for child in call.children]
+            call.children = {names.get((folder / child).resolve(), child): UNTIMED for child in call.children}
         yield log
 
 
@@ -79,14 +79,14 @@ def _steps(document: Record, session: str, at: str, notes: ReadNotes) -> Traject
             steps.unread.unknown(f"source {text_of(step, 'source')}", place)
         elif step.get("llm_call_count") == 0:
             notes.pass_over(f"no call: {PASSED['no call']}")
-        elif (counts := usage_of(record_of(step.get("metrics")))) is None:
-            steps.lose(record_of(step.get("metrics")), place)
+        elif not isinstance(counts := usage_of(record_of(step.get("metrics"))), Usage):
+            steps.lose(counts, place)
         else:
-            call = steps.add(counts, place, moment_ns)
+            call = steps.answer(counts, place, moment_ns)
             call.answer_characters = len(text_of(step, "message")) + len(text_of(step, "reasoning_content"))
             identity = None if moment_ns is None else ("atif", moment_ns, *counts[:3])
             call.identity = identity or ("atif", session, _number(step), *counts[:2])
-            call.children = _children(step)
+            call.children = dict.fromkeys(_children(step), UNTIMED)
             notes.assume("steps that are several calls, taken as one", _is_several(step))
     return steps
 
@@ -110,12 +110,4 @@ def _children(step: Record) -> list[str]:
     return [name for name in names if name]
 
 
-FORMAT = trace_format(
-    __file__,
-    "atif",
-    through_calls(atif_logs),
-    keys=(frozenset({"schema_version", "steps", "agent"}),),
-    suffixes=(".json", ".jsonl"),
-    passed=PASSED,
-    held_to=f"ATIF {HELD_TO}",
-)
+FORMAT = trace_format(__file__, "atif", through_calls(atif_logs), passed=PASSED, held_to=f"ATIF {HELD_TO}")

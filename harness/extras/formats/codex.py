@@ -163,7 +163,9 @@ class _Session(Conversation):
         else:
             self.notes.part()
             self.is_compacted = self.is_compacted or kind == "compacted"
-            if role in INPUTS:
+            if role == "result" and call:
+                self.result(call, moment_ns)
+            elif role in INPUTS:
                 self.take_input(moment_ns, is_human=role in ("person", "turn"), is_hint=role in ("hint", "turn"))
             elif self._open is not None or role == "output":
                 turn = self._output(moment_ns, at)
@@ -171,8 +173,6 @@ class _Session(Conversation):
                 if call and kind.endswith("_call"):
                     self.call(call, turn, moment_ns, tool := text_of(payload, "name"))
                     turn.joins = turn.joins or tool in JOINS
-            if role == "result" and call:
-                self.result(call, moment_ns)
 
     def _output(self, moment_ns: int, at: str) -> Call:
         """The round that this output belongs to."""
@@ -244,11 +244,4 @@ def role_of(payload: Record, kind: str, form: str) -> str:
     return "passed" if role == "count" and payload.get("info") is None else role
 
 
-FORMAT = trace_format(
-    __file__,
-    "codex",
-    reader_of(CodexLog),
-    keys=(frozenset({"timestamp", "type", "payload"}),),
-    passed=PASSED,
-    held_to=f"Codex {HELD_TO}",
-)
+FORMAT = trace_format(__file__, "codex", reader_of(CodexLog), passed=PASSED, held_to=f"Codex {HELD_TO}")

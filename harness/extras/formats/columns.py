@@ -127,4 +127,4 @@ def _calls(rows: Sequence[_Row], session: str, at_ns: int, notes: ReadNotes) -> 
     return log
 
 
-FORMAT = trace_format(__file__, "csv", through_calls(csv_logs), keys=(), arrivals="recorded", suffixes=(".csv",))
+FORMAT = trace_format(__file__, "csv", through_calls(csv_logs))

@@ -20,7 +20,7 @@ from harness.model.traces.base import (
     tokens_of,
     trace_format,
 )
-from harness.model.traces.calls import AgentLog, Call, Conversation, Log
+from harness.model.traces.calls import UNTIMED, AgentLog, Call, Conversation, Log
 from harness.model.traces.links import reader_of
 
 PASSED = {
@@ -111,10 +111,7 @@ class _Session(Conversation):
             self.unread.unknown(f"message {kind}", at)
 
     def _input(self, message: Record, moment_ns: int) -> None:
-        results = results_of(list_of(message.get("content")))
-        self.take_input(moment_ns, is_human=not results)
-        for result in results:
-            self.result(result, moment_ns)
+        take_parts(self, list_of(message.get("content")), moment_ns, is_human=True)
         self.notes.part()
 
     def _answer(self, message: Record, name: str, moment_ns: int, at: str) -> None:
@@ -158,10 +155,9 @@ class _Session(Conversation):
         ended_ns = instant_ns(tool.get("timestamp"))
         if ended_ns is not None and name not in self._ended and text_of(tool, "status") in ENDED:
             self._ended.add(name)  # older releases write no row of its result
-            self.take_input(ended_ns, is_human=False)
             self.result(name, ended_ns)
-        if (child := text_of(tool, "agentId")) and child not in turn.children:
-            turn.children.append(child)
+        if child := text_of(tool, "agentId"):
+            turn.children[child] = UNTIMED if ended_ns is None else ended_ns
 
     def log(self) -> Log:
         """The calls so far."""
@@ -169,10 +165,14 @@ class _Session(Conversation):
         return self.known()
 
 
-def results_of(parts: Iterable[object]) -> list[str]:
-    """The ids of the calls of tools whose results these parts of a message are."""
+def take_parts(conversation: Conversation, parts: Iterable[object], moment_ns: int, *, is_human: bool) -> None:
+    """What a message's parts say to the model: results of tools, else what is_human tells."""
     found = (record_of(record_of(part).get("functionResponse")) for part in parts)
-    return [text_of(each, "id") for each in found if each]
+    results = [text_of(each, "id") for each in found if each]
+    for result in results:
+        conversation.result(result, moment_ns)
+    if not results:
+        conversation.take_input(moment_ns, is_human=is_human)
 
 
 def set_counts(turn: Call, usage: Record, names: Mapping[str, str]) -> None:
@@ -183,12 +183,4 @@ def set_counts(turn: Call, usage: Record, names: Mapping[str, str]) -> None:
     turn.prefix_tokens = None if usage.get(names["cached"]) is None else counts["cached"]
 
 
-FORMAT = trace_format(
-    __file__,
-    "gemini-cli",
-    reader_of(GeminiLog),
-    keys=(frozenset({"sessionId", "projectHash"}),),
-    suffixes=(".jsonl", ".json"),
-    passed=PASSED,
-    held_to="Gemini CLI 0.61.0",
-)
+FORMAT = trace_format(__file__, "gemini-cli", reader_of(GeminiLog), passed=PASSED)

@@ -167,12 +167,4 @@ def _lengths(before: _Turn, before_prompt: int, turn: _Turn) -> tuple[int, int]:
     return kept + sum(each.tokens for each in (rest[1:] if rest[0].is_answer else rest)), kept
 
 
-FORMAT = trace_format(
-    __file__,
-    "lmcache",
-    through_calls(lmcache_logs),
-    keys=(frozenset({"session_id", "input", "output_length"}), frozenset({"session_id", "messages", "output_length"})),
-    block_tokens=MOONCAKE_BLOCK_TOKENS,
-    suffixes=(".jsonl", ".jsonl.gz", ".parquet"),
-    is_special=True,
-)
+FORMAT = trace_format(__file__, "lmcache", through_calls(lmcache_logs))

@@ -142,22 +142,5 @@ def check_instants(instants_ns: Sequence[int], unit_ns: int, notes: ReadNotes) -
             )
 
 
-FORMAT = trace_format(
-    __file__,
-    "mooncake",
-    _reader(MOONCAKE_BLOCK_TOKENS, NS_PER_MS),
-    keys=(
-        frozenset({"timestamp", "input_length", "output_length"}),
-        frozenset({"timestamp", "input_length", "hash_ids"}),
-    ),
-    arrivals="recorded",
-    block_tokens=MOONCAKE_BLOCK_TOKENS,
-)
-BAILIAN = trace_format(
-    __file__,
-    "bailian",
-    _reader(BAILIAN_BLOCK_TOKENS, NS_PER_S),
-    keys=(frozenset({"chat_id", "parent_chat_id", "input_length"}),),
-    arrivals="recorded",
-    block_tokens=BAILIAN_BLOCK_TOKENS,
-)
+FORMAT = trace_format(__file__, "mooncake", _reader(MOONCAKE_BLOCK_TOKENS, NS_PER_MS))
+BAILIAN = trace_format(__file__, "bailian", _reader(BAILIAN_BLOCK_TOKENS, NS_PER_S))

@@ -7,17 +7,14 @@ fork begins with copies of its parent's messages under new ids; a sub-agent is n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 from harness.clock import NS_PER_MS
 from harness.extras.formats.reading import mark_replay
 from harness.extras.formats.trajectories import UNSTATED
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import (
-    Progress,
     Record,
-    json_records,
     list_of,
     record_of,
     seconds_ns,
@@ -25,8 +22,8 @@ from harness.model.traces.base import (
     tokens_of,
     trace_format,
 )
-from harness.model.traces.calls import ASK_A_PERSON, Call, Conversation, Log
-from harness.model.traces.links import through_calls
+from harness.model.traces.calls import ASK_A_PERSON, UNTIMED, Call, Conversation, Log
+from harness.model.traces.links import of_documents
 
 HELD_TO = "1.18.33"
 SEVERAL = "an answer of several calls"
@@ -34,26 +31,19 @@ SEVERAL_BEFORE = "an answer of several calls before theirs was not read"
 NO_END = "answers without text: they are taken to end where their first tool starts"
 
 
-def opencode_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Log]:
-    """The calls of each session. A session that no tool of the files names is its parent's by its own word."""
-    sessions: list[_Session] = []
-    for path in files:
-        for at, document in json_records(path, notes, progress):
-            info, messages = record_of(document.get("info")), list_of(document.get("messages"))
-            if not text_of(info, "id") or not messages:
-                notes.row_broken("no session with its id and its messages", at)
-                continue
-            notes.holds(len(messages))
-            notes.check_release("opencode", text_of(info, "version"), HELD_TO)
-            session = _Session(info, notes)
-            for place, message in enumerate(map(record_of, messages)):
-                session.take(message, f"{at}, message {place}")
-            session.hold(record_of(info.get("tokens")))
-            if session.calls:
-                sessions.append(session)
-    named = {child for session in sessions for turn in session.calls for child in turn.children}
-    for session in sessions:
-        yield session.log(is_named=session.session in named)
+def opencode_logs(document: Record, at: str, notes: ReadNotes) -> Iterator[Log]:
+    """The calls of an exported session. Where no tool of another one names it, its parent is that of its own word."""
+    info, messages = record_of(document.get("info")), list_of(document.get("messages"))
+    if not text_of(info, "id") or not messages:
+        notes.row_broken("no session with its id and its messages", at)
+        return
+    notes.holds(len(messages))
+    notes.check_release("opencode", text_of(info, "version"), HELD_TO)
+    session = _Session(info, notes)
+    for place, message in enumerate(map(record_of, messages)):
+        session.take(message, f"{at}, message {place}")
+    session.hold(record_of(info.get("tokens")))
+    yield session.log()
 
 
 class _Session(Conversation):
@@ -61,7 +51,7 @@ class _Session(Conversation):
 
     def __init__(self, info: Record, notes: ReadNotes) -> None:
         super().__init__(text_of(info, "id"), notes)
-        self._above = text_of(info, "parentID")
+        self.parent = text_of(info, "parentID")
         self._began_ns = _instant_ns(info, "created") or 0
         self._ended_ns: list[int] = []
 
@@ -74,12 +64,9 @@ class _Session(Conversation):
             answers = (turn.output_tokens + turn.reasoning_tokens for turn in self.calls)
             self.notes.hold(f"output tokens {UNSTATED}", sum(counts[3:]), answers)
 
-    def log(self, *, is_named: bool) -> Log:
+    def log(self) -> Log:
         """The calls so far; those from before the session began are its parent's."""
         mark_replay(self.calls, self._ended_ns, self._began_ns, is_fork=False)
-        if not is_named:
-            for turn in self.calls:
-                turn.parent = self._above
         return self.known()
 
     def take(self, message: Record, at: str) -> None:
@@ -101,7 +88,7 @@ class _Session(Conversation):
         counts = _counts(record_of(info.get("tokens")))
         num_steps = sum(text_of(part, "type") == "step-finish" for part in parts)
         if counts is None or not counts[0] + counts[1] + counts[2]:
-            self.lost = self.notes.not_counted({} if counts else record_of(info.get("tokens")), at)
+            self.lose({} if counts else record_of(info.get("tokens")), at)
             return
         if num_steps > 1:
             self.notes.row_broken(SEVERAL, at)
@@ -127,7 +114,7 @@ class _Session(Conversation):
                 turn.tool_spans.append((start_ns, max(start_ns, end_ns)))
                 self.take_input(max(start_ns, end_ns), is_human=text_of(part, "tool") in ASK_A_PERSON)
             if child := text_of(state, "metadata", "sessionId"):
-                turn.children.append(child)
+                turn.children[child] = UNTIMED if end_ns is None else end_ns
 
     def _end_ns(self, info: Record, parts: list[Record]) -> int:
         """When the last text or reasoning ended; without any, when the first tool started."""
@@ -160,11 +147,4 @@ def _instant_ns(record: Record, name: str) -> int | None:
     return seconds_ns(record_of(record.get("time")).get(name), NS_PER_MS)
 
 
-FORMAT = trace_format(
-    __file__,
-    "opencode",
-    through_calls(opencode_logs),
-    keys=(frozenset({"info", "messages"}),),
-    suffixes=(".json",),
-    held_to=HELD_TO,
-)
+FORMAT = trace_format(__file__, "opencode", of_documents(opencode_logs), held_to=HELD_TO)

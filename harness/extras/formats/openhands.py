@@ -8,6 +8,7 @@ OpenHands/software-agent-sdk. No content of an event is read.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +32,9 @@ from harness.model.traces.links import through_calls
 OBSERVATIONS = ("ObservationEvent", "AgentErrorEvent", "UserRejectObservation")
 # Of all calls so far, as an event of 0.x has them; the names of ``Usage``, in its order.
 TOTALS = ("prompt_tokens", "completion_tokens", "cache_read_tokens", "cache_write_tokens")
+NUMBERED = re.compile(r"event-(\d{1,12})-[^/]*$")
+BACK = "the clock went back before their call"
+SHIFTED = "events stamped before the one before them by more than 1 s: they and what follows are moved behind it"
 NOTICE = "the state of the conversation, or a notice of the program"
 PASSED = {
     **dict.fromkeys(("SystemPromptEvent", "ConversationStateUpdateEvent", "ConversationErrorEvent"), NOTICE),
@@ -89,7 +93,7 @@ def _usages(state: Record) -> dict[str, Usage]:
     for metrics in record_of(record_of(state.get("stats")).get("usage_to_metrics")).values():
         for usage in map(record_of, list_of(record_of(metrics).get("token_usages"))):
             counts, name = usage_of(usage), text_of(usage, "response_id")
-            if counts is not None and name:
+            if isinstance(counts, Usage) and name:
                 found[name] = counts
     return found
 
@@ -102,16 +106,9 @@ def _flat(history: object) -> Iterator[Record]:
 
 def _steps(conversation: _Conversation, notes: ReadNotes) -> TrajectoryCalls:
     """A call for each answer of the model that any event names."""
-    rows = [(instant_ns(event.get("timestamp")), at, event) for at, event in conversation.events]
-    steps = TrajectoryCalls(len(rows), notes)
-    for moment_ns, at, _ in rows:
-        if moment_ns is None:
-            steps.unread.broken("an event without its time", at)
-    stamped = [(moment_ns, at, event) for moment_ns, at, event in rows if moment_ns is not None]
-    stamped = notes.in_order(stamped, lambda row: row[0], "events out of order of time", LATE_NS)
-    notes.check_numbers([number for _, _, event in rows if isinstance(number := event.get("id"), int)], "events")
+    steps = TrajectoryCalls(len(conversation.events), notes)
     answers, totals = set[str](), [0] * len(TOTALS)
-    for moment_ns, at, event in stamped:
+    for moment_ns, at, event in _in_order(conversation.events, steps):
         answer = text_of(event, "tool_call_metadata", "model_response", "id") or text_of(event, "llm_response_id")
         told = counts_of(record_of(event.get("llm_metrics")).get("accumulated_token_usage"), TOTALS) or totals
         step, totals = [now - before for now, before in zip(told, totals, strict=True)], told
@@ -119,24 +116,53 @@ def _steps(conversation: _Conversation, notes: ReadNotes) -> TrajectoryCalls:
         is_answer = bool(answer) and "observation" not in event and text_of(event, "kind") not in OBSERVATIONS
         kind = text_of(event, "kind") or text_of(event, "action")
         response = record_of(record_of(event.get("tool_call_metadata")).get("model_response"))
-        counts = usage_of(record_of(response.get("usage"))) or conversation.usages.get(answer)
-        if counts is None and is_answer and any(step) and min(step) >= 0:
+        counts = usage_of(record_of(response.get("usage")))
+        counts = counts if isinstance(counts, Usage) else conversation.usages.get(answer, counts)
+        if not isinstance(counts, Usage) and is_answer and any(step) and min(step) >= 0:
             notes.assume("calls whose usage is the step of the running totals")
             counts = Usage(*step)
         if not is_answer and _is_input(event):
             steps.ask(moment_ns, is_human=text_of(event, "source") == "user")
         elif answer in answers:
             notes.part()  # one answer may be several actions
-        elif is_answer and counts is not None:
+        elif is_answer and isinstance(counts, Usage):
             answers.add(answer)
-            steps.add(counts, at, moment_ns).identity = ("openhands", answer, moment_ns)
+            steps.answer(counts, at, moment_ns).identity = ("openhands", answer, moment_ns)
         elif is_answer or (text_of(event, "source") == "agent" and kind == "message"):
-            steps.lose(record_of(response.get("usage")), at)
+            steps.lose(counts, at)
         elif not notes.passes(kind, PASSED):
             steps.unread.unknown(f"event {kind}", at)
     prompts = (call.input_tokens for call in steps.calls)
     notes.hold(f"prompt tokens {UNSTATED}", totals[0] or conversation.stated, prompts)
     return steps
+
+
+def _in_order(events: list[tuple[str, Record]], steps: TrajectoryCalls) -> Iterator[tuple[int, str, Record]]:
+    """Events with their instants, by their numbers where all have one, else by time."""
+    notes = steps.notes
+    rows = [(instant_ns(event.get("timestamp")), at, event) for at, event in events]
+    for at in (at for moment_ns, at, _ in rows if moment_ns is None):
+        steps.unread.broken("an event without its time", at)
+    stamped = [(moment_ns, at, event) for moment_ns, at, event in rows if moment_ns is not None]
+    numbers = {at: number for at, event in events if (number := _number(event, at)) is not None}
+    notes.check_numbers(numbers.values(), "events")
+    if len(numbers) == len(rows):
+        stamped = notes.in_order(stamped, lambda row: numbers[row[1]], "events out of order of their number")
+    else:
+        stamped = notes.in_order(stamped, lambda row: row[0], "events out of order of time", LATE_NS)
+    latest_ns = shift_ns = 0
+    for moment_ns, at, event in stamped:
+        if moment_ns + shift_ns < latest_ns - LATE_NS:  # the machine's clock was set back, as between two starts
+            shift_ns, steps.lost = latest_ns - moment_ns, BACK
+            notes.assume(SHIFTED)
+        latest_ns = max(latest_ns, moment_ns + shift_ns)
+        yield moment_ns + shift_ns, at, event
+
+
+def _number(event: Record, at: str) -> int | None:
+    """Its place among the events: its id, or that in the name of its file; None where neither says one."""
+    name = NUMBERED.search(at)
+    return number if isinstance(number := event.get("id"), int) else int(name[1]) if name else None
 
 
 def _is_input(event: Record) -> bool:
@@ -147,17 +173,4 @@ def _is_input(event: Record) -> bool:
     return "observation" in event or (text_of(event, "source") == "user" and text_of(event, "action") == "message")
 
 
-FORMAT = trace_format(
-    __file__,
-    "openhands",
-    through_calls(openhands_logs),
-    keys=(
-        frozenset({"id", "timestamp", "source", "action"}),
-        frozenset({"id", "timestamp", "source", "observation"}),
-        frozenset({"id", "timestamp", "source", "kind"}),
-        frozenset({"instance_id", "history"}),
-        frozenset({"stats", "agent", "id"}),
-    ),
-    suffixes=(".json", ".jsonl"),
-    passed=PASSED,
-)
+FORMAT = trace_format(__file__, "openhands", through_calls(openhands_logs), passed=PASSED)

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from harness.extras.formats.otel_spans import HELD_TO, NO_COUNTS, PASSED, Doubt, Span, read_span
-from harness.extras.formats.otlp import KEYS, spans_in
+from harness.extras.formats.otlp import spans_in
 from harness.extras.formats.trajectories import GAPS
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import Progress, json_records, trace_format
-from harness.model.traces.calls import Log
+from harness.model.traces.calls import UNTIMED, Log, whose
 from harness.model.traces.links import through_calls
 
 MOST_LOOKED_AT = 64
@@ -208,8 +208,10 @@ class _Tree:
             for span in spans:
                 conversation = next((each.conversation for each in (span, *self._above(span)) if each.conversation), "")
                 span.session = conversation or trace if starter is None else f"{trace}/{name}"
-            if starter is not None and starter.call is not None:
-                starter.call.children.append(f"{trace}/{name}")
+            if run is not None and starter is not None and starter.call is not None:
+                tool = next((each for each in self._above(run) if each.role in ("agent", "tool")), run)
+                tool = tool if tool.role == "tool" else run
+                starter.call.children[f"{trace}/{name}"] = tool.end_ns if tool.has_times else UNTIMED
         names = self._joined_by_messages()
         for span in self._calls:
             span.session = names.get(span.session, span.session)
@@ -249,7 +251,9 @@ class _Tree:
     def _tell_waits(self, spans: list[Span]) -> None:
         """Say whose each wait was: a tool's where one ran in it, a person's before a new root span or their prompt."""
         has_tools = any(span.call.tool_spans for span in spans if span.call)
-        asked = {span.start_ns for span in self._others if span.role == "person" and span.is_beside(spans[0])}
+        near = (span for span in self._others if span.role == "person" and span.is_beside(spans[0]))
+        # An answer to a tool that asks a person is of its trace; a record of a log need not be.
+        asked = {span.end_ns for span in near if not span.span or span.trace in {each.trace for each in spans}}
         for place, span in enumerate(spans[1:], 1):
             earlier = spans[max(0, place - MOST_LOOKED_AT) : place]
             ended_ns = max((each.end_ns for each in earlier if each.end_ns <= span.start_ns), default=None)
@@ -261,15 +265,17 @@ class _Tree:
             ends = (end_ns for start_ns, end_ns in tools if start_ns < span.start_ns and end_ns > ended_ns)
             tool_ns = max(ends, default=ended_ns)
             root = self._root(span)
-            is_turn = root is not span and root is not self._root(earlier[-1]) and root.start_ns >= ended_ns
-            is_turn = is_turn and (root.role == "agent" or root.num_within > 1)  # else only one request, wrapped
+            before = self._root(earlier[-1])
+            # A root around one call alone may be its request, wrapped: then the call before must have ended a run.
+            is_run = [each.role == "agent" or (each.role != "call" and each.num_within > 1) for each in (before, root)]
+            has_ended = is_run[0] and before.has_times and before.end_ns <= root.start_ns
+            is_turn = root is not before and root.start_ns >= ended_ns
+            is_turn = is_turn and (is_run[1] or has_ended or earlier[-1].is_final)
             persons = {moment_ns for moment_ns in asked if ended_ns <= moment_ns <= span.start_ns}
-            asked_ns = max(persons | ({root.start_ns} if is_turn else set()), default=ended_ns - 1)
-            # Of a tool and a person the one that took longer.
-            if tool_ns > ended_ns and asked_ns - tool_ns <= tool_ns - ended_ns:
-                span.call.kind = "tool"
-            elif asked_ns >= ended_ns:
-                span.call.kind = "human"
+            asked_ns = max(persons | ({root.start_ns} if is_turn else set()), default=None)
+            if tool_ns > ended_ns or asked_ns is not None:
+                span.call.inputs_ns = (tool_ns if tool_ns > ended_ns else None, asked_ns)
+                span.call.kind = whose(ended_ns, *span.call.inputs_ns)
             elif not has_tools and not asked and span.trace == earlier[-1].trace:
                 self._notes.assume(NO_TOOLS)
             else:
@@ -277,13 +283,5 @@ class _Tree:
                 self._notes.assume(WHOSE)
 
 
-FORMAT = trace_format(
-    __file__,
-    "otel",
-    through_calls(otel_logs),
-    keys=KEYS,
-    arrivals="recorded",
-    suffixes=(".json", ".jsonl", ".json.gz", ".jsonl.gz"),
-    passed=PASSED,
-    held_to=f"semantic conventions {HELD_TO}",
-)
+_HELD = f"semantic conventions {HELD_TO}"
+FORMAT = trace_format(__file__, "otel", through_calls(otel_logs), passed=PASSED, held_to=_HELD)

@@ -27,7 +27,7 @@ from harness.model.traces.base import (
     tokens_in,
     tokens_of,
 )
-from harness.model.traces.calls import Call, Message
+from harness.model.traces.calls import ASK_A_PERSON, Call, Message
 
 HELD_TO = "1.37.0"
 TABLES = read_tables(Path(__file__).with_name("otel.toml"))
@@ -35,6 +35,8 @@ PASSED, NAMES = by_type(TABLES["passed"]), TABLES["counts"]
 CHATS, TOOLS, AGENTS, PERSONS, OPERATIONS, MODELS, PROVIDERS, CONVERSATIONS, *_ = TABLES["names"].values()
 AGENT_NAMES, TOOL_NAMES = TABLES["names"]["agent_names"], TABLES["names"]["tool_names"]
 COUNTS = frozenset(by_type(NAMES))
+# Reasons for which an answer ends that calls no tool, as a text, a list or the text of a list.
+FINAL = {form.format(reason) for reason in ("stop", "end_turn") for form in ("{}", "['{}']", '["{}"]')}
 LIKE_CACHED = re.compile(r"(usage|token).*cache|cache.*token", re.IGNORECASE)
 MESSAGE_OF = re.compile(r"(?:gen_ai\.prompt|llm\.input_messages)\.(\d{1,6})\.")
 NO_COUNTS = "a chat span without token counts, or messages to estimate them from"
@@ -65,6 +67,8 @@ class Span:
     """It is a call that cannot be read, or may be one."""
     is_bare: bool = False
     """It is a call without counts: a call within it may have them."""
+    is_final: bool = False
+    """Its answer ends a run by the reason that it gives."""
     session: str = ""
     agent: str = ""
     service: str = ""
@@ -149,7 +153,9 @@ def read_span(record: Record, at: str, notes: ReadNotes) -> Span:
     has_failed = _has_failed(record)
     is_call = operation in CHATS or (operation not in PASSED and has_counts and (has_model or not operation))
     is_call = is_call or (not operation and has_model)
-    roles = {"call": is_call, "tool": operation in TOOLS, "agent": operation in AGENTS, "person": operation in PERSONS}
+    asks = operation in TOOLS and _named(attributes, TOOL_NAMES) in ASK_A_PERSON
+    roles = {"call": is_call, "person": operation in PERSONS or asks, "tool": operation in TOOLS}
+    roles |= {"agent": operation in AGENTS}
     start_ns, end_ns = _instant(record, "start"), _instant(record, "end")
     has_times = start_ns is not None and end_ns is not None and 0 <= start_ns <= end_ns
     span = Span(
@@ -163,6 +169,7 @@ def read_span(record: Record, at: str, notes: ReadNotes) -> Span:
         end_ns or 0,
         has_times,
         operation in CHATS,
+        is_final=any(str(attributes.get(name)) in FINAL for name in TABLES["names"]["finish_reasons"]),
         agent=_named(attributes, AGENT_NAMES),
         service=text_of(record, "resource_attributes", "service.name"),
     )

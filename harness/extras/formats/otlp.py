@@ -21,19 +21,6 @@ LOGS = ("resourceLogs", "resource_logs")
 CAPITAL = re.compile("([A-Z])")
 # Events of the logs of Gemini CLI and Qwen Code by the ends of their names, and the operations that they are.
 EVENTS = {"api_response": "chat", "tool_call": "execute_tool", "user_prompt": "user_prompt"}
-KEYS = tuple(
-    map(
-        frozenset,
-        (
-            *([key] for key in (*DOCUMENTS, *LOGS, "spans")),
-            ["trace_id", "span_id", "attributes"],
-            ["context", "parent_id", "start_time"],
-            ["data", "total", "errors"],
-            ["data", "next_cursor"],
-            ["trace"],
-        ),
-    )
-)
 
 
 def spans_in(document: Record) -> Iterator[Record]:

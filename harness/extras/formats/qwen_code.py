@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from harness.extras.formats.gemini_cli import results_of, set_counts
+from harness.extras.formats.gemini_cli import set_counts, take_parts
 from harness.model.traces.base import Record, by_type, counts_of, list_of, record_of, text_of, trace_format
 from harness.model.traces.calls import Call, Log
 from harness.model.traces.claude import Chain, ClaudeLog
@@ -66,7 +66,6 @@ class QwenLog(ClaudeLog):
 
 class _QwenChain(Chain):
     kinds = ("user", "assistant", "tool_result", "chat_compression", "api_response")
-    _why_unknown = ""
     # What telemetry told of the last answer, while no row of it has come, and where.
     _told: tuple[Record, int, str] | None = None
 
@@ -96,9 +95,7 @@ class _QwenChain(Chain):
         elif text_of(record, "subtype") in NEWS:
             self.take_news(moment_ns)
         else:
-            self.take_input(moment_ns, is_human=kind == "user")
-            for name in results_of(parts):
-                self.result(name, moment_ns)
+            take_parts(self, parts, moment_ns, is_human=kind == "user")
 
     def _compact(self, at: str) -> None:
         """The summary has no row but its telemetry's; the next call is made at once, unless a person is asked."""
@@ -117,7 +114,6 @@ class _QwenChain(Chain):
         # A fork begins with copies of its parent's rows.
         turn.fork_of = text_of(record, "forkedFrom", "sessionId")
         turn.is_replay = bool(turn.fork_of)
-        turn.unknown_wait, self._why_unknown = self._why_unknown or turn.unknown_wait, ""
 
     def _answer(self, record: Record, parts: list[Record], moment_ns: int, at: str) -> None:
         usage, tools = record_of(record.get("usageMetadata")), [record_of(part.get("functionCall")) for part in parts]
@@ -125,7 +121,7 @@ class _QwenChain(Chain):
             turn = self.calls[-1]  # a sub-agent's calls of tools have rows of their own
             self.notes.part()
         elif not counts_of(usage, COUNTS.values()):
-            self._why_unknown = self.notes.not_counted(usage, at)
+            self.lose(usage, at)
             return
         else:
             turn = self.add(moment_ns, ("qwen-code", text_of(record, "uuid") or (moment_ns, at)), at)
@@ -139,15 +135,4 @@ class _QwenChain(Chain):
             turn.answer_characters += len(json.dumps(tool.get("args")))
 
 
-FORMAT = trace_format(
-    __file__,
-    "qwen-code",
-    reader_of(QwenLog),
-    keys=tuple(
-        frozenset({"uuid", "sessionId", name})
-        for name in ("usageMetadata", "provenance", "systemPayload", "toolCallResult", "contextWindowSize")
-    ),
-    is_special=True,
-    passed=PASSED,
-    held_to=f"Qwen Code {HELD_TO}",
-)
+FORMAT = trace_format(__file__, "qwen-code", reader_of(QwenLog), passed=PASSED, held_to=f"Qwen Code {HELD_TO}")

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 from harness.extras.formats.trajectories import UNSTATED, TrajectoryCalls, Usage, usage_of
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import (
     CHARACTERS_PER_TOKEN,
-    Progress,
     Record,
     instant_ns,
-    json_records,
     list_of,
     record_of,
     seconds_ns,
@@ -27,7 +24,7 @@ from harness.model.traces.base import (
     trace_format,
 )
 from harness.model.traces.calls import Log
-from harness.model.traces.links import through_calls
+from harness.model.traces.links import of_documents
 
 SAID = ("content", "tool_calls")
 BY_TOTALS = "lengths by characters, so that they sum to the tokens that the run counted"
@@ -37,20 +34,17 @@ BY_CHARACTERS = "lengths estimated from characters, 4 to a token"
 BY_PERSON = ("UserNewTask", "UserInterruption", "UserRejection")
 
 
-def swe_agent_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Log]:
-    """The calls of each trajectory."""
-    for place, path in enumerate(files):
-        for at, document in json_records(path, notes, progress):
-            if messages := list_of(document.get("messages")):
-                notes.holds(len(messages))
-                steps = _of_messages(messages, at, notes)
-                stats = record_of(record_of(document.get("info")).get("model_stats"))
-                answers = sum(map(_has_answer, map(record_of, messages)))
-                notes.hold(f"calls {UNSTATED}", tokens_of(stats.get("api_calls")), [answers])
-            elif not (steps := _of_steps(document, at, notes)).calls:
-                notes.row_broken("no trajectory with the messages or the usage of its calls", at)
-            if log := steps.log(f"{place}/{at}"):
-                yield log
+def swe_agent_logs(document: Record, at: str, notes: ReadNotes) -> Iterator[Log]:
+    """The calls of a trajectory."""
+    if messages := list_of(document.get("messages")):
+        notes.holds(len(messages))
+        steps = _of_messages(messages, at, notes)
+        stats = record_of(record_of(document.get("info")).get("model_stats"))
+        answers = sum(map(_has_answer, map(record_of, messages)))
+        notes.hold(f"calls {UNSTATED}", tokens_of(stats.get("api_calls")), [answers])
+    elif not (steps := _of_steps(document, at, notes)).calls:
+        notes.row_broken("no trajectory with the messages or the usage of its calls", at)
+    yield steps.log(at)
 
 
 def _of_steps(document: Record, at: str, notes: ReadNotes) -> TrajectoryCalls:
@@ -76,7 +70,7 @@ def _of_steps(document: Record, at: str, notes: ReadNotes) -> TrajectoryCalls:
     for place, (step, (asked, answered)) in enumerate(zip(steps, lengths, strict=True)):
         prompt, generate = max(round(asked / per_token[0]), 1), max(round(answered / per_token[1]), 1)
         identity = ("swe-agent", place, asked, answered, sent, received, json.dumps(document.get("environment")))
-        call = found.add(Usage(prompt, generate), f"{at}, step {place}", None)
+        call = found.answer(Usage(prompt, generate), f"{at}, step {place}", None)
         call.wait_ns, call.identity = wait_ns, identity
         spent_ns = seconds_ns(step.get("execution_time"))
         wait_ns = spent_ns if spent_ns is not None and spent_ns >= 0 else None
@@ -120,13 +114,13 @@ def _of_messages(messages: list[object], at: str, notes: ReadNotes) -> Trajector
         if _has_answer(message):
             is_error = role != "assistant"  # the program keeps its error, often without a time, and asks again
             _answer(steps, message, f"{at}, message {place}", moment_ns or (last_ns or None if is_error else None))
-            steps.asked_ns = moment_ns if is_error else None
+            if is_error and moment_ns:
+                steps.take_input(moment_ns, is_human=False)
             steps.lost = steps.lost or ("an answer before theirs has no time" if is_error and not moment_ns else "")
         else:
             # What a person adds has no time of its own: it was typed before the observation beside it was written.
-            asked_ns = steps.asked_ns if moment_ns is None else moment_ns
             is_by_person = place < 2 or text_of(extra, "interrupt_type") in BY_PERSON
-            steps.ask(asked_ns, is_human=role == "user" and is_by_person)
+            steps.ask(moment_ns, is_human=role == "user" and is_by_person)
     return steps
 
 
@@ -134,20 +128,12 @@ def _answer(steps: TrajectoryCalls, message: Record, at: str, moment_ns: int | N
     """The call of a message that holds a response."""
     response = record_of(record_of(message.get("extra")).get("response")) or message
     counts, answer = usage_of(record_of(response.get("usage"))), text_of(response, "id")
-    if counts is None:
-        steps.lose(record_of(response.get("usage")), at)
+    if not isinstance(counts, Usage):
+        steps.lose(counts, at)
         return
-    call = steps.add(counts, at, moment_ns)
+    call = steps.answer(counts, at, moment_ns)
     call.identity = ("mini-swe-agent", answer, moment_ns, counts) if answer or moment_ns else None
     call.answer_characters = _length([message], *SAID)
 
 
-FORMAT = trace_format(
-    __file__,
-    "swe-agent",
-    through_calls(swe_agent_logs),
-    keys=(frozenset({"trajectory", "info"}), frozenset({"messages", "trajectory_format"})),
-    suffixes=(".traj", ".traj.json", ".json"),
-    is_special=True,
-    passed=PASSED,
-)
+FORMAT = trace_format(__file__, "swe-agent", of_documents(swe_agent_logs), passed=PASSED)

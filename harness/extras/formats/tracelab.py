@@ -67,9 +67,4 @@ def _round_of(record: Record, at: str) -> Call | None:
     )
 
 
-FORMAT = trace_format(
-    __file__,
-    "tracelab",
-    through_calls(tracelab_logs),
-    keys=(frozenset({"round_index", "timing_events"}),),
-)
+FORMAT = trace_format(__file__, "tracelab", through_calls(tracelab_logs))

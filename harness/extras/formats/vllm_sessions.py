@@ -145,105 +145,72 @@ def read_requests(
     is_moved: instants become ns of the clock of the day when the first file of their machine's start was opened; else
     they stay those of that machine's monotonic clock.
     """
-    reading = _Reading(notes)
-    for path in files:
-        reading.begin()
-        for at, record in json_lines(path, notes, progress):
-            reading.take(record, at)
-        reading.end_file()
-    reading.end()
-    clocks = _one_clock(reading.servers, notes) if is_moved else {}
-    for request in reading.requests.values() if is_moved else ():
-        _move(request, clocks[request.server.boot or request.server.recorder])
-    return sorted(reading.requests.values(), key=lambda request: (request.queued_ns, request.number))
-
-
-class _Reading:
-    """The lines of the files. Those that wait for another line are kept: for the header, or for a request's arrival."""
-
-    def __init__(self, notes: ReadNotes) -> None:
-        self._notes = notes
-        self._early: list[tuple[Record, str]] = []
-        self._server: Recorder | None = None
-        self._first: Recorder | None = None
-        self._ends: list[tuple[Record, Recorder, str]] = []
-        self.servers: list[Recorder] = []
-        self.requests: dict[tuple[str, int], ObservedRequest] = {}
-
-    def begin(self) -> None:
-        """A file begins."""
-        self._early, self._server, self._first = [], None, None
-
-    def take(self, record: Record, at: str) -> None:
-        """Read one line."""
-        if "vllm_sessions" in record:
-            self._header(record, at)
-        elif "stopped" in record:
-            self._notes.pass_over("the recorder stopped")
-        elif not {"request", "end"} & record.keys():
-            self._notes.row_unknown("another key", at)
-        elif self._server is None:
-            self._early.append((record, at))
-        else:
-            self._line(record, self._server, at)
-
-    def end_file(self) -> None:
-        """A file is over: lines before its header are its own."""
-        self._notes.assume("lines before the header of their file", len(self._early) if self._first else 0)
-        for record, at in self._early:
-            if self._first is None:
-                self._notes.row_broken("a line of a file without a header", at)
-            else:
-                self._line(record, self._first, at)
-
-    def end(self) -> None:
-        """All files are read: ends that are left are of requests from before."""
-        ends, self._ends = self._ends, []
-        for record, server, at in ends:
-            self._line(record, server, at)
-        for _record, _server, at in self._ends:
-            self._notes.pass_over(BEFORE)
-            self._notes.first_at.setdefault(BEFORE, at)
-        self._notes.assume(BEFORE, len(self._ends))
-
-    def _header(self, record: Record, at: str) -> None:
-        server = _server(record)
-        if server is None:
-            self._notes.row_broken("a header of another version, or without its numbers", at)
-            return
-        self._server, self._first = server, self._first or server
-        self.servers.append(server)
-        self._notes.pass_over("the settings of a server")
-
-    def _line(self, record: Record, server: Recorder, at: str) -> None:
+    servers: list[Recorder] = []
+    requests: dict[tuple[str, int], ObservedRequest] = {}
+    ends: list[tuple[End, Recorder, str]] = []
+    for record, server, at in (line for path in files for line in _lines(path, servers, notes, progress)):
         if "end" in record:
-            self._end(record, server, at)
-            return
-        request = _came(record, server, at)
-        if request is None:
-            self._notes.row_broken("a request without its numbers", at)
-            return
-        self._notes.call()
-        if self.requests.setdefault((server.recorder, request.number), request) is not request:
-            self._notes.drop("requests that came before", at)
-
-    def _end(self, record: Record, server: Recorder, at: str) -> None:
-        end = _end(record, server)
-        if end is None:
-            self._notes.row_broken("an end without its numbers", at)
-            return
-        request = self.requests.get((server.recorder, end.number))
-        if request is None:
-            self._ends.append((record, server, at))
-        elif request.end is not None:
-            self._notes.leave("ends that came before", at, 1)
-        elif end.end_ns < request.queued_ns:
-            self._notes.row_broken("an end before its request came", at)
+            if (end := _end(record, server)) is None:
+                notes.row_broken("an end without its numbers", at)
+            else:
+                ends.append((end, server, at))
+        elif (request := _came(record, server, at)) is None:
+            notes.row_broken("a request without its numbers", at)
         else:
-            self._notes.part()
-            # Of another file, where its blocks are named anew.
-            is_here = server.part == request.server.part
-            request.end = end if is_here else end._replace(like=-1, known=0, blocks=request.blocks)
+            notes.call()
+            if requests.setdefault((server.recorder, request.number), request) is not request:
+                notes.drop("requests that came before", at)
+    for end, server, at in ends:
+        _take_end(requests.get((server.recorder, end.number)), end, server, at, notes)
+    clocks = _one_clock(servers, notes) if is_moved else {}
+    for request in requests.values() if is_moved else ():
+        _move(request, clocks[request.server.boot or request.server.recorder])
+    return sorted(requests.values(), key=lambda request: (request.queued_ns, request.number))
+
+
+def _lines(
+    path: Path, servers: list[Recorder], notes: ReadNotes, progress: Progress | None
+) -> Iterator[tuple[Record, Recorder, str]]:
+    """The requests and ends of a file, each with its server; lines before the first header are of that one."""
+    early: list[tuple[Record, str]] = []
+    num_before = len(servers)
+    for at, record in json_lines(path, notes, progress):
+        if "vllm_sessions" in record:
+            if (server := _server(record)) is None:
+                notes.row_broken("a header of another version, or without its numbers", at)
+            else:
+                servers.append(server)
+                notes.pass_over("the settings of a server")
+        elif "stopped" in record:
+            notes.pass_over("the recorder stopped")
+        elif not {"request", "end"} & record.keys():
+            notes.row_unknown("another key", at)
+        elif len(servers) == num_before:
+            early.append((record, at))
+        else:
+            yield record, servers[-1], at
+    for record, at in early:
+        if len(servers) == num_before:
+            notes.row_broken("a line of a file without a header", at)
+        else:
+            notes.assume("lines before the header of their file")
+            yield record, servers[num_before], at
+
+
+def _take_end(request: ObservedRequest | None, end: End, server: Recorder, at: str, notes: ReadNotes) -> None:
+    if request is None:
+        notes.pass_over(BEFORE)
+        notes.first_at.setdefault(BEFORE, at)
+        notes.assume(BEFORE)
+    elif request.end is not None:
+        notes.leave("ends that came before", at, 1)
+    elif end.end_ns < request.queued_ns:
+        notes.row_broken("an end before its request came", at)
+    else:
+        notes.part()
+        # Of another file, where its blocks are named anew.
+        is_here = server.part == request.server.part
+        request.end = end if is_here else end._replace(like=-1, known=0, blocks=request.blocks)
 
 
 def _move(request: ObservedRequest, by_ns: int) -> None:
@@ -475,17 +442,9 @@ def _requests(tree: list[ObservedRequest], blocks: tuple[int, ...], notes: ReadN
         yield RecordedRequest(base, after, wait_ns, "none", *lengths, () if after else blocks, left_ns, left_tokens)
 
 
-FORMAT = trace_format(
-    __file__,
-    "vllm-sessions",
-    _recordings,
-    keys=(frozenset({"vllm_sessions", "recorder"}),),
-    arrivals="recorded",
-    is_special=True,
-    passed={
-        "the settings of a server": "its header",
-        "the recorder stopped": "its limit of disk was reached",
-        BEFORE: "nothing is known of how they began",
-    },
-    held_to="vLLM 0.33.0",
-)
+PASSED = {
+    "the settings of a server": "its header",
+    "the recorder stopped": "its limit of disk was reached",
+    BEFORE: "nothing is known of how they began",
+}
+FORMAT = trace_format(__file__, "vllm-sessions", _recordings, passed=PASSED)

@@ -34,6 +34,7 @@ TYPES = ("n", "s", "")
 AFTER: dict[str, WaitKind] = {"tool_use": "tool", "end_turn": "human"}
 GAPS = "waits that are gaps between sendings: they hold the time of the answer before too"
 RELATIVE = "sub-agents whose times are counted from their own start, as those of one in their file must be"
+PART_NAMED = "prompts whose last name is of a part of a block: it is passed over, and their stated count taken"
 FEW_NAMES = "calls whose block names cover only a part of their prompt"
 INTERLEAVED = "calls that begin before the one above them has ended: several agents in one list"
 
@@ -88,10 +89,8 @@ class _Session:
         if log and starter is None:
             self._notes.assume(UNLINKED)
         elif log and starter is not None:
-            starter.children.append(name)
+            starter.children[name] = max(call.end_ns for call in log)
             log[0].is_background = text_of(entry, "status") == "async_launched"
-            if not log[0].is_background:
-                starter.tool_spans.append((starter.end_ns, max(call.end_ns for call in log)))
 
     def _in_order(self, entries: list[object]) -> list[object]:
         """Entries by their time, where all have one."""
@@ -112,6 +111,8 @@ class _Session:
         if len(names) > -(-prompt // self._block_tokens):
             return TOO_MANY_NAMES
         self._notes.assume(FEW_NAMES, len(names) < prompt // self._block_tokens)
+        if len(names) > prompt // self._block_tokens:
+            self._notes.hold(PART_NAMED, prompt, [self._block_tokens * len(names)])
         if 0 < generate <= PLACEHOLDER_TOKENS and text_of(entry, "stop") == "tool_use":
             self._notes.assume("answers that call a tool in 1 or 2 tokens: likely placeholders, kept as recorded")
         call = Call(name, began_ns + at_ns, began_ns + at_ns + (spent_ns or 0), prompt, None, generate, at=self._at)
@@ -162,11 +163,4 @@ def _recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | No
             yield from recordings_of(session.logs, notes)
 
 
-FORMAT = trace_format(
-    __file__,
-    "weka",
-    _recordings,
-    keys=(frozenset({"requests", "hash_id_scope"}), frozenset({"requests", "block_size"})),
-    suffixes=(".jsonl", ".jsonl.gz", ".json"),
-    is_special=True,
-)
+FORMAT = trace_format(__file__, "weka", _recordings)

@@ -153,15 +153,6 @@ class ReadNotes:
         if numbers:
             self.assume(f"{what} that are missing by their number", max(numbers) - min(numbers) + 1 - len(set(numbers)))
 
-    def not_counted(self, usage: Mapping[str, object], at: str) -> str:
-        """Count a call whose usage has no sound counts; returns why the wait after it is unknown."""
-        if usage:
-            self.row_broken("an answer with a count that is no number of tokens", at)
-        else:
-            self.call()
-            self.drop("answers without token counts", at)
-        return "a call before theirs has no token counts"
-
     def check_release(self, what: str, found: str, held: str) -> None:
         """Label rows of a release that is newer than the one that the reader was held to."""
         if _release(found) > _release(held):

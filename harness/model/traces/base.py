@@ -258,14 +258,16 @@ def read_tables(path: Path) -> dict[str, dict[str, list[str]]]:
 
 
 @lru_cache
-def _promises(path: Path) -> dict[str, dict[str, Any]]:
+def _facts(path: Path) -> dict[str, dict[str, Any]]:
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
-def trace_format(reader: str, name: str, read: Read, **facts: Any) -> TraceFormat:
-    """A format whose description and promises stand in ``promises.toml`` beside its reader."""
-    table = _promises(Path(reader).with_name("promises.toml"))[name]
-    return TraceFormat(table["description"], read, tuple(table["not_promised"]), **facts)
+def trace_format(reader: str, name: str, read: Read, **more: Any) -> TraceFormat:
+    """A format whose facts stand in ``formats.toml`` beside its reader."""
+    facts: dict[str, Any] = _facts(Path(reader).with_name("formats.toml"))[name] | more
+    lists = {fact: tuple(value) for fact, value in facts.items() if isinstance(value, list)}
+    facts.update(lists, keys=tuple(map(frozenset, facts.get("keys", ()))))
+    return TraceFormat(read=read, **facts)
 
 
 def types_of(reader: str) -> dict[str, dict[str, str]]:

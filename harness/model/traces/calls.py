@@ -12,7 +12,7 @@ from pathlib import Path
 
 from harness.model.plan.model import WaitKind
 from harness.model.traces.account import ReadNotes, Unread
-from harness.model.traces.base import Progress, Record, TraceLine, instant_ns, json_records
+from harness.model.traces.base import Progress, Record, TraceLine, instant_ns, json_records, tokens_of
 
 Span = tuple[int, int]
 # No model call takes less: calls that close within it of one another were written down again, not made.
@@ -25,6 +25,7 @@ ASK_A_PERSON = (
     *("AskUserQuestion", "ExitPlanMode", "request_user_input", "ask_user_question", "question", "ask_user"),
     "exit_plan_mode",
 )
+AT_ONCE = "waits for a person and a tool that had answered at one instant: taken as a person's, if of 1 s and more"
 REPLAYED = "calls of a parent session that is not among the files, repeated at the start of a fork"
 
 
@@ -54,8 +55,10 @@ class Call:
     identity: Hashable = None
     """Equal for the same call wherever it is logged; None where the log has nothing to tell it by."""
     tool_spans: list[Span] = field(default_factory=list[Span])
-    children: list[str] = field(default_factory=list[str])
-    """Sessions of the sub-agents that its tools started."""
+    inputs_ns: tuple[int | None, int | None] = (None, None)
+    """When the last of its tools and the last person it waited for had answered; None for none."""
+    children: dict[str, int] = field(default_factory=dict[str, int])
+    """Sessions of the sub-agents that its tools started, and when that tool had ended; UNTIMED where not known."""
     parent: str = ""
     """The session that started this session, where only that is known."""
     index: int = 0
@@ -113,6 +116,18 @@ class Call:
         return self.input_tokens + self.visible_tokens
 
 
+def whose(ended_ns: int, tools_ns: int | None, persons_ns: int | None) -> WaitKind:
+    """Whose a wait since ``ended_ns`` was, by when tools and persons had answered: of both the one's that took longer.
+
+    Of answers at one instant a person's is taken to have taken longer, unless no person answers so soon.
+    """
+    if tools_ns is None or persons_ns is None:
+        return "tool" if persons_ns is None else "human"
+    if persons_ns == tools_ns:
+        return "human" if persons_ns - ended_ns >= LATE_NS else "tool"
+    return "human" if persons_ns - tools_ns > max(tools_ns - ended_ns, 0) else "tool"
+
+
 Log = list[Call]
 """The calls of one conversation in one file, in order."""
 
@@ -129,6 +144,7 @@ class Conversation:
         self._hints: list[tuple[int, bool]] = []
         self._tools: dict[str, tuple[Call, int, bool]] = {}
         self._unanswered: set[str] = set()
+        self._answered: set[str] = set()
         self._is_in_doubt = self._is_woken = False
         self.lost = ""
         """Why the wait of the next call is not known: a call before it was left out."""
@@ -155,24 +171,35 @@ class Conversation:
         self.calls.append(turn)
         return turn
 
+    def lose(self, counts: Iterable[object], at: str) -> None:
+        """An answer without sound counts: these are null, or no numbers of tokens."""
+        if any(each is not None and tokens_of(each) is None for each in counts):
+            self.notes.row_broken("an answer with a count that is no number of tokens", at)
+        else:
+            self.notes.call()
+            self.notes.drop("answers without token counts", at)
+        self.lost = "a call before theirs has no token counts"
+
     def begin(self, moment_ns: int) -> Call:
         """The call whose first output came at ``moment_ns``; it takes the inputs so far."""
         inputs = self._inputs or self._hints
         ended_ns = self.calls[-1].end_ns if self.calls else moment_ns
-        submitted_ns, is_last_human = max(inputs, default=(ended_ns, False), key=lambda each: each[0])
-        tools_ns = max((at_ns for at_ns, is_human in inputs if not is_human), default=0)
-        # Of a tool and a person the one that took longer.
-        is_human = is_last_human and submitted_ns - tools_ns > tools_ns - ended_ns
-        turn = Call(self.session, submitted_ns, moment_ns, kind="human" if is_human else "tool")
-        turn.is_woken = self._is_woken
+        tools_ns, persons_ns = (
+            max((at_ns for at_ns, is_human in inputs if is_human == is_person), default=None)
+            for is_person in (False, True)
+        )
+        submitted_ns = max((at_ns for at_ns, _ in inputs), default=ended_ns)
+        turn = Call(self.session, submitted_ns, moment_ns, kind=whose(ended_ns, tools_ns, persons_ns))
+        turn.inputs_ns, turn.is_woken = (tools_ns, persons_ns), self._is_woken
         turn.parent, turn.index, turn.is_reset = self.parent, len(self.calls), self.is_compacted
+        self.notes.assume(AT_ONCE, bool(self.calls) and tools_ns is not None and tools_ns == persons_ns)
         self.unread.begin(is_first=not self.calls)
-        turn.unknown_wait, self.lost = self.lost or self._doubt(is_last_human=is_last_human), ""
+        turn.unknown_wait, self.lost = self.lost or self.doubt(is_last_human=persons_ns == submitted_ns), ""
         self._inputs, self._hints, self._unanswered = [], [], set()
         self.is_compacted = self._is_in_doubt = self._is_woken = False
         return turn
 
-    def _doubt(self, *, is_last_human: bool) -> str:
+    def doubt(self, *, is_last_human: bool) -> str:
         """Why the rows since the last call do not tell when the next one was submitted; "" where they do."""
         if self._unanswered and not is_last_human:
             return "the result of a tool before the call is missing"
@@ -192,15 +219,16 @@ class Conversation:
         self._unanswered.add(name)
 
     def result(self, name: str, moment_ns: int) -> Call | None:
-        """The call of the call whose result came at ``moment_ns``, the latest input; None when the call is unknown."""
+        """The result of a tool came, an input: a person's where the tool asks one; the tool's call, None if unknown."""
         self._unanswered.discard(name)
-        if name not in self._tools:
+        turn, started_ns, asked_a_person = self._tools.get(name, (None, 0, False))
+        is_told_again = name in self._answered and bool(self._inputs)
+        self._answered.add(name)
+        self.take_input(moment_ns, is_human=max(self._inputs)[1] if is_told_again else asked_a_person)
+        if turn is None:
             self._is_in_doubt = True
-            return None
-        turn, started_ns, asked_a_person = self._tools[name]
-        if asked_a_person and self._inputs:
-            self._inputs[-1] = (self._inputs[-1][0], True)
-        turn.tool_spans.append((started_ns, max(moment_ns, started_ns)))
+        else:
+            turn.tool_spans.append((started_ns, max(moment_ns, started_ns)))
         return turn
 
 

@@ -131,12 +131,7 @@ class _ClaudeChain(Chain):
         message = record_of(record.get("message"))
         parts = list(map(record_of, list_of(message.get("content"))))
         if kind == "assistant":
-            if record.get("isApiErrorMessage") is True:
-                self.notes.call()
-                self.notes.drop("calls that failed, after all tries: the program tells their error", at)
-                self.lost = "a call before theirs failed"
-            else:
-                self._answer(message, text_of(record, "requestId"), parts, moment_ns, at)
+            self._answer(record, parts, moment_ns, at)
             return
         results = [part for part in parts if text_of(part, "type") == "tool_result"]
         is_hint = kind != "user" or record.get("isMeta") is True or record.get("isCompactSummary") is True
@@ -149,23 +144,29 @@ class _ClaudeChain(Chain):
         origin = text_of(record, "origin", "kind")
         if is_news or origin == NEWS_ORIGIN:
             self.take_news(moment_ns)
-        elif origin in ("", "human"):
-            self.take_input(moment_ns, is_human=not results and not is_hint, is_hint=is_hint)
-        else:
+        elif origin in ("", "human") and not results:
+            self.take_input(moment_ns, is_human=not is_hint, is_hint=is_hint)
+        elif not results:
             # Another session, or a schedule: neither a tool nor a person was waited for.
             self.take_input(moment_ns, is_human=False)
             self.lost = "what they answer came from no tool and no person"
         for part in results:
             turn = self.result(text_of(part, "tool_use_id"), moment_ns)
             if turn is not None and (agent := text_of(record, "toolUseResult", "agentId")):
-                turn.children.append(f"{text_of(record, 'sessionId') or self.session}/{agent}")
+                turn.children[f"{text_of(record, 'sessionId') or self.session}/{agent}"] = moment_ns
         if unknown := {text_of(part, "type") or "without a type" for part in parts} - INPUTS:
             self.unread.unknown(f"user content {min(unknown)}", at)
         else:
             self.notes.part()
 
-    def _answer(self, message: Record, request: str, parts: list[Record], moment_ns: int, at: str) -> None:
+    def _answer(self, record: Record, parts: list[Record], moment_ns: int, at: str) -> None:
+        message = record_of(record.get("message"))
         name, counts = text_of(message, "id"), _counts(record_of(message.get("usage")))
+        if record.get("isApiErrorMessage") is True:
+            self.notes.call()
+            self.notes.drop("calls that failed, after all tries: the program tells their error", at)
+            self.lost = "a call before theirs failed"
+            return
         if text_of(message, "model") == SYNTHETIC:
             self.notes.pass_over("messages that the program wrote in the model's name")
             return
@@ -173,7 +174,7 @@ class _ClaudeChain(Chain):
             self.unread.broken("an assistant row without its id or usage", at)
             return
         # A gateway may give every answer the same id; the id of the request then tells them apart.
-        identity = (name, request)
+        identity = (name, text_of(record, "requestId"))
         if identity in self._answers:
             self.notes.part()
         turn, _ = self._answers.get(identity) or (self.add(moment_ns, identity, at), counts)
@@ -235,11 +236,4 @@ def _passes(turn: Call, counts: Counts, notes: ReadNotes) -> Log:
     return calls
 
 
-FORMAT = trace_format(
-    __file__,
-    "claude",
-    reader_of(ClaudeLog),
-    keys=(frozenset({"type", "sessionId", "uuid"}), frozenset({"type", "sessionId", "message"})),
-    passed=PASSED,
-    held_to=f"Claude Code {HELD_TO}",
-)
+FORMAT = trace_format(__file__, "claude", reader_of(ClaudeLog), passed=PASSED, held_to=f"Claude Code {HELD_TO}")

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from harness.model.plan.model import WaitKind, has_ended
 from harness.model.traces.account import INCLUDED, NO_PROMPT, PLACEHOLDER, PLACEHOLDER_TOKENS, ReadNotes
-from harness.model.traces.base import Progress, Read, is_placeholder, tokens_in
-from harness.model.traces.calls import REPLAYED, AgentLog, Call, Log, logs_of
+from harness.model.traces.base import Progress, Read, Record, is_placeholder, json_records, tokens_in
+from harness.model.traces.calls import REPLAYED, UNTIMED, AgentLog, Call, Log, logs_of, whose
 from harness.model.traces.drawn import DrawnWaits
 from harness.model.traces.recording import ANEW, CACHE_GONE, NO_CACHE, RecordedRequest, Recording, hidden_name
 
@@ -143,7 +143,7 @@ class _Calls:
         self._by_session: dict[str, Log] = {}
         # A session of which every call is another session's, and that session.
         self._alias: dict[str, str] = {}
-        self._links: list[tuple[Call, str]] = []
+        self._links: list[tuple[Call, str, int]] = []
 
     def take(self, log: Log) -> None:
         """Add the calls of a file that no file before it holds."""
@@ -153,7 +153,7 @@ class _Calls:
             same = self._original(turn, is_start=is_start)
             if same is not None:
                 self._notes.drop(REPEATED, turn.at)
-                self._links += [(same, child) for child in turn.children]
+                self._links += [(same, *child) for child in turn.children.items()]
                 original = same
             elif turn.is_replay:
                 self._notes.drop(REPLAYED, turn.at)
@@ -191,11 +191,11 @@ class _Calls:
 
     def linked(self) -> dict[str, Log]:
         """The calls of each session, their sub-agents under the names of the sessions that hold them."""
-        for turn, child in self._links:
+        for turn, child, ended_ns in self._links:
             if child in self._by_session:
-                turn.children.append(child)
+                turn.children.setdefault(child, ended_ns)
         for turn in (turn for group in self._by_session.values() for turn in group if turn.children):
-            turn.children = list(dict.fromkeys(self._alias.get(child, child) for child in turn.children))
+            turn.children = {self._alias.get(child, child): ended_ns for child, ended_ns in turn.children.items()}
         for group in self._by_session.values():
             # A fork whose file repeats nothing goes on from the last call that its parent had ended.
             if group[0].fork_of and not group[0].parent and group[0].follows is None:
@@ -228,7 +228,7 @@ def _adopt(by_session: dict[str, Log], notes: ReadNotes) -> None:
         above = by_session.get(group[0].parent, [])
         before = [call for call in above if call.end_ns <= group[0].submitted_ns]
         if before and group[0].parent != name and name not in named:
-            before[-1].children.append(name)
+            before[-1].children[name] = UNTIMED
         elif group[0].parent and name not in named:
             notes.assume(UNLINKED)
 
@@ -299,11 +299,11 @@ class _Tree:
             self._calls.append(call)
             self._afters.append(after)
             children = self._add_children(call, above)
-            candidates = [*running, *children] if call.joins else children
             running += children
-            ends = [end for _, end in call.tool_spans]
+            if call.joins:
+                children = dict.fromkeys(running, _tools_end_ns(call))
             # The parent waited for this child: its wait counts from the end of the last child.
-            due += [last for last in candidates if ends and self._is_awaited(last, max(ends))]
+            due += [last for last, until_ns in children.items() if self._is_awaited(last, until_ns)]
         last_ns = group[-1].submitted_ns
         self._notes.assume(UNAWAITED, sum(self._calls[last].end_ns <= last_ns for last in running))
         return self._places[group[-1]]
@@ -312,10 +312,10 @@ class _Tree:
         call = self._calls[last]
         return call.end_ns <= until_ns and not self._by_session[call.session][0].is_background
 
-    def _add_children(self, call: Call, above: set[str]) -> list[int]:
-        """Add the sub-agents and forks of a call; returns the last requests of the sub-agents, the last of each row."""
+    def _add_children(self, call: Call, above: set[str]) -> dict[int, int]:
+        """Add the sub-agents and forks of a call; returns the last requests of sub-agents, and their tools' ends."""
         place = self._places[call]
-        lasts: list[int] = []
+        lasts: dict[int, int] = {}
         children = [self._by_session.get(child, []) for child in call.children]
         for group in sorted(filter(None, children), key=lambda group: group[0].submitted_ns):
             child, began_ns = group[0].session, group[0].submitted_ns
@@ -327,9 +327,10 @@ class _Tree:
             in_turn = [last for last in in_turn if ends[last] - call.end_ns > SIBLINGS_WITHIN_NS]
             if in_turn:
                 self._notes.assume(IN_TURN)
-                lasts.remove(max(in_turn, key=ends.__getitem__))
+                del lasts[max(in_turn, key=ends.__getitem__)]
             started_by = max(in_turn, key=ends.__getitem__) if in_turn else place
-            lasts.append(self._add(child, (started_by,), above | {child}))
+            last, ended_ns = self._add(child, (started_by,), above | {child}), call.children.get(child, UNTIMED)
+            lasts[last] = _tools_end_ns(call) if ended_ns == UNTIMED else ended_ns
         for _ in range(children.count([])):
             self._notes.leave("sub-agents without a recording, or in a circle", call.at)
         for fork in (name for name in self._forks.get(call, ()) if name not in self._added):
@@ -349,6 +350,10 @@ class _Tree:
             # It did not wait for a call that ended later, so it starts at once.
             self._notes.assume(OVERLAPPING)
             wait_ns = 0
+        tools_ns, persons_ns = call.inputs_ns
+        if persons_ns is not None and kind == call.kind and len(after) > 1:
+            # What came after the last sub-agent had ended was waited for.
+            kind = whose(ended_ns, max(tools_ns or 0, ended_ns), persons_ns)
         base, keep = self._kept(call, earlier, after, is_first=is_first)
         self._notes.assume(CACHE_GONE, any(_has_cache_gone(before, call) for before in earlier[-1:]))
         lengths = (call.input_tokens, keep, max(call.output_tokens, 1))
@@ -378,6 +383,10 @@ class _Tree:
     def _above(self, call: Call, after: tuple[int, ...]) -> Log:
         """The calls before a sub-agent's first one, whose prompts it may begin with."""
         return self._calls[: max(after) + 1][-MOST_LOOKED_AT:] if after and _tells_prefix(call) else []
+
+
+def _tools_end_ns(call: Call) -> int:
+    return max((end_ns for _, end_ns in call.tool_spans), default=UNTIMED)
 
 
 def _waits_for(group: Log, place: int) -> Sequence[Call]:
@@ -444,6 +453,16 @@ def _num_common(one: Sequence[object], other: Sequence[object]) -> int:
 def reader_of(kind: type[AgentLog]) -> Read:
     """A reader of recordings from a kind of log."""
     return through_calls(partial(logs_of, kind))
+
+
+def of_documents(logs: Callable[[Record, str, ReadNotes], Iterable[Log]]) -> Read:
+    """A reader of recordings from a reader of the calls of one document, or of a line, at a place."""
+
+    def read(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Recording]:
+        lines = (line for path in files for line in json_records(path, notes, progress))
+        return recordings_of((log for at, record in lines for log in logs(record, at, notes) if log), notes)
+
+    return read
 
 
 def through_calls(logs: Callable[[Iterable[Path], ReadNotes, Progress | None], Iterable[Log]]) -> Read:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from harness.clock import NS_PER_S
+from harness.model.traces.recording import NO_CACHE
 from tests.support.agent_logs import at
 from tests.support.sound_traces import atif_document
 from tests.support.trace_rows import trace_of
@@ -75,3 +76,18 @@ def test_a_sub_agent_within_the_document_waits_for_its_step_and_is_waited_for(tm
     (recording,) = trace_of(tmp_path, [document]).recordings
     assert [one.after for one in recording.requests] == [(), (0,), (0, 1)]
     assert [one.wait_ns // NS_PER_S for one in recording.requests] == [0, 1, 6]
+
+
+def test_null_counts_are_absent_and_no_number_is_broken(tmp_path: Path) -> None:
+    document = atif_document("s", 4)
+    nothing = dict.fromkeys(("prompt_tokens", "completion_tokens", "cached_tokens"))
+    document["steps"][2]["metrics"] = nothing | {"cost_usd": 0.01}
+    document["steps"][3]["metrics"]["cached_tokens"] = None
+    document["steps"][4]["metrics"]["completion_tokens"] = None
+    document["final_metrics"] = {"total_prompt_tokens": None, "total_cached_tokens": None}
+    trace = trace_of(tmp_path, [document])
+    assert [one.prompt_tokens for one in trace.recordings[0].requests] == [1000, 1600]
+    assert (trace.head.dropped, trace.head.broken) == ({"answers without token counts": 2}, {})
+    assert any(label.endswith(NO_CACHE) for label in trace.head.labels)
+    document["steps"][2]["metrics"]["prompt_tokens"] = "many"
+    assert trace_of(tmp_path, [document]).head.broken == {"an answer with a count that is no number of tokens": 1}

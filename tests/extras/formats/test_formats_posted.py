@@ -12,10 +12,11 @@ import pytest
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
 from harness.extras.formats.otel import SUMS
+from harness.extras.formats.weka import PART_NAMED
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.recording import TraceFile
 from tests.support.agent_logs import assistant, at, result, text, tool, user
-from tests.support.trace_rows import imported, written
+from tests.support.trace_rows import imported, trace_of, written
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 
@@ -252,3 +253,14 @@ def test_a_reader_that_counts_no_rows_labels_its_requests() -> None:
     notes = ReadNotes()
     notes.check(3)
     assert notes.labels == ("3 x requests of a reader that counts no rows: what it passed over is not known",)
+
+
+def test_a_weka_prompt_whose_last_name_is_of_a_part_of_a_block_has_its_stated_count(tmp_path: Path) -> None:
+    requests = [
+        {"t": 0.0, "type": "n", "in": 1010, "out": 20, "hash_ids": [*range(16)], "api_time": 1.0, "stop": "tool_use"},
+        {"t": 5.0, "type": "n", "in": 1040, "out": 20, "hash_ids": [*range(15), 99], "api_time": 1.0, "stop": ""},
+    ]
+    trace = trace_of(tmp_path, [{"id": "s", "block_size": 64, "hash_id_scope": "local", "requests": requests}])
+    (recording,) = trace.recordings
+    assert [(one.prompt_tokens, one.keep_tokens) for one in recording.requests] == [(1010, 0), (1040, 1030)]
+    assert f"1 x {PART_NAMED}: 1010 stated, 1024 counted" in trace.head.labels

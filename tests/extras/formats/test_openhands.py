@@ -10,6 +10,7 @@ import pytest
 
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
+from harness.extras.formats.openhands import BACK, SHIFTED
 from harness.model.traces.recording import TraceFile
 from tests.support.agent_logs import at
 from tests.support.sound_traces import chat_usage, openhands_events
@@ -93,3 +94,26 @@ def test_running_sums_of_metrics_are_steps_and_an_answer_that_is_missing_is_name
     events[-2] = events[-2] | last
     whole.write_text(json.dumps(events))
     assert any(": 4900 stated, 3900 counted" in label for label in imported(whole).head.labels)
+
+
+def test_events_come_by_their_number_and_a_clock_that_was_set_back_is_said(tmp_path: Path) -> None:
+    folder = tmp_path / "conversation"
+    (folder / "events").mkdir(parents=True)
+    usages = [{"response_id": f"r{turn}", **chat_usage(turn)} for turn in range(4)]
+    state = {"id": "c", "agent": {}, "stats": {"usage_to_metrics": {"agent": {"token_usages": usages}}}}
+    (folder / "base_state.json").write_text(json.dumps(state))
+    events = [{"kind": "MessageEvent", "source": "user", "timestamp": at(0)}]
+    for turn in range(4):
+        back_s = 600 - 3600 * (turn > 1) / 10  # from the third turn on the clock is 6 minutes behind
+        action = {"kind": "ActionEvent", "source": "agent", "llm_response_id": f"r{turn}"}
+        events.append(action | {"timestamp": at(back_s + 10 * turn + 3)})
+        events.append({"kind": "ObservationEvent", "source": "environment", "timestamp": at(back_s + 10 * turn + 8)})
+    for place, event in enumerate(events, 99_997):  # beyond the digits that the names are filled up to
+        (folder / "events" / f"event-{place:05d}-x.json").write_text(json.dumps(event | {"id": f"x{place}"}))
+    trace = imported(folder)
+    (recording,) = trace.recordings
+    assert [one.prompt_tokens for one in recording.requests] == [1000, 1300, 1600, 1900]
+    assert [one.is_drawn for one in recording.requests] == [False, False, True, False]
+    assert [one.wait_ns / NS_PER_S for one in recording.requests if not one.is_drawn] == [0, 5, 5]
+    assert f"1 x {SHIFTED}" in trace.head.labels
+    assert f"1 x waits that are unknown: {BACK}" in trace.head.labels

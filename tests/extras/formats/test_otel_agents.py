@@ -360,3 +360,42 @@ def test_calls_that_a_client_and_its_proxy_both_record_are_labelled(tmp_path: Pa
     ]
     assert said(trace_of(tmp_path, rows), TWICE)
     assert not said(trace_of(tmp_path, rows[::2]), TWICE)
+
+
+CONVERSATION = {"gen_ai.conversation.id": "0af76519-16cd-43dd-8448-eb211c803100"}
+
+
+@pytest.mark.parametrize(
+    ("reason", "around", "kind"),
+    [("", "invoke_agent", "human"), ("stop", "", "human"), ('["end_turn"]', "", "human"), ("tool_calls", "", "none")],
+)
+def test_a_root_span_after_a_run_that_ended_begins_a_turn_of_a_person(
+    tmp_path: Path, reason: str, around: str, kind: str
+) -> None:
+    """The second root is a call by itself, as of a program that calls no agent for it."""
+    ended = {"gen_ai.response.finish_reasons": reason} if reason else {}
+    rows = [chat("b", "a" if around else "", 0, 500, 0, **CONVERSATION, **ended)]
+    rows += [span("a", "", 0, 2, around)] if around else []
+    rows += [chat("c", "", 9, 700, 512, OTHER, **CONVERSATION), span("d", "", 20, 21, "execute_tool", OTHER)]
+    trace = trace_of(tmp_path, [{"spans": rows}])
+    (recording,) = trace.recordings
+    assert (recording.requests[1].wait_kind, recording.requests[1].wait_ns) == (kind, 8 * NS_PER_S)
+    assert said(trace, WHOSE) == (kind == "none")
+
+
+@pytest.mark.parametrize("asked_until_s", [3.0, 11.0])
+def test_a_tool_that_asks_a_person_is_a_persons_wait_unless_a_tool_beside_it_ends_later(
+    tmp_path: Path, asked_until_s: float
+) -> None:
+    rows = [
+        span("a", "", 0, 20, "invoke_agent"),
+        chat("b", "a", 0, 500, 0),
+        span("c", "a", 1, asked_until_s, "execute_tool", **{"gen_ai.tool.name": "ask_user"}),
+        span("d", "a", 1, 5, "execute_tool", **{"gen_ai.tool.name": "task"}),
+        span("1", "d", 1.5, 5, "invoke_agent"),
+        chat("2", "1", 2, 300, 0),
+        chat("e", "a", 12, 700, 512),
+    ]
+    (recording,) = trace_of(tmp_path, [{"spans": rows}]).recordings
+    assert recording.requests[-1].after == (0, 1)
+    assert recording.requests[-1].wait_kind == ("human" if asked_until_s > 5 else "tool")

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from harness.clock import NS_PER_S
+from harness.model.traces.calls import AT_ONCE
 from harness.model.traces.importing import import_trace
-from harness.model.traces.links import ADDED_REASONING, FIRST_CACHED, IN_TURN, NO_READING, SHARED, UNLINKED
+from harness.model.traces.links import ADDED_REASONING, FIRST_CACHED, IN_TURN, NO_READING, SHARED, UNAWAITED, UNLINKED
 from harness.model.traces.recording import NO_CACHE, RecordedRequest, TraceFile, describe_trace, open_trace, read_trace
 from tests.support.agent_logs import assistant, at, result, text, tool, user
 from tests.support.sound_traces import claude_rows, codex_rows, opencode_session
@@ -183,3 +184,39 @@ def test_openhands_sub_agents_lie_in_folders_of_their_parent_and_condensers_answ
     requests = requests_of(imported(tmp_path, files))
     assert [one.after for one in requests] == [(), (0,), (0, 1), (2,)]
     assert (requests[-1].base, requests[-1].keep_tokens) == (0, 4800)
+
+
+@pytest.mark.parametrize(("answered_s", "is_one_row"), [(5.0, False), (30.0, False), (9.2, True), (30.0, True)])
+def test_of_a_question_and_a_sub_agent_the_one_that_came_last_was_waited_for(
+    tmp_path: Path, answered_s: float, is_one_row: bool
+) -> None:
+    question = tool("q") | {"name": "AskUserQuestion"}
+    task, answer = result("t", answered_s if is_one_row else 9.2, "a"), result("q", answered_s)
+    if is_one_row:
+        task["message"]["content"] += answer["message"]["content"]
+    rows = [
+        user(0),
+        assistant("m0", 2, (10, 990, 0, 100), text(), tool("t"), question),
+        task,
+        *([] if is_one_row else [answer]),
+        assistant("m1", 32, (10, 190, 1000, 100), text()),
+    ]
+    trace = imported(tmp_path, {"s.jsonl": [row | {"sessionId": "s"} for row in [*rows, *agent_rows("a", 3)]]})
+    last = max(requests_of(trace), key=lambda one: len(one.after))
+    waited_s = max(9.2, answered_s) - 9
+    assert (len(last.after), last.wait_ns) == (2, round(waited_s * NS_PER_S))
+    assert last.wait_kind == ("human" if answered_s > 9.2 else "tool")
+    assert said(trace, AT_ONCE) == is_one_row
+
+
+def test_an_agent_in_the_background_is_not_waited_for_by_the_tool_beside_it(tmp_path: Path) -> None:
+    rows = [
+        user(0),
+        assistant("m0", 2, (10, 990, 0, 100), text(), tool("t"), tool("slow")),
+        result("t", 2.1, "a"),
+        result("slow", 30),
+        assistant("m1", 32, (10, 190, 1000, 100), text()),
+    ]
+    trace = imported(tmp_path, {"s.jsonl": [row | {"sessionId": "s"} for row in [*rows, *agent_rows("a", 3)]]})
+    assert [one.after for one in requests_of(trace)] == [(), (0,), (1,), (0,)]
+    assert said(trace, UNAWAITED)
