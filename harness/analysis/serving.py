@@ -503,7 +503,9 @@ def percentiles_of(
     """
     made: list[Percentile] = []
     found = quantile_intervals(samples, QUANTILES, unit=unit)
-    for q, of_all, one in zip(QUANTILES, quantiles(np.concatenate(samples), QUANTILES), found, strict=True):
+    of_each = zip(*(quantiles(sample, QUANTILES) for sample in samples), strict=True)
+    of_every = quantiles(np.concatenate(samples), QUANTILES)
+    for q, of_all, one, of_samples in zip(QUANTILES, of_every, found, of_each, strict=True):
         may_be_rare = num_sessions is not None and (
             (len(samples) if q > MEDIAN else num_sessions) * min(q, 1 - q) < MIN_BEYOND - ROUNDING
             or (is_open and q > MOST_OPEN_QUANTILE)
@@ -511,7 +513,7 @@ def percentiles_of(
         )
         why = one if isinstance(one, NoInterval) else NoInterval.RARE
         ends = (one, None) if isinstance(one, Interval) and not may_be_rare else (None, why)
-        made.append(Percentile(q, of_all, *ends, _typical_bound(samples, q)))
+        made.append(Percentile(q, of_all, *ends, _typical_bound(samples, of_samples, q)))
     return tuple(made)
 
 
@@ -522,10 +524,10 @@ def _is_uneven(samples: Sequence[FloatArray], of_all: float, is_open: bool) -> b
     return effective_number(beyond) < LEAST_SHARED * chance * len(samples)
 
 
-def _typical_bound(samples: Sequence[FloatArray], q: float) -> float | None:
+def _typical_bound(samples: Sequence[FloatArray], of_samples: Sequence[float], q: float) -> float | None:
     if min(map(len, samples)) * (1 - q) < 1 - ROUNDING:
         return None
-    return median_bound([quantile(sample, q) for sample in samples], CONFIDENCE)
+    return median_bound(of_samples, CONFIDENCE)
 
 
 def serving_rows(figures: Sequence[ServingFigures]) -> list[dict[str, object]]:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple, TypeVar, overload
 
 import numpy as np
@@ -285,6 +286,7 @@ def prediction_interval(draws: FloatArray, level: float) -> Interval | None:
     return estimate.interval(float, level)
 
 
+@lru_cache(maxsize=1024)
 def t_quantile(level: float, degrees: float) -> float:
     """The t that |T| stays below with probability ``level``."""
     return float(_special().stdtrit(degrees, (1 + level) / 2))

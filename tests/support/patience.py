@@ -2,8 +2,9 @@
 
 What the harness asks a server or a process of its own may take a minute: it answers or refuses at once, and where the
 machine is busy or stands still, it does so late. After a warm-up a run goes on at once. No record of a test need
-outlive a loss of power: none waits for the disk. ``tests/measure/server/test_ask.py`` tries the process that scrapes,
-``tests/measure/client/test_self_audit.py`` the audit before each run.
+outlive a loss of power: none waits for the disk. Beside a verdict few pairs of plans are simulated.
+``tests/measure/server/test_ask.py`` tries the process that scrapes, ``tests/measure/client/test_self_audit.py`` the
+audit before each run, ``tests/judge/planning/test_rare_plans.py`` as many pairs as a user has.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 from harness import processes
 from harness.clock import NS_PER_S, ScaledClock
+from harness.judge.planning import rare_plans
 from harness.measure.client import connection, host
 from harness.measure.client.self_audit import self_audit
 from harness.measure.server import ask, clean_start, life, process, provenance, tokenizer, warm_up
@@ -38,6 +40,7 @@ def be_patient() -> None:
     processes.END_TIMEOUT_S = device_watch.TIMEOUT_S = A_MINUTE_S
     process.STOP_MARGIN_NS = A_MINUTE_S * NS_PER_S
     warm_up.SETTLE_NS = 0
+    rare_plans.PAIRS = rare_plans.LEAST_PAIRS
     os.fsync = os.fstat  # which fails as it does
     run.self_audit = audited_once
     run.asking_process = asking_here

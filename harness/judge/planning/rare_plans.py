@@ -16,8 +16,9 @@ from harness.model.engine.config import EngineConfig
 from harness.model.engine.cost import load_cost_model
 from harness.model.plan.build import derive_seed
 from harness.model.sim.draws import nominal, simulator_of
+from harness.model.sim.kernel.arrays import PlanArrays
 from harness.model.sim.plans import Input, input_arrays
-from harness.model.spec import ConditionSpec, ExperimentSpec
+from harness.model.spec import ConditionSpec, ExperimentSpec, Treatment, WorkloadSpec
 
 PAIRS = 1_000
 # Of large plans fewer are simulated, and none where these are too few.
@@ -26,6 +27,7 @@ SEED, SEED_RANGE = 20261129, 2**31
 # Experiments drawn from the pairs; the share of them that may show a false difference to one side, below .05 by what so
 # many pairs may hold too few of; the growth of the numbers of plans that are tried; and how many of them must hold.
 EXPERIMENTS, MOST_FALSE, GROWTH, IN_A_ROW, MOST_PLANS = 2_000, 0.04, 1.25, 3, 1_000
+_Drawn = dict[tuple[WorkloadSpec, Treatment], PlanArrays]
 
 
 def plans_asked(spec: ExperimentSpec, only: str = "") -> dict[str, int]:
@@ -36,7 +38,9 @@ def plans_asked(spec: ExperimentSpec, only: str = "") -> dict[str, int]:
     named = {condition.name: condition for condition in spec.condition}
     pairs = {each.name: spec.baseline_of(each) for each in spec.condition if only in ("", each.name)}
     pairs = {name: base for name, base in pairs.items() if base in named and base != name and not spec.same_input}
-    costs = {name: _costs_ns(spec, named[name]) for name in {*pairs, *pairs.values()}}
+    # Most sides replay the same plans, which take longer to draw than to simulate.
+    drawn: _Drawn = {}
+    costs = {name: _costs_ns(spec, named[name], drawn) for name in {*pairs, *pairs.values()}}
     sides = {name: (costs[name], costs[base]) for name, base in pairs.items()}
     return {
         name: fewest_plans(own, base)
@@ -81,7 +85,7 @@ def _most_false(left: FloatArray, number: int, rng: np.random.Generator) -> floa
     return max(float(np.mean(side * t > limit)) for side in (1, -1))
 
 
-def _costs_ns(spec: ExperimentSpec, condition: ConditionSpec) -> FloatArray | None:
+def _costs_ns(spec: ExperimentSpec, condition: ConditionSpec, drawn: _Drawn) -> FloatArray | None:
     """Device time of each plan; None where plans are not drawn, are too large, or do not fit the server."""
     workload, server = spec.workload_of(condition), spec.server_of(condition)
     count = min(PAIRS, MOST_REQUESTS // max(1, workload.num_sessions * workload.requests_per_session))
@@ -89,8 +93,9 @@ def _costs_ns(spec: ExperimentSpec, condition: ConditionSpec) -> FloatArray | No
         return None
     seed = derive_seed(spec.base_seed, "rare plans") % SEED_RANGE
     try:
-        arrays = input_arrays([Input(workload, seed, place) for place in range(count)], condition.treatment)
-        draws = nominal(arrays, load_cost_model(server.cost_model))
+        if (key := (workload, condition.treatment)) not in drawn:
+            drawn[key] = input_arrays([Input(workload, seed, place) for place in range(count)], condition.treatment)
+        draws = nominal(drawn[key], load_cost_model(server.cost_model))
         totals = simulator_of(server)(draws, EngineConfig.from_server(server.replica)).totals
     except HarnessError:
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from harness.judge.planning import rare_plans
 from harness.judge.planning.rare_plans import few_plans_in_words, fewest_plans, plans_asked
 from harness.model.spec import ExperimentSpec
 from tests.support.experiments import small_experiment
@@ -45,7 +46,9 @@ def test_normal_differences_need_no_more_than_any_interval() -> None:
     assert fewest_plans(np.full(1_000, 90.0), np.full(1_000, 100.0)) == 3
 
 
-def test_simulated_pairs_of_the_workload_say_what_each_comparison_asks_for() -> None:
+def test_simulated_pairs_of_the_workload_say_what_each_comparison_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As many as a user has, and not the few of other tests.
+    monkeypatch.setattr(rare_plans, "PAIRS", 1_000)
     (asked,) = plans_asked(heavy(2.2)).values()
     assert asked > 24
     assert plans_asked(heavy(2.2, same_input=True)) == plans_asked(heavy(2.2), only="base") == {}
