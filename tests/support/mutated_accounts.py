@@ -15,15 +15,16 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.errors import HarnessError
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.importing import read_recordings
-from harness.model.traces.recording import Recording
+from harness.model.traces.recording import RecordedRequest, Recording
+from tests.support.agent_logs import assistant, result, text, tool, user
 from tests.support.naive_traces import NAIVE
 from tests.support.sound_traces import SOUND, at
 
@@ -39,6 +40,10 @@ TYPES = re.compile(
 SHARE_OF_DOCUMENTS = 0.2
 # Arrivals count where sessions are replayed as recorded.
 WITH_ARRIVALS = ("mooncake", "bailian", "agentic-mooncake", "otel", "csv", "vllm-sessions")
+# Sessions in which a row of an unknown type leaves no wait known.
+WHOLE_SESSIONS = ("claude", "codex", "qwen-code", "gemini-cli", "opencode", "atif", "swe-agent")
+# Rows have numbers that count them.
+NUMBERS = {"codex": "ordinal", "atif": "step_id", "openhands": "id"}
 # Rows have numbers, links or sums, which say that a call between two others is missing.
 COUNTS_CALLS = ("claude", "codex", "tracelab", "csv", "atif", "openhands", "opencode", "swe-agent", "agentic-mooncake")
 
@@ -53,10 +58,39 @@ def rows_of(kind: str) -> tuple[str, ...]:
 
 
 def _linked(rows: Iterable[Any]) -> Iterator[Any]:
-    before: dict[str, str] = {}
+    before: dict[tuple[str, str], str] = {}
     for row in rows:
-        yield row | {"parentUuid": before.get(row["sessionId"])}
-        before[row["sessionId"]] = row["uuid"]
+        chain = row["sessionId"], row.get("agentId", "")
+        yield row | {"parentUuid": before.get(chain)}
+        before[chain] = row["uuid"]
+
+
+def _with_agents(rows: Iterable[Any]) -> Iterator[Any]:
+    return _linked(sorted(_beside_agents(rows), key=lambda row: row["timestamp"]))
+
+
+def _beside_agents(rows: Iterable[Any]) -> Iterator[Any]:
+    """Two sessions of which one waits for an agent of its first tool, and the other's agent runs in the background."""
+    ends_s = {"s0": 7.0, "s1": 115.0}
+    for row in rows:
+        session, name = row["sessionId"], row["uuid"].partition("-")[2]
+        if name == "r0":
+            row |= {"toolUseResult": {"agentId": f"k{session}"}}
+            if session == "s1":
+                row |= {"timestamp": at(104.2)}
+            yield from _agent_rows(session, 100.0 * (session == "s1") + 4.5, ends_s[session])
+        yield row
+
+
+def _agent_rows(session: str, first_s: float, last_s: float) -> Iterator[Any]:
+    def row(name: str, made: Any) -> Any:
+        side = {"isSidechain": True, "agentId": f"k{session}", "sessionId": session}
+        return made | side | {"uuid": f"k{session}-{name}"}
+
+    yield row("u", user(first_s))
+    yield row("a0", assistant(f"k{session}-0", first_s + 1, (10, 290, 0, 50), text(), tool("k")))
+    yield row("r", result("k", first_s + 1.5))
+    yield row("a1", assistant(f"k{session}-1", last_s, (10, 60, 300, 55), text()))
 
 
 def _numbered(rows: Iterable[Any]) -> Iterator[Any]:
@@ -120,7 +154,13 @@ def _with_shared(rows: Iterable[Any]) -> Iterator[Any]:
         yield {"end": number, "admitted_ns": at_ns + 9, "end_ns": at_ns + 2_000_000_000, **counts, **chain}
 
 
-RICHER = {"claude": _linked, "codex": _numbered, "otel": _with_tools, "atif": _with_totals, "swe-agent": _with_calls}
+RICHER = {
+    "claude": _with_agents,
+    "codex": _numbered,
+    "otel": _with_tools,
+    "atif": _with_totals,
+    "swe-agent": _with_calls,
+}
 RICHER.update({"vllm-sessions": _with_shared, "qwen-code": _linked})
 
 
@@ -167,10 +207,15 @@ def _changed(rows: list[str], changes: list[str], what: str, rng: random.Random)
 
 
 class _Read(NamedTuple):
-    """What an import reads: each call of each session with its tokens, what it keeps, and its wait."""
+    """What an import reads: each call of each session with its tokens, what it keeps, and its wait.
+
+    follows: (prompt and answer of a call, those of the one call that it waited for).
+    """
 
     sessions: list[list[tuple[int, ...]]]
     words: frozenset[str]
+    follows: frozenset[tuple[int, ...]]
+    num_unknown: int
 
 
 def _read(kind: str, lines: Iterable[str], folder: Path) -> _Read | str:
@@ -181,7 +226,14 @@ def _read(kind: str, lines: Iterable[str], folder: Path) -> _Read | str:
         _, recordings, notes = read_recordings([source], kind=kind)
     except HarnessError as error:
         return str(error).partition(": ")[2][:50]
-    return _Read([_calls(kind, each) for each in recordings], frozenset(_words(notes)))
+    requests = ((one, each.requests) for each in recordings for one in each.requests if len(one.after) == 1)
+    follows = frozenset((*_size(one), *_size(all_of[one.after[0]])) for one, all_of in requests)
+    sessions = [_calls(kind, each) for each in recordings]
+    return _Read(sessions, frozenset(_words(notes)), follows, notes.unknown.total())
+
+
+def _size(request: RecordedRequest) -> tuple[int, int]:
+    return request.prompt_tokens, request.generate_tokens
 
 
 def _words(notes: ReadNotes) -> Iterator[str]:
@@ -219,10 +271,29 @@ def _naive(kind: str, lines: list[str]) -> Counter[tuple[int, ...]]:
     return Counter((*call[:3], UNKNOWN if call.wait is None else call.wait) for calls in sessions for call in calls)
 
 
-def _lacks_between(sessions: list[list[tuple[int, ...]]], whole: list[list[tuple[int, ...]]]) -> bool:
-    """Whether a call is missing that stood between two others."""
-    links = [{pair for calls in each for pair in pairwise(call[:3:2] for call in calls)} for each in (sessions, whole)]
-    return not links[0] <= links[1]
+def _lacks_a_number(kind: str, lines: list[str]) -> bool:
+    """Whether a row is missing that stood between two others, by the numbers of the rest."""
+    rows: list[Any] = [json.loads(line) for line in lines]
+    for group in [row[ROWS_INSIDE[kind]] for row in rows] if kind in ROWS_INSIDE else [rows]:
+        numbers = {row[NUMBERS[kind]] for row in group}
+        if numbers and max(numbers) - min(numbers) >= len(numbers):
+            return True
+    return False
+
+
+def _is_late(kind: str, lines: list[str]) -> bool:
+    """Whether a row stands behind one that is stamped more than 1 s later; a row with a known id is none."""
+    rows: list[Any] = [json.loads(line) for line in (lines if kind == "codex" else dict.fromkeys(lines))]
+    latest, is_late = "", False
+    for row in rows:
+        stamp = "" if row["type"] == "session_meta" else row["timestamp"]
+        is_late = is_late or (bool(stamp) and _seconds(latest) - _seconds(stamp) > 1)
+        latest = max(latest, stamp)
+    return is_late
+
+
+def _seconds(stamp: str) -> float:
+    return datetime.fromisoformat(stamp.replace("Z", "+00:00")).timestamp() if stamp else 0.0
 
 
 @cache
@@ -241,8 +312,15 @@ def came_of(kind: str, lines: list[str], changes: str, folder: Path) -> str:
         return f"refused: {read}"
     words = read.words - sound.words
     more, less = _differ(read.sessions, _naive(kind, lines))
-    if kind in COUNTS_CALLS and _lacks_between(read.sessions, sound.sessions):
-        assert words, f"{kind}: {changes}: a call between two is missing, without a word"
+    if (kind in COUNTS_CALLS and not read.follows <= sound.follows) or (
+        kind in NUMBERS and _lacks_a_number(kind, lines)
+    ):
+        assert words, f"{kind}: {changes}: a row or call between two is missing, without a word"
+    if kind in ("claude", "codex", "qwen-code") and "renamed" not in changes and _is_late(kind, lines):
+        assert any("out of order" in word for word in words), f"{kind}: {changes}: rows out of order, without a word"
+    if kind in WHOLE_SESSIONS and read.num_unknown and changes.count("row ") == 1:
+        is_known = all(call[3] != UNKNOWN for calls in read.sessions for call in calls)
+        assert not is_known, f"{kind}: {changes}: a row of an unknown type, and all waits known"
     if not more and not less:
         return "right, and labelled" if words else "right"
     differ = f"{kind}: {changes}: {more} read, {less} right"

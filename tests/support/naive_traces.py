@@ -82,11 +82,43 @@ def _waited(answers: list[Answer]) -> list[Call]:
 
 
 def claude(rows: Rows) -> Sessions:
-    """Rows of one message id are an answer; the user rows before it say when it was asked for."""
-    return [_waited(_claude_answers(group)) for group in _grouped(_once(rows), lambda row: row["sessionId"]).values()]
+    """Rows of one message id are an answer; the user rows before it say when it was asked for.
+
+    An agent's first call comes after the answer whose tool started it; the next answer waits for an agent that had
+    ended when that tool's result came.
+    """
+    groups = _grouped(_once(rows), lambda row: (row["sessionId"], row.get("agentId", "")))
+    answers = {key: _claude_answers(group) for key, group in groups.items()}
+    calls = {key: _waited(list(each.values())) for key, each in answers.items()}
+    tools: dict[tuple[str, str], str] = {}  # which answer called a tool
+    for (session, agent), group in groups.items():
+        for row in group if not agent else ():
+            parts = row["message"]["content"] if isinstance(row["message"]["content"], list) else []
+            if row["type"] == "assistant":
+                tools |= {(session, part["id"]): row["message"]["id"] for part in parts if part["type"] == "tool_use"}
+    for (session, agent), group in groups.items():
+        for row in group if not agent else ():
+            key = session, row.get("toolUseResult", {}).get("agentId", "")
+            if key[1] and answers.get(key) and row["type"] == "user":
+                starter = tools.get((session, row["message"]["content"][0]["tool_use_id"]), "")
+                _link(answers[session, ""], calls[session, ""], starter, list(answers[key].values()), calls[key], row)
+    return list(calls.values())
 
 
-def _claude_answers(rows: Rows) -> list[Answer]:
+def _link(  # the answers and calls of a session and of its agent
+    answers: dict[str, Answer], calls: list[Call], starter: str, agents: list[Answer], child: list[Call], row: Any
+) -> None:
+    if starter not in answers:
+        return
+    place, above = list(answers).index(starter), answers[starter]
+    if child[0].wait is not None:
+        child[0] = child[0]._replace(wait=max((agents[0].asked or 0) - above.ended, 0))
+    if agents[-1].ended <= _ns(row["timestamp"]) and place + 1 < len(calls) and calls[place + 1].wait is not None:
+        asked = list(answers.values())[place + 1].asked or 0
+        calls[place + 1] = calls[place + 1]._replace(wait=max(asked - max(above.ended, agents[-1].ended), 0))
+
+
+def _claude_answers(rows: Rows) -> dict[str, Answer]:
     answers: dict[str, Answer] = {}
     asked: int | None = None
     called: set[str] = set()
@@ -113,7 +145,7 @@ def _claude_answers(rows: Rows) -> list[Answer]:
             answers[name] = answers[name]._replace(ended=now)
             names = {part["id"] for part in parts if part["type"] == "tool_use"}
             called, open_calls = called | names, open_calls | names
-    return list(answers.values())
+    return answers
 
 
 def codex(rows: Rows) -> Sessions:

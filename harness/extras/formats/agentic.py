@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
 
 from harness.clock import NS_PER_MS
 from harness.errors import SpecError
@@ -22,14 +21,13 @@ from harness.extras.formats.blocks import (
     TOO_MANY_NAMES,
     BlockNames,
     lengths_of,
+    parsed_lines,
     settled_block_tokens,
 )
 from harness.extras.formats.mooncake import REPEATED
-from harness.extras.formats.reading import parsed_lines
 from harness.model.plan.model import WAIT_KINDS, WaitKind, has_ended
-from harness.model.traces.account import ReadNotes
+from harness.model.traces.account import DrawnWaits, ReadNotes
 from harness.model.traces.base import Progress, Record, list_of, seconds_ns, text_of, tokens_in, tokens_of, trace_format
-from harness.model.traces.drawn import DrawnWaits
 from harness.model.traces.links import kept_tokens
 from harness.model.traces.recording import RecordedRequest, Recording, hidden_name
 
@@ -127,22 +125,17 @@ def _calls(path: Path, place: int, names: BlockNames, notes: ReadNotes, progress
             return None
         waits = list_of(record.get("wait_for")) and not record.keys() & {"delay", "delay_ms", "tool_wait_ms"}
         notes.assume("requests that wait for others and have no delay: taken to start at once", bool(waits))
-        return _call(record, (place, f"file {place}, row {number}"), unit_ns, lengths, _Row(at, blocks))
+        return _call(record, (place, f"file {place}, row {number}"), unit_ns, lengths, (at, blocks))
 
     broken = "a request without its lengths or times"
     for _, each in parsed_lines([path], notes, progress, call, broken):
         yield each
 
 
-class _Row(NamedTuple):
-    """Where a row stands, and its block names as numbers."""
-
-    at: str
-    blocks: tuple[int, ...]
-
-
-def _call(record: Record, row: Key, unit_ns: int, lengths: tuple[int, int], place: _Row) -> _Call | None:
-    """row: its key, unless it has an id."""
+def _call(
+    record: Record, row: Key, unit_ns: int, lengths: tuple[int, int], place: tuple[str, tuple[int, ...]]
+) -> _Call | None:
+    """row: its key, unless it has an id. place: where it stands, and its block names as numbers."""
     delay = record.get("delay", record.get("delay_ms"))
     waits = [seconds_ns(value or 0, unit_ns) for value in (delay, record.get("tool_wait_ms"))]
     given = record.get("timestamp", record.get("created_time"))
@@ -160,7 +153,7 @@ def _call(record: Record, row: Key, unit_ns: int, lengths: tuple[int, int], plac
     return _Call(
         key=(row[0], identity),
         name=str(name) if isinstance(name, (str, int)) else "",
-        at=place.at,
+        at=place[0],
         session=str(session) if isinstance(session, (str, int)) and session != "" else identity,
         wait_for=[str(before) for before in list_of(wait_for)] if isinstance(wait_for, list) else None,
         has_delay=delay is not None,
@@ -168,7 +161,7 @@ def _call(record: Record, row: Key, unit_ns: int, lengths: tuple[int, int], plac
         wait_ns=waits[0] + waits[1],
         prompt=prompt,
         generate=generate,
-        blocks=place.blocks,
+        blocks=place[1],
         is_reset=record.get("prefix_reset") is True,
         keep=tokens_of(record.get("keep_tokens")),
         abort_ns=max(abort_ns or 0, 0),
@@ -289,20 +282,18 @@ def _trees(calls: Mapping[Key, _Call], notes: ReadNotes) -> Iterator[list[_Call]
         sorted_keys = set(order)
         in_circle = next(call for key, call in calls.items() if key not in sorted_keys)
         notes.drop("requests that wait for themselves in a circle", in_circle.at, len(calls) - len(order))
-    trees: dict[int, list[Key]] = {}
-    tree_of: dict[Key, int] = {}
+    tree_of: dict[Key, list[Key]] = {}
     for key in order:
-        joined = {tree_of[before] for before in calls[key].after}
-        tree = min(joined) if joined else len(tree_of)
-        for other in joined - {tree}:
-            for moved in trees.pop(other):
-                tree_of[moved] = tree
-                trees[tree].append(moved)
-        trees.setdefault(tree, []).append(key)
+        joined = list({id(tree_of[before]): tree_of[before] for before in calls[key].after}.values())
+        tree = max(joined, key=len, default=[])
+        for other in (each for each in joined if each is not tree):
+            tree += other
+            tree_of.update(dict.fromkeys(other, tree))
+        tree.append(key)
         tree_of[key] = tree
     places = {key: place for place, key in enumerate(order)}
-    for keys in trees.values():
-        yield [calls[key] for key in sorted(keys, key=places.__getitem__)]
+    for tree in {id(tree): tree for tree in tree_of.values()}.values():
+        yield [calls[key] for key in sorted(tree, key=places.__getitem__)]
 
 
 def _sorted(calls: Mapping[Key, _Call]) -> list[Key]:

@@ -1,17 +1,20 @@
-"""Prompts by named blocks: names as numbers, what two prompts share, and how many tokens a block has.
+"""Rows that are requests with named blocks: names as numbers, what prompts share, and how many tokens a block has.
 
 Equal names mean equal tokens of that block, and of all blocks before it where names are chained.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
 
 from harness.errors import SpecError
 from harness.model.traces.account import ReadNotes
-from harness.model.traces.base import Record, tokens_of
+from harness.model.traces.base import Progress, Record, json_lines, tokens_of
 
+Parsed = TypeVar("Parsed")
 MOONCAKE_BLOCK_TOKENS = 512
 SIZES = tuple(1 << power for power in range(2, 15))
 # A file in which more of the rows contradict a size was written with another one.
@@ -102,3 +105,21 @@ def settled_block_tokens(lengths: Iterable[tuple[int, int]], usual: int, notes: 
     notes.assume(f"rows whose names cover only a part of their prompt, in blocks of {size} tokens", num_below)
     notes.block_tokens = size
     return size
+
+
+def parsed_lines(
+    files: Iterable[Path],
+    notes: ReadNotes,
+    progress: Progress | None,
+    parse: Callable[[Record, str], Parsed | None],
+    broken: str,
+) -> Iterator[tuple[str, Parsed]]:
+    """(place, ``parse(record)``) of every line of ``files``: a call, or ``broken`` where that gives None."""
+    for path in files:
+        for at, record in json_lines(path, notes, progress):
+            value = parse(record, at)
+            if value is None:
+                notes.row_broken(broken, at)
+            else:
+                notes.call()
+                yield at, value

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from harness.extras.formats.reading import mark_replay
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import Record, counts_of, instant_ns, record_of, text_of, trace_format, types_of
-from harness.model.traces.calls import BURST_NS, ENDS_ROUND, LATE_NS, REPLAYED, AgentLog, Call, Conversation, Log
+from harness.model.traces.calls import BURST_NS, LATE_NS, REPLAYED, AgentLog, Call, Conversation, Log, mark_replay
 from harness.model.traces.links import reader_of
 
 HELD_TO = "0.171.0"
@@ -39,13 +38,6 @@ class CodexLog(AgentLog):
 
     def logs(self) -> Iterable[Log]:
         return [session.log() for session in self._sessions]
-
-    def time_rank(self, record: Record) -> int:
-        kind = text_of(record, "payload", "type") or text_of(record, "type")
-        if text_of(record, "type") == "session_meta":
-            return -1
-        is_input = kind == "user_message" or kind.endswith("_output")
-        return ENDS_ROUND if kind in ("token_count", "token_usage_record") else 0 if is_input else 1
 
     def take(self, record: Record, at: str) -> None:
         moment_ns = instant_ns(record.get("timestamp"))

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import csv
 import io
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from harness.clock import NS_PER_MS
 from harness.errors import SpecError
-from harness.inputs import open_unpacked
 from harness.model.traces.account import ReadNotes
-from harness.model.traces.base import Progress, tokens_of, trace_format
+from harness.model.traces.base import Progress, opened, tokens_of, trace_format
 from harness.model.traces.calls import Call, Log
 from harness.model.traces.links import through_calls
 
@@ -82,7 +80,7 @@ def _sessions(path: Path, notes: ReadNotes, progress: Progress | None) -> dict[s
 def _rows(path: Path, notes: ReadNotes, progress: Progress | None) -> Iterator[tuple[str, str, _Row | None]]:
     notes.num_files += 1
     try:
-        with open_unpacked(path) as stream:
+        with opened(path) as stream:
             reader = csv.DictReader(io.TextIOWrapper(stream, newline="", encoding="utf-8-sig", errors="replace"))
             columns = set(reader.fieldnames or ())
             key = "session_id" if "session_id" in columns else "id"
@@ -95,7 +93,7 @@ def _rows(path: Path, notes: ReadNotes, progress: Progress | None) -> Iterator[t
                 if progress is not None:
                     progress(sum(len(cell) for cell in cells.values() if isinstance(cell, str)))
                 yield cells.get(key) or "", f"{path}, line {reader.line_num}", _numbers(cells)
-    except (OSError, EOFError, zlib.error, csv.Error) as error:
+    except csv.Error as error:
         raise SpecError(f"cannot be read as CSV ({error})", where=str(path), hint="Give TraceLab's columns") from error
 
 

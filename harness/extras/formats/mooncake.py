@@ -17,9 +17,9 @@ from harness.extras.formats.blocks import (
     BlockNames,
     NameOrder,
     lengths_of,
+    parsed_lines,
     settled_block_tokens,
 )
-from harness.extras.formats.reading import parsed_lines
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import Progress, Read, Record, list_of, seconds_ns, trace_format
 from harness.model.traces.recording import RecordedRequest, Recording, hidden_name

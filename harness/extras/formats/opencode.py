@@ -10,19 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from harness.clock import NS_PER_MS
-from harness.extras.formats.reading import mark_replay
 from harness.extras.formats.trajectories import UNSTATED
 from harness.model.traces.account import ReadNotes
-from harness.model.traces.base import (
-    Record,
-    list_of,
-    record_of,
-    seconds_ns,
-    text_of,
-    tokens_of,
-    trace_format,
-)
-from harness.model.traces.calls import ASK_A_PERSON, UNTIMED, Call, Conversation, Log
+from harness.model.traces.base import Record, list_of, record_of, seconds_ns, text_of, tokens_of, trace_format
+from harness.model.traces.calls import ASK_A_PERSON, UNTIMED, Call, Conversation, Log, mark_replay
 from harness.model.traces.links import of_documents
 
 HELD_TO = "1.18.33"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from harness.extras.formats.reading import mark_replay, parsed_lines
+from harness.extras.formats.blocks import parsed_lines
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import Progress, Record, instant_ns, list_of, record_of, text_of, tokens_of, trace_format
-from harness.model.traces.calls import Call, Log
+from harness.model.traces.calls import Call, Log, mark_replay
 from harness.model.traces.links import through_calls
 
 INPUTS = ("user_message", "tool_result")

@@ -44,7 +44,7 @@ Block = tuple[int, int]
 
 
 class Recorder(NamedTuple):
-    """The recorder that wrote a file, and the file's number. offset_ns: the clock of the day less the file's clock."""
+    """The recorder that wrote a file, and the file's number. offset_ns: what is added to the file's instants."""
 
     recorder: str
     engine: int
@@ -53,6 +53,10 @@ class Recorder(NamedTuple):
     offset_ns: int
     block_tokens: int
     header: Record
+
+    @property
+    def clock(self) -> str:
+        return self.boot or self.recorder
 
 
 class End(NamedTuple):
@@ -148,7 +152,8 @@ def read_requests(
     servers: list[Recorder] = []
     requests: dict[tuple[str, int], ObservedRequest] = {}
     ends: list[tuple[End, Recorder, str]] = []
-    for record, server, at in (line for path in files for line in _lines(path, servers, notes, progress)):
+    lines = (line for path in files for line in _lines(path, servers, notes, progress, is_moved=is_moved))
+    for record, server, at in lines:
         if "end" in record:
             if (end := _end(record, server)) is None:
                 notes.row_broken("an end without its numbers", at)
@@ -162,14 +167,13 @@ def read_requests(
                 notes.drop("requests that came before", at)
     for end, server, at in ends:
         _take_end(requests.get((server.recorder, end.number)), end, server, at, notes)
-    clocks = _one_clock(servers, notes) if is_moved else {}
-    for request in requests.values() if is_moved else ():
-        _move(request, clocks[request.server.boot or request.server.recorder])
+    num_clocks = len({server.clock for server in servers})
+    notes.assume(RESTARTS, num_clocks * (is_moved and num_clocks > 1))
     return sorted(requests.values(), key=lambda request: (request.queued_ns, request.number))
 
 
 def _lines(
-    path: Path, servers: list[Recorder], notes: ReadNotes, progress: Progress | None
+    path: Path, servers: list[Recorder], notes: ReadNotes, progress: Progress | None, *, is_moved: bool
 ) -> Iterator[tuple[Record, Recorder, str]]:
     """The requests and ends of a file, each with its server; lines before the first header are of that one."""
     early: list[tuple[Record, str]] = []
@@ -179,7 +183,9 @@ def _lines(
             if (server := _server(record)) is None:
                 notes.row_broken("a header of another version, or without its numbers", at)
             else:
-                servers.append(server)
+                # One clock for each start of a machine: that of the day when its first file was opened.
+                offset_ns = next((one.offset_ns for one in servers if one.clock == server.clock), server.offset_ns)
+                servers.append(server._replace(offset_ns=offset_ns * is_moved))
                 notes.pass_over("the settings of a server")
         elif "stopped" in record:
             notes.pass_over("the recorder stopped")
@@ -213,14 +219,6 @@ def _take_end(request: ObservedRequest | None, end: End, server: Recorder, at: s
         request.end = end if is_here else end._replace(like=-1, known=0, blocks=request.blocks)
 
 
-def _move(request: ObservedRequest, by_ns: int) -> None:
-    request.arrival_ns += by_ns
-    request.queued_ns += by_ns
-    if (end := request.end) is not None:
-        admitted_ns, first_ns = (at if at is None else at + by_ns for at in (end.admitted_ns, end.first_token_ns))
-        request.end = end._replace(end_ns=end.end_ns + by_ns, admitted_ns=admitted_ns, first_token_ns=first_ns)
-
-
 def _server(record: Record) -> Recorder | None:
     numbers = [_ns(record.get(name)) for name in ("engine", "part", "opened_ns", "opened_unix_ns")]
     engine, part, opened_ns, unix_ns = numbers
@@ -247,7 +245,8 @@ def _came(record: Record, server: Recorder, at: str) -> ObservedRequest | None:
     if server.block_tokens and blocks > prompt // server.block_tokens:
         return None
     most = tokens_of(record.get("max_tokens"))
-    instants_ns, chain = (min(arrival_ns, queued_ns), queued_ns), (like, known, blocks)
+    instants_ns = (min(arrival_ns, queued_ns) + server.offset_ns, queued_ns + server.offset_ns)
+    chain = (like, known, blocks)
     is_own, unusual = record.get("harness") == 1, tuple(name for name in UNUSUAL if record.get(name) == 1)
     return ObservedRequest(at, number, server, *instants_ns, prompt, most, *chain, is_own, unusual)
 
@@ -260,19 +259,11 @@ def _end(record: Record, server: Recorder) -> End | None:
     number, end_ns, preemptions, known, blocks = [value for value in numbers if value is not None]
     if known > blocks:
         return None
-    instants = _ns(record.get("admitted_ns")), _ns(record.get("first_token_ns"))
+    given = (_ns(record.get(name)) for name in ("admitted_ns", "first_token_ns"))
+    admitted_ns, first_ns = (None if at_ns is None else at_ns + server.offset_ns for at_ns in given)
     counts = tokens_of(record.get("cached_tokens")), generated, preemptions
     chain = (like, known, blocks) if server.block_tokens else (-1, 0, 0)
-    return End(number, end_ns, *instants, *counts, text_of(record, "reason"), *chain)
-
-
-def _one_clock(servers: list[Recorder], notes: ReadNotes) -> dict[str, int]:
-    """What makes the clock of each start of a machine one clock: that of the day when its first file was opened."""
-    clocks: dict[str, int] = {}
-    for server in servers:
-        clocks.setdefault(server.boot or server.recorder, server.offset_ns)
-    notes.assume(RESTARTS, len(clocks) if len(clocks) > 1 else 0)
-    return clocks
+    return End(number, end_ns + server.offset_ns, admitted_ns, first_ns, *counts, text_of(record, "reason"), *chain)
 
 
 def _ns(value: object, least: int = 0) -> int | None:

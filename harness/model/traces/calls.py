@@ -5,9 +5,9 @@ Every log becomes calls first; ``links`` makes recordings of them.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import pairwise
 from pathlib import Path
 
 from harness.model.plan.model import WaitKind
@@ -19,7 +19,6 @@ Span = tuple[int, int]
 BURST_NS = 100_000_000
 # Rows of one moment may be written in any order.
 LATE_NS = 1_000_000_000
-ENDS_ROUND = 3
 # Tools that ask a person, of Claude Code, Codex, Qwen Code, opencode and Gemini CLI: their result is a person's answer.
 ASK_A_PERSON = (
     *("AskUserQuestion", "ExitPlanMode", "request_user_input", "ask_user_question", "question", "ask_user"),
@@ -250,10 +249,6 @@ class AgentLog:
         """The conversations of the rows so far."""
         raise NotImplementedError
 
-    def time_rank(self, record: Record) -> int:  # noqa: ARG002
-        """Which of several rows of the same instant comes first."""
-        return 0
-
     def came_at(self, moment_ns: int) -> None:
         """Count a row that is stamped before the rows above it."""
         self.num_late += moment_ns < self._latest_ns - LATE_NS
@@ -272,23 +267,39 @@ def logs_of(
         if log.num_late:
             num_late, log = log.num_late, kind(path.stem, ReadNotes())
             log.folder = path.parent.name
-            for at, record in _by_time(json_records(path, log.notes), log):
+            for at, record in _by_time(json_records(path, log.notes)):
                 log.take(record, at)
             log.notes.assume("rows out of order of time: their file was sorted", num_late)
         yield from (calls for calls in log.logs() if calls)
         notes.take_over(log.notes)
 
 
-def _by_time(lines: Iterable[TraceLine], log: AgentLog) -> Iterator[TraceLine]:
-    """Lines by their time; those of one instant in order of the file, or by rank where one of them ends a call."""
+def _by_time(lines: Iterable[TraceLine]) -> Iterable[TraceLine]:
+    """Lines by their time; those of one instant in order of the file, or against it where the newest come first."""
     stamped: list[tuple[int, TraceLine]] = []
     for line in lines:  # a row without a time stays behind the row before it
         moment_ns = instant_ns(line.record.get("timestamp"))
         stamped.append(((stamped[-1][0] if stamped else 0) if moment_ns is None else moment_ns, line))
-    stamped.sort(key=lambda pair: pair[0])
-    for _, group in groupby(stamped, key=lambda pair: pair[0]):
-        same = [line for _, line in group]
-        ranks = [log.time_rank(line.record) for line in same]
-        if ranks.count(ENDS_ROUND) == 1:
-            same = [line for _, line in sorted(zip(ranks, same, strict=True), key=lambda pair: pair[0])]
-        yield from same
+    if 2 * sum(one[0] > other[0] for one, other in pairwise(stamped)) > len(stamped):
+        stamped.reverse()
+    return (line for _, line in sorted(stamped, key=lambda pair: pair[0]))
+
+
+def mark_replay(log: Log, closed_ns: Sequence[int], start_ns: int, *, is_fork: bool) -> None:
+    """Mark the calls at the start of a file that are older than the file, or were written down again in a burst.
+
+    closed_ns: when each call was complete; start_ns: the file's first row. A file that does not say that it is a fork
+    needs two such calls and one that follows; a file that is all burst has no times at all.
+    """
+    num_burst, before_ns = 0, start_ns
+    num_older = next((place for place, moment in enumerate(closed_ns) if moment >= start_ns), len(log))
+    while num_burst < len(log) and (num_burst < num_older or closed_ns[num_burst] - before_ns < BURST_NS):
+        before_ns = max(closed_ns[num_burst], start_ns)
+        num_burst += 1
+    for turn in log[:num_burst]:
+        turn.is_in_burst = True
+    if is_fork or num_older or 2 <= num_burst < len(log):
+        for turn in log[:num_burst]:
+            turn.is_replay = True
+        for turn in log[num_burst : num_burst + 1]:
+            turn.submitted_ns = max(turn.submitted_ns, start_ns)

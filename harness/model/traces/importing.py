@@ -28,14 +28,7 @@ from harness.model.traces.base import (
     record_of,
     sha256_of,
 )
-from harness.model.traces.recording import (
-    Arrivals,
-    Recording,
-    TraceHead,
-    check_recording,
-    trace_sha256,
-    write_trace,
-)
+from harness.model.traces.recording import Arrivals, Recording, TraceHead, check_recording, trace_sha256, write_trace
 from harness.plugins import Registry
 
 LINES_LOOKED_AT = 50

@@ -12,10 +12,9 @@ from itertools import groupby, pairwise
 from pathlib import Path
 
 from harness.model.plan.model import WaitKind, has_ended
-from harness.model.traces.account import INCLUDED, NO_PROMPT, PLACEHOLDER, PLACEHOLDER_TOKENS, ReadNotes
+from harness.model.traces.account import INCLUDED, NO_PROMPT, PLACEHOLDER, PLACEHOLDER_TOKENS, DrawnWaits, ReadNotes
 from harness.model.traces.base import Progress, Read, Record, is_placeholder, json_records, tokens_in
 from harness.model.traces.calls import REPLAYED, UNTIMED, AgentLog, Call, Log, logs_of, whose
-from harness.model.traces.drawn import DrawnWaits
 from harness.model.traces.recording import ANEW, CACHE_GONE, NO_CACHE, RecordedRequest, Recording, hidden_name
 
 DEEPEST = 32  # sub-agents of sub-agents
