@@ -88,8 +88,8 @@ def kind_named(name: str) -> BackendKind:
     return KINDS[name]
 
 
-def origin_note(name: str, *, is_on_cpu: bool = False) -> str:
-    """Where the figures of such a run are from, to stand beside them. is_on_cpu: see ``Manifest``."""
+def origin_note(name: str, *, is_on_cpu: bool = False, device: str = "") -> str:
+    """Where the figures of such a run are from, to stand beside them. is_on_cpu, device: see ``Manifest``."""
     kind = kind_of_run(name)
     if kind.is_virtual:
         return "Predicted: simulated in virtual time; no server ran and no accelerator was measured."
@@ -97,8 +97,11 @@ def origin_note(name: str, *, is_on_cpu: bool = False) -> str:
         return f"From a server of kind {kind.label}, which this version does not know."
     if kind.has_device and not kind.is_restarted:
         return "Measured on a server that somebody else started."
+    if kind.has_device and is_on_cpu:
+        return "Measured on a CPU; no accelerator was measured."
     if kind.has_device:
-        return "Measured on a CPU; no accelerator was measured." if is_on_cpu else "Measured on a device."
+        shown = f"its device tool reported {device}" if device else "no record shows which device"
+        return f"Measured by backend {kind.name}; {shown}."
     what = "On the twin, the real stack" if kind.has_stack else "Emulated"
     return f"{what} with modelled step times; no accelerator was measured."
 

@@ -93,7 +93,11 @@ def test_no_file_but_its_own_keeps_a_list_of_backends() -> None:
 
 def _names(node: ast.AST) -> set[str]:
     """Names of backends that stand as text in an expression."""
-    return {one.value for one in ast.walk(node) if isinstance(one, ast.Constant) and one.value in KINDS}
+    return {
+        one.value
+        for one in ast.walk(node)
+        if isinstance(one, ast.Constant) and isinstance(one.value, str) and one.value in KINDS
+    }
 
 
 def test_a_kind_whose_server_showed_itself_to_be_the_emulator_has_a_name_of_its_own_and_no_device() -> None:
@@ -114,5 +118,5 @@ def test_where_figures_are_from_is_never_empty() -> None:
 
 def test_a_vllm_for_cpus_is_no_device() -> None:
     assert origin_note("vllm", is_on_cpu=True) == "Measured on a CPU; no accelerator was measured."
-    assert origin_note("vllm") == "Measured on a device."
+    assert origin_note("vllm") == "Measured by backend vllm; no record shows which device."
     assert origin_note("emulator", is_on_cpu=True).startswith("Emulated")

@@ -160,8 +160,7 @@ def _decision_record(judgement: Judgement, decision: Decision) -> dict[str, Any]
 
 def _show(judgement: Judgement, *, is_full: bool = False) -> None:
     """The decisions with their origin and blocks, then what became of the runs that are not valid."""
-    if judgement.origin:
-        print_folded(judgement.origin)
+    print_folded(judgement.origin)
     standing = "confirmatory" if judgement.is_confirmatory else "exploratory"
     num = len(judgement.decisions)
     left_out = f", {judgement.num_invalid} invalid runs left out" if judgement.num_invalid else ""

@@ -138,7 +138,7 @@ class TerminalProgress:
         already = f", {event.num_sealed} sealed before" if event.num_sealed else ""
         predicted_s = event.predicted_wall_s
         left = "simulated, a moment each" if predicted_s is None else f"about {format_duration(predicted_s)} to go"
-        left += ", if it keeps the pace of its cost model" if event.is_assumed else ""
+        left += event.assumed
         planned = f"at most {event.num_planned} runs" if event.is_at_most else f"{event.num_planned} runs"
         say(self._console, f"[bold]{event.name}[/]: {planned}{already}; {left}")
         if event.warning:

@@ -190,9 +190,16 @@ def list_runs(
         say(console, f"{run.experiment}/{run.condition}/{run.replicate}  {verdict}{tries}")
     if name is not None:
         return
-    for folder in store.foreign():
-        name = escape_markup(str(folder.relative_to(runs)))
-        say(console, f"{name}  foreign: the name of no run, not counted", "dim")
+    from harness.measure.records import layout
+
+    others = store.foreign()
+    # Such as runs/check of a patch check: what lies there at this depth are its conditions.
+    nested = {folder.parents[1] for folder in others if any(folder.glob(f"*/{layout.MANIFEST}"))}
+    for folder in sorted(nested):
+        say(console, f"{folder.relative_to(runs)}  other runs: harness runs --runs {folder}", "dim", markup=False)
+    for folder in others:
+        if folder.parents[1] not in nested:
+            say(console, f"{folder.relative_to(runs)}  not named as a run is, not counted", "dim", markup=False)
     for folder in store.unsealed():
         say(console, f"{folder.relative_to(runs)}  never sealed, not counted", "dim")
 

@@ -154,7 +154,7 @@ def perform(
     code = _exit_code(console, outcome, f"{again} --runs {runs}")
     if code is ExitCode.PASS and options.get("authorization") is not None:
         say(console, f"decide it: harness decide {spec.name} --runs {runs}", markup=False)
-    if code is ExitCode.PASS and suggested is not None:
+    elif code is ExitCode.PASS and suggested is not None:
         say(console, escape_markup(suggested.line))
     raise typer.Exit(int(code))
 
@@ -228,6 +228,7 @@ def _show_order(spec: ExperimentSpec, runs: Path, **options: Any) -> None:
 
     options: of ``run_experiment``.
     """
+    from harness.runner.backends import backend_named
     from harness.runner.experiment import check_hosts, what_to_do
     from harness.runner.progress import alike_words, predicted_replay_s
 
@@ -245,6 +246,8 @@ def _show_order(spec: ExperimentSpec, runs: Path, **options: Any) -> None:
         for run in todo
     ]
     show(console, Table("", "", ("run", "plan", "requests", "buckets", "replay"), tuple(rows)))
+    if todo and (words := backend_named(spec.backend).checked_on(todo[0].server)):
+        say(console, f"checked {words}. No server was started", markup=False)
     if total := predicted_total(todo):
         say(console, total)
     if words := alike_words(planned):
@@ -258,7 +261,7 @@ def _show_order(spec: ExperimentSpec, runs: Path, **options: Any) -> None:
 
 def predicted_total(todo: Sequence[PlannedRun]) -> str:
     """How long these runs take together, servers started and stopped; "" where no wall time passes."""
-    from harness.runner.progress import predicted_replay_s
+    from harness.runner.progress import assumed_pace, predicted_replay_s
 
     kinds = [kind_named(run.spec.backend) for run in todo]
     if not todo or any(kind.is_virtual for kind in kinds):
@@ -266,7 +269,7 @@ def predicted_total(todo: Sequence[PlannedRun]) -> str:
     replays_s = sum(predicted_replay_s(run) for run in todo)
     total_s = (replays_s + sum(kind.lifecycle_s for kind in kinds)) / max(1, len({run.place for run in todo}))
     life = ", servers started and stopped" if any(kind.is_restarted for kind in kinds) else ""
-    return f"about {format_duration(total_s)} in all{life}; a first estimate"
+    return f"about {format_duration(total_s)} in all{assumed_pace(kinds[0]) or f'{life}; a first estimate'}"
 
 
 def ensure_machine_code(spec: ExperimentSpec, *, is_simulated: bool = False) -> None:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -174,7 +175,7 @@ def compile_model(
             if check:
                 registered_artifact(folder, check_hashes=True)
             versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
-            print_folded(f"{folder}: {record['size_bytes'] / 2**20:.1f} MiB, {record['seconds']} s, {versions}")
+            print_folded(f"{folder}: {_facts(record)}, compiled in {record['seconds']} s by {versions}")
         return
     wanted = load_compile_spec(spec, lambda table: override_table(table, changes or []))
     exporter = backend_named("twin" if twin else "rbln").exporter(ServerSpec(environment=str(environment or "")))
@@ -182,7 +183,13 @@ def compile_model(
     if check:
         registered_artifact(made.folder, check_hashes=True)
     how = "reused" if made.was_reused else f"compiled in {made.record['seconds']} s"
-    print_folded(f"{made.folder}: {how}, {made.record['size_bytes'] / 2**20:.1f} MiB")
+    print_folded(f"{made.folder}: {how}, {_facts(made.record)}")
+
+
+def _facts(record: Mapping[str, Any]) -> str:
+    """ "buckets {1,2,4,8}, 9,216.0 MiB": what a registered artifact is."""
+    buckets = ",".join(map(str, sorted(record["spec"]["decoder_batch_sizes"])))
+    return f"buckets {{{buckets}}}, {record['size_bytes'] / 2**20:,.1f} MiB"
 
 
 def devices(

@@ -19,6 +19,7 @@ from harness.measure.records.run import SealedRun
 from harness.model.experiment import PlannedRun, PlannedRuns
 from harness.model.sim import simulate
 from harness.model.spec import DeviceSlot, ExperimentSpec, StopSpec
+from harness.plugins import BackendKind
 from harness.run_key import RunKey
 
 
@@ -27,7 +28,7 @@ class ExperimentStarted:
     """An experiment of ``num_planned`` runs begins, of which ``num_sealed`` were sealed before.
 
     predicted_wall_s: None while the pace of this machine is unknown. is_at_most: a stopping rule may end it sooner.
-    is_assumed: the forecast assumes that the server is as fast as its cost model. warning: see ``alike_words``.
+    assumed: see ``assumed_pace``. warning: see ``alike_words``.
     """
 
     name: str
@@ -35,7 +36,7 @@ class ExperimentStarted:
     num_sealed: int
     predicted_wall_s: float | None
     is_at_most: bool = False
-    is_assumed: bool = False
+    assumed: str = ""
     warning: str = ""
 
 
@@ -239,7 +240,7 @@ class RunProgress:
                 self._num_kept,
                 self._forecast.left_s(),
                 is_at_most=monitor is not None,
-                is_assumed=kind_named(planned.spec.backend).has_device is not False,
+                assumed=assumed_pace(kind_named(planned.spec.backend)),
                 warning=alike_words(planned),
             )
         )
@@ -334,6 +335,14 @@ def predicted_work(run: PlannedRun) -> float:
     if kind.is_virtual:
         return SIMULATED_RUN_TOKENS + sum(request.generate_tokens for request in run.plan.requests)
     return predicted_replay_s(run) + kind.lifecycle_s
+
+
+def assumed_pace(kind: BackendKind) -> str:
+    """What a first forecast assumes of a server whose pace nobody knows, a clause; "" of a modelled server."""
+    if kind.has_device is False:
+        return ""
+    starts = f"each server starts and stops in {kind.lifecycle_s:g} s and " if kind.is_restarted else "it "
+    return f", if {starts}keeps the pace of its cost model"
 
 
 def predicted_replay_s(run: PlannedRun) -> float:

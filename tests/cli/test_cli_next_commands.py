@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import blocks_of, page_text
+from tests.docs.pages import blocks_of, lines_that_the_review_guide_lacks, page_text
 from tests.support.checkout import ROOT
 from tests.support.command_line import harness
 
@@ -66,6 +66,7 @@ def decided_from(folder: Path, frozen: str) -> str:
     if "commit it before" in frozen:
         followed(folder, line_after("commit it before the first run:", frozen))
     ran = followed(folder, line_after("then:", frozen))
+    assert "next:" not in ran, "one step follows: the decision"
     return followed(folder, line_after("decide it:", ran), expected=(0, 4, 5))
 
 
@@ -148,6 +149,7 @@ def test_the_guide_of_the_npu_leads_to_a_verdict_where_the_simulator_measures(re
         assert re.search(r"(PASS|FAIL) .*superiority: bucket-6 vs base", answer), answer
     # The last line is the decision: a negative one is no error of the command.
     assert re.search(r"the archive is whole; decision: (PASS|FAIL)\s*$", answers[-1]), answers[-1]
+    assert lines_that_the_review_guide_lacks(answers[-1]) == []
 
 
 def test_what_power_prints_is_an_experiment_that_a_freeze_takes(repository: Path) -> None:

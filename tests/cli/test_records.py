@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -36,6 +37,17 @@ def test_a_folder_without_runs_is_refused_and_told_where_they_lie(runs: Path, co
     result = harness(*command, "--runs", str(runs.parent))
     assert result.returncode == 2
     assert str(runs) in result.stderr
+
+
+def test_runs_of_a_patch_check_beside_others_are_named_as_other_runs(runs: Path, tmp_path: Path) -> None:
+    root = shutil.copytree(runs, tmp_path / "runs")
+    shutil.copytree(runs, root / "check")
+    (root / "small" / "base" / "00").mkdir()
+    listed = harness("runs", "--runs", str(root), environment={"COLUMNS": "400"}).stdout.splitlines()
+    assert listed[-2:] == [
+        f"check  other runs: harness runs --runs {root}/check",
+        "small/base/00  not named as a run is, not counted",
+    ]
 
 
 def test_rows_are_drawn_with_their_types_and_the_middle_of_many_is_left_out(runs: Path) -> None:

@@ -125,3 +125,16 @@ def test_a_specification_that_cannot_be_served_is_refused_before_the_stack_is_lo
 def test_a_registry_of_nothing_says_so(tmp_path: Path) -> None:
     done = _harness("server", "compile", "-o", str(tmp_path))
     assert (done.returncode, "no artifacts there" in done.stderr) == (2, True)
+
+
+def test_what_is_compiled_is_listed_with_its_buckets(tmp_path: Path) -> None:
+    versions = {"optimum-rbln": "0.12.0", "rebel-compiler": "0.12.0"}
+    spec = {"decoder_batch_sizes": [8, 6, 4, 2, 1]}
+    record = {"spec": spec, "versions": versions, "seconds": 61.5, "size_bytes": 3 << 20, "files": {}}
+    (tmp_path / "model-0123").mkdir()
+    (tmp_path / "model-0123" / "harness-artifact.json").write_text(json.dumps(record))
+    (line,) = _harness("server", "compile", "-o", str(tmp_path), COLUMNS="400").stdout.splitlines()
+    assert line == (
+        f"{tmp_path}/model-0123: buckets {{1,2,4,6,8}}, 3.0 MiB, compiled in 61.5 s by optimum-rbln 0.12.0, "
+        "rebel-compiler 0.12.0"
+    )

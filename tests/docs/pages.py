@@ -48,3 +48,25 @@ def blocks_of(text: str) -> list[Block]:
 
 def all_pages() -> list[Path]:
     return sorted(DOCS.rglob("*.md"))
+
+
+def lines_that_the_review_guide_lacks(printed: str) -> list[str]:
+    """Lines of ``harness prereg check`` of one decision that the guide's table lacks, or has further up.
+
+    A cell has the words that lines begin with, or end with after a colon; what is indented belongs to the line above.
+    """
+    table = page_text("guides/review").partition("| lines | meaning |\n|---|---|\n")[2].partition("\n\n")[0]
+    cells = re.findall(r"^\| ([^|]+) \| ", table, re.MULTILINE)
+    rows = [re.findall(r"`(.+?)(?: \.\.\.)?`", cell) for cell in cells]
+    row, lacking = 0, list[str]()
+    for line in printed.splitlines():
+        fitting = (place for place in range(row, len(rows)) if any(_fits(words, line) for words in rows[place]))
+        if (found := next(fitting, None)) is not None:
+            row = found
+        elif not line.startswith(" "):
+            lacking.append(line)
+    return lacking
+
+
+def _fits(words: str, line: str) -> bool:
+    return line.endswith(words) if words.startswith(":") else line.startswith(words)

@@ -10,7 +10,7 @@ import typer.main
 
 from harness.cli.tree import app
 from harness.model.spec import load_toml
-from tests.docs.pages import DOCS, FENCE, GUIDES, START, all_pages, page_text
+from tests.docs.pages import DOCS, FENCE, GUIDES, START, all_pages, blocks_of, page_text
 from tests.support.checkout import ROOT
 
 MOST_WORDS = 1_600
@@ -102,6 +102,18 @@ def test_the_readme_says_it_in_500_words() -> None:
 def test_the_first_page_and_the_readme_lead_three_readers() -> None:
     for text in (page_text("README"), (ROOT / "README.md").read_text(encoding="utf-8")):
         assert all(reader in text for reader in ("I have an NPU", "I run vLLM", "I review a paper"))
+
+
+def test_the_readmes_path_to_an_npu_is_that_of_the_guide() -> None:
+    """Each of its commands stands in the guide, in the same order."""
+    section = (ROOT / "README.md").read_text(encoding="utf-8").partition("## On your NPU server")[2]
+    short = blocks_of(section.partition("\n## ")[0])[0].commands
+    typed = [
+        command.partition("  #")[0].rstrip()
+        for block in blocks_of(page_text("guides/npu"))
+        for command in block.commands
+    ]
+    assert [command for command in typed if command in short] == short
 
 
 def test_packages_and_extras_that_the_install_page_names_are_there() -> None:

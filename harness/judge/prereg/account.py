@@ -12,7 +12,7 @@ from typing import Literal
 
 from harness.judge.prereg.frozen import FrozenPlan, Preregistration
 from harness.judge.prereg.ledger import Entry
-from harness.measure.records.run import SealedRun, origin_of
+from harness.measure.records.run import SealedRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +50,10 @@ class FrozenRun:
 class Account:
     """Every frozen run of an experiment, in the order of the freeze.
 
-    origin: of the figures; "" for a device. looks: entries of the ledger, oldest first. are_looks_kept: the ledger was
-    written by a version that adds each look to it. is_decided: a frozen stopping rule needs no more runs.
+    looks: entries of the ledger, oldest first. are_looks_kept: the ledger was written by a version that adds each look
+    to it. is_decided: a frozen stopping rule needs no more runs.
     """
 
-    origin: str
     runs: tuple[FrozenRun, ...]
     looks: tuple[Entry, ...] = ()
     are_looks_kept: bool = False
@@ -152,7 +151,6 @@ def account_of(
     sealed = {run.key[1:]: run for run in runs}
     num_seals = Counter(entry.label for entry in entries if entry.event == "sealed")
     return Account(
-        origin_of(runs),
         tuple(
             _frozen_run(plan, sealed.get((plan.condition, plan.replicate)), num_seals, frozen.experiment.limits.retries)
             for plan in frozen.plans

@@ -36,7 +36,7 @@ class Judgement:
 
     aborts: starts of frozen runs that sealed nothing, from the ledger. num_planned_blocks: of the experiment; each
     decision says how many it was applied to. account: of the frozen runs; None for exploratory ones. origin: of the
-    figures; "" for a device.
+    figures.
     """
 
     experiment: str

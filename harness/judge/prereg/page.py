@@ -24,7 +24,6 @@ from harness.table import interval_text
 # Lines of one kind that a terminal shows; the page has all.
 MOST_LINES = 4
 OUTCOME_CLASSES = {"PASS": "yes", "FAIL": "bad"}
-OF_A_DEVICE = "Measured on a device, as the runs name their backend."
 
 
 def archive_page(
@@ -34,7 +33,7 @@ def archive_page(
     account = judgement.account
     assert account is not None, "only confirmatory runs are published"
     parts = [
-        text(judgement.origin or OF_A_DEVICE, "banner"),
+        text(judgement.origin, "banner"),
         section("Question", _question(frozen)),
         section("Verdict", _verdicts(judgement)),
         section("Runs", _runs(account, judgement.aborts)),

@@ -184,9 +184,9 @@ def _proven(frozen: Preregistration, judgement: Judgement, proof: Proof) -> list
     assert account is not None, "frozen runs have an account"
     num_invalid = len(account.of_state("INVALID"))
     standing = f", {num_invalid} of them INVALID" if num_invalid else ""
-    origin = f" ({judgement.origin.rstrip('.')})" if judgement.origin else ""
     return [
-        f"{account.num_sealed} of {len(frozen.plans)} frozen runs{standing}, each file as it was sealed{origin}",
+        f"{account.num_sealed} of {len(frozen.plans)} frozen runs{standing}, each file as it was sealed "
+        f"({judgement.origin.rstrip('.')})",
         f"plans, predictions and criteria are those of {frozen.digest[:12]}",
         f"the ledger of {len(proof.entries)} entries stands behind commit {proof.claims.commit[:12]}",
     ]

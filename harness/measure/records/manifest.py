@@ -350,6 +350,16 @@ class Manifest(_Record):
         return self.stack.startswith("vllm ") and self.stack.endswith("+cpu")
 
     @property
+    def device(self) -> str:
+        """ "RBLN-CA25, driver 3.0.0": what rbln-smi of its host said before the start; "" where it named no device."""
+        report = table_at(self.server.facts, "launch", "requested", "devices")
+        rows: Any = report.get("devices")
+        names = dict.fromkeys(str(table_at(row).get("name") or "") for row in rows) if isinstance(rows, list) else ()
+        named = ", ".join(filter(None, names))
+        driver = report.get("KMD_version") or report.get("kmd_version")
+        return f"{named}, driver {driver}" if named and driver else named
+
+    @property
     def server_spec(self) -> dict[str, Any]:
         """The server configuration in force: effective where known, else requested."""
         return {**self.requested_server, **table_at(self.effective, "server")}

@@ -421,7 +421,8 @@ class HasManifest(Protocol):
 def origin_of(runs: Iterable[HasManifest]) -> str:
     """The note on the origin of these runs' figures: where they are from, and which settings were declared."""
     listed = list(runs)
-    kinds = dict.fromkeys(origin_note(run.manifest.kind.name, is_on_cpu=run.manifest.is_on_cpu) for run in listed)
+    manifests = [run.manifest for run in listed]
+    kinds = dict.fromkeys(origin_note(of.kind.name, is_on_cpu=of.is_on_cpu, device=of.device) for of in manifests)
     return " ".join(filter(None, (*kinds, served_by(listed), declared_by(listed))))
 
 

@@ -37,8 +37,7 @@ def what_you_can_do(checks: Iterable[Check]) -> str:
         return f"First: mend {', '.join(broken)}; its line above says how"
     is_ready = {name: bool(by_name[f"backend {name}"].ok) for name in KINDS}
     commands = [f"{backend_named(name).first_command} ({name})" for name in KINDS if is_ready[name]]
-    missing = [name for name in KINDS if not is_ready[name]]
-    meanwhile = {name: by_name[f"backend {name}"].meanwhile for name in missing}
-    missing = [f"{name} ({words})" if (words := meanwhile[name]) else name for name in missing]
-    more = f". Not yet: {', '.join(missing)}; what each needs is above" if missing else ""
+    missing = [(name, by_name[f"backend {name}"]) for name in KINDS if not is_ready[name]]
+    needs = [f"{name} (needs {'; '.join(filter(None, (check.need, check.meanwhile)))})" for name, check in missing]
+    more = f". Not yet: {', '.join(needs)}" if needs else ""
     return f"You can: {', '.join(commands)}{more}"

@@ -119,6 +119,11 @@ class Backend(ABC):
         Raises as ``perform`` would: ServerError for a busy port or an absent stack, SpecError for a stale artifact.
         """
 
+    def checked_on(self, server: ServerSpec) -> str:
+        """What ``check_server`` and ``check_host`` look at, in words; "" where that is no more than the file says."""
+        del server
+        return ""
+
     def exporter(self, server: ServerSpec) -> Exporter:
         """What compiles models for a server; SpecError for a kind without, ServerError where it is not here."""
         del server

@@ -83,6 +83,14 @@ class RblnBackend(ServerBackend):
             where="this host",
         )
 
+    def checked_on(self, server: ServerSpec) -> str:
+        if server.ssh:
+            return f"on {server.ssh}: the stack, the compiled models, and devices that its driver reports"
+        return (
+            "on this host: the compiled models and what compiled them, the stack, whether its patch fits, "
+            "the driver, the devices (there, normal, idle), the port"
+        )
+
     def exporter(self, server: ServerSpec) -> Exporter:
         if server.ssh:
             what = "is on another host, where nothing is compiled from here"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.judge.prereg import decide, publish
+from harness.judge.prereg import authorize, decide, publish
 from tests.support.workplace import Workplace, new_workplace
 
 
@@ -44,7 +44,7 @@ def open_repository(new_repository: Path, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="session")
 def with_invalid(new_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The archive of an experiment with one run that stayed INVALID, and one that was valid when repeated."""
+    """The archive of an experiment with a killed start, a run that stayed INVALID, and one that was repeated."""
     root = shutil.copytree(new_repository, tmp_path_factory.mktemp("invalid") / "repository")
     place = Workplace(root)
     with pytest.MonkeyPatch.context() as patched:
@@ -53,6 +53,8 @@ def with_invalid(new_repository: Path, tmp_path_factory: pytest.TempPathFactory)
         place.experiment_file.write_text(question + place.experiment_file.read_text())
         place.allow_retries(1)
         frozen = place.freeze().path
+        _, authorization = authorize(frozen, runs_root=place.runs)
+        authorization.ledger.start(authorization.planned.runs[0])
         place.run_confirmatory(frozen, busy=["base/1", "more/2"])
         decide(place.sealed, by="decide")
         place.run_confirmatory(frozen, busy=["base/1"], resume=True, retry_invalid=True)

@@ -30,6 +30,7 @@ from harness.judge.prereg.repository import Repository, sign_file
 from harness.measure.records import layout
 from harness.measure.records.manifest import EarlierTry, load_manifest
 from harness.measure.records.store import RunStore
+from tests.docs.pages import lines_that_the_review_guide_lacks
 from tests.judge.prereg.test_authorize import harness
 from tests.support import command_line
 from tests.support.sshd import make_key
@@ -77,6 +78,7 @@ def test_the_check_says_origin_blocks_invalid_runs_repetitions_and_looks(with_in
         f"INVALID base/1: {STALLED}; 1 of 1 repetitions used",
         f"repeated more/2, valid now; was INVALID: {STALLED}",
         "repetitions: at most 1 of a run, 2 used, 0 may still be made",
+        "started and not sealed: base/0 at",
         "looks: 1 in the ledger while the decision could still change: decide at",
         "question: Does one more compiled size <b> cost less?",
         "criteria: mine (cost-validation), frozen at",
@@ -85,7 +87,9 @@ def test_the_check_says_origin_blocks_invalid_runs_repetitions_and_looks(with_in
         "not proven: that the machine reported the truth to the harness",
     ):
         assert words in told.stdout
-    assert len(told.stdout.splitlines()) <= 22
+    assert len(told.stdout.splitlines()) <= 23
+    assert lines_that_the_review_guide_lacks(told.stdout) == []
+    assert lines_that_the_review_guide_lacks("sealed: a new line\n") == ["sealed: a new line"]
 
 
 def test_the_verdict_for_programs_has_the_same(with_invalid: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from harness.kinds import origin_note
 from harness.measure.records.manifest import ClientAudit, LaunchReport, table_at
 from tests.support.analysis_tables import manifest
 
@@ -46,3 +47,23 @@ def test_what_is_no_table_holds_nothing_below_it():
 def test_a_build_of_vllm_for_cpus_is_told_from_the_one_that_drives_an_npu(versions: dict[str, str], is_on_cpu: bool):
     server = {"facts": {"launch": {"requested": {"versions": versions}}}}
     assert manifest(server=server).is_on_cpu is is_on_cpu
+
+
+@pytest.mark.parametrize(
+    ("report", "device"),
+    [
+        (
+            {"KMD_version": "3.0.0", "devices": [{"npu": 0, "name": "RBLN-CA25"}, {"name": "RBLN-CA25"}]},
+            "RBLN-CA25, driver 3.0.0",
+        ),
+        ({"devices": [{"npu": 0, "name": "RBLN-CA22"}]}, "RBLN-CA22"),
+        ({"KMD_version": "3.0.0", "devices": [{"npu": 0}, "rbln1"]}, ""),
+        ({"devices": "none"}, ""),
+        (None, ""),
+    ],
+)
+def test_a_device_is_what_the_tool_of_its_driver_named(report: object, device: str):
+    served = manifest(backend="rbln", server={"facts": {"launch": {"requested": {"devices": report}}}})
+    assert served.device == device
+    shown = f"its device tool reported {device}." if device else "no record shows which device."
+    assert origin_note("rbln", device=served.device) == f"Measured by backend rbln; {shown}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,11 @@ def test_only_what_is_missing_is_asked_for_and_what_works_without_it_is_said(
 ) -> None:
     environment = write_environment(tmp_path / "stack", versions={"vllm-rbln": "0.12.0", "rebel-compiler": "0.12.0"})
     monkeypatch.setenv("PATH", f"{write_driver(tmp_path / 'driver')}:{os.environ['PATH']}")
-    monkeypatch.setattr(Path, "glob", lambda *_: iter(()))
+
+    def nothing(*_: object) -> Iterator[Path]:
+        return iter(())
+
+    monkeypatch.setattr(Path, "glob", nothing)
     line = RblnBackend().readiness_of(str(environment))
     assert (line.ok, line.need) == (None, "/dev/rbln*")
     assert line.how == "Load the driver on a server with RBLN cards; in a container, pass the devices in"
@@ -53,8 +58,8 @@ def test_only_what_is_missing_is_asked_for_and_what_works_without_it_is_said(
     assert "{" not in line.found
     last = what_you_can_do([line, *(check for check in readiness() if check.name != line.name)])
     assert (
-        f"rbln (compiling needs no device: harness server compile qwen3-4b -o FOLDER --environment {environment})"
-        in last
+        "rbln (needs /dev/rbln*; compiling needs no device: harness server compile qwen3-4b -o FOLDER "
+        f"--environment {environment})" in last
     )
 
 

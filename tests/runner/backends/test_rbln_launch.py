@@ -24,6 +24,7 @@ from harness.runner.backends.rbln import RblnBackend
 from harness.runner.run import LaunchOptions
 from harness.stacks.rbln.launch.patches import patched_text
 from harness.stacks.rbln.launch.serving import OBSERVER_FOLDER, step_report_variables, visible_devices
+from tests.support.command_line import harness_here
 from tests.support.experiments import SHORT_PROMPTS, one_condition
 from tests.support.processes import HOST, NO_PORT, serving
 from tests.support.stacks import (
@@ -182,6 +183,22 @@ def _checked(tmp_path: Path, stack: Path) -> None:
     """As ``run --dry-run`` asks before anything starts."""
     write_artifact(tmp_path / "artifact")
     RblnBackend().check_host(ServerSpec(artifact=str(tmp_path / "artifact"), environment=str(stack)))
+
+
+def test_a_dry_run_says_what_it_checked_and_what_its_time_assumes(
+    tmp_path: Path, environment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{write_driver(tmp_path / 'driver')}:/usr/bin:/bin")
+    artifact = write_artifact(tmp_path / "artifact")
+    (tmp_path / "npu.toml").write_text(
+        f'name = "npu"\nbackend = "rbln"\nreplicates = 3\nbase_seed = 1\n[server]\nenvironment = "{environment}"\n'
+        f'artifact = "{artifact}"\n[[condition]]\nname = "base"\n'
+    )
+    done = harness_here("run", "npu.toml", "--dry-run", cwd=tmp_path)
+    told = " ".join(done.stdout.split())
+    assert "checked on this host: the compiled models and what compiled them, the stack" in told, done.stderr
+    assert "No server was started" in told
+    assert "in all, if each server starts and stops in 20 s and keeps the pace of its cost model" in told
 
 
 def test_a_host_without_driver_and_compiler_is_refused_before_anything_starts(
