@@ -68,7 +68,8 @@ def doctor(
             say(console, f"{'':>9}{'needs':>{width}}  {check.need}", "dim", hang=width + 11)
             say(console, f"{'':>9}{'do':>{width}}  {check.how}", hang=width + 11)
     _show_plugins(console)
-    say(console, what_you_can_do(checks), "bold")
+    for line in what_you_can_do(checks):
+        say(console, line, "bold", markup=False)
     raise typer.Exit(int(ExitCode.HARNESS_FAULT if any(check.ok is False for check in checks) else ExitCode.PASS))
 
 

@@ -341,7 +341,7 @@ def assumed_pace(kind: BackendKind) -> str:
     """What a first forecast assumes of a server whose pace nobody knows, a clause; "" of a modelled server."""
     if kind.has_device is False:
         return ""
-    starts = f"each server starts and stops in {kind.lifecycle_s:g} s and " if kind.is_restarted else "it "
+    starts = f"each server starts and stops in {kind.lifecycle_s:g} s (a guess) and " if kind.is_restarted else "it "
     return f", if {starts}keeps the pace of its cost model"
 
 

@@ -29,15 +29,19 @@ def readiness(environment: str = "") -> Iterator[Check]:
     return (backend_named(name).readiness_of(environment) for name in KINDS)
 
 
-def what_you_can_do(checks: Iterable[Check]) -> str:
-    """One line after all checks: a first command for each kind that this machine can run, and which it cannot."""
+def what_you_can_do(checks: Iterable[Check]) -> list[str]:
+    """Lines after all checks: a first command for each kind that this machine can run, and what each other lacks."""
     by_name = {check.name: check for check in checks}
     broken = [check.name for check in by_name.values() if check.ok is False]
     if broken:
-        return f"First: mend {', '.join(broken)}; its line above says how"
-    is_ready = {name: bool(by_name[f"backend {name}"].ok) for name in KINDS}
-    commands = [f"{backend_named(name).first_command} ({name})" for name in KINDS if is_ready[name]]
-    missing = [(name, by_name[f"backend {name}"]) for name in KINDS if not is_ready[name]]
-    needs = [f"{name} (needs {'; '.join(filter(None, (check.need, check.meanwhile)))})" for name, check in missing]
-    more = f". Not yet: {', '.join(needs)}" if needs else ""
-    return f"You can: {', '.join(commands)}{more}"
+        return [f"First: mend {', '.join(broken)}; its line above says how"]
+    of_kinds = {name: by_name[f"backend {name}"] for name in KINDS}
+    lacking = {name: check for name, check in of_kinds.items() if not check.ok}
+    return [
+        "You can:",
+        *(f"  {backend_named(name).first_command}  ({name})" for name in of_kinds if name not in lacking),
+        *(
+            f"Not yet: {name} needs {'; '.join(filter(None, (check.need, check.meanwhile)))}"
+            for name, check in lacking.items()
+        ),
+    ]
