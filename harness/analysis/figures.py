@@ -275,7 +275,8 @@ class RunFigures(Figures):
     prompt_tokens, cached_tokens: sums over all responses; cached is None where reuse is unknown.
     device: of its fleet, "" outside a fleet. unit: replicates that ran at once by plan share one, else the replicate.
     neighbours: devices of its host that were busy beside it. is_emulated: by a fleet's emulated device. plan: hash of
-    the plan as drawn, before its treatment. has_drafts: under speculative decoding, whose steps make no figures.
+    the plan as drawn, before its treatment. drafts: of
+    speculative decoding, under which n and b count tokens: "synthetic" acceptance, or "real"; else "".
     """
 
     experiment: str
@@ -298,7 +299,7 @@ class RunFigures(Figures):
     neighbours: int = 0
     is_emulated: bool = False
     plan: str = ""
-    has_drafts: bool = False
+    drafts: str = ""
 
     @property
     def key(self) -> RunKey:
@@ -360,10 +361,6 @@ def figures_at(run: SealedRun, cost_model: StepCost) -> RunFigures:
     generated = requests.column("completion_tokens").to_pylist()
     has_decoded = any((tokens or 0) > 1 for tokens in generated)
     plan, rule, log, engine_of = run.plan_if_readable, reuse_rule(run), step_log_of(run), engines_of(run)
-    has_drafts = log is not None and log.num_drafts > 0
-    if has_drafts:
-        # The few steps without drafts say nothing of the others: no figure is made of them.
-        steps = steps.slice(0, 0)
     is_observed = steps.num_rows > 0 or not has_decoded
     known = with_logged_prefills(requests, kv_events)
     prompt, cached = prompt_tokens(known), cached_tokens(known)
@@ -383,7 +380,7 @@ def figures_at(run: SealedRun, cost_model: StepCost) -> RunFigures:
         b_ns=channel_b(requests, engine_of),
         padding=padding(steps),
         has_steps=is_observed,
-        has_drafts=has_drafts,
+        drafts="" if log is None else log.acceptance,
         steps_by_n_b=steps_by_n_b(steps),
         prompt_tokens=prompt,
         computed_prefill_tokens=when_known(operator.sub, prompt, cached),

@@ -158,9 +158,19 @@ class ExperimentSummary:
 
     @property
     def origin(self) -> str:
-        """Where the figures are from, the stack that served, and what was declared and not verified."""
+        """Where the figures are from, the stack that served, what was declared and not verified, and drafts."""
         origin = origin_note(self.backend, is_on_cpu=self.is_on_cpu)
-        return " ".join(filter(None, (origin, self.served, self.declared)))
+        return " ".join(filter(None, (origin, self.served, self.declared, self.drafts)))
+
+    @property
+    def drafts(self) -> str:
+        """What to know of figures under speculative decoding; "" without."""
+        kinds = sorted({run.drafts for run in self.runs if run.drafts})
+        if not kinds:
+            return ""
+        words = {"synthetic": "synthetic acceptance, by given rates", "real": "a real drafter on random tokens"}
+        acceptance = ", ".join(words[kind] for kind in kinds)
+        return f"Speculative decoding: sizes, n and padding count tokens; {acceptance}."
 
     @property
     def runs(self) -> tuple[RunFigures, ...]:

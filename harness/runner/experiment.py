@@ -36,7 +36,7 @@ from harness.measure.records.writer import keep_for_retry
 from harness.model.engine.config import changed_keys, differences, keys_shown, requested_settings
 from harness.model.experiment import PlannedRun, PlannedRuns, resolve
 from harness.model.spec import ExperimentSpec
-from harness.model.spec.server import HARNESS_KEYS, RETENTION_KEYS
+from harness.model.spec.server import HARNESS_KEYS, NEWER_KEYS
 from harness.outputs import check_runs_folder, one_at_a_time
 from harness.plugins import service
 from harness.redact import redacted_text
@@ -191,8 +191,8 @@ def refuse_unshown_settings(runs: Iterable[PlannedRun]) -> None:
         kept = [] if backend.kind.is_restarted else differences(server, in_force, changed_keys(server) - varied)
         problems += [f"condition {name}: {text}" for text in (*changed, *kept)]
         wanted = requested_settings(server)
-        # Without a key of retention nothing is retained.
-        unset = {key for key in RETENTION_KEYS if wanted.get(key) is None}
+        # Without a newer key nothing is done that would show it.
+        unset = {key for key in NEWER_KEYS if wanted.get(key) is None}
         unshown = () if server.declared else sorted(varied - backend.shown_keys - keys_shown(in_force) - unset)
         if unshown:
             named = ", ".join(f"{key} = {wanted[key]}" for key in unshown)

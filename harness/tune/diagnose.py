@@ -165,8 +165,11 @@ def why_unknown(valid: Sequence[SealedRun]) -> str:
 def _unknowns(valid: Sequence[SealedRun]) -> Iterator[tuple[bool, str]]:
     """(whether this is missing, why there is no advice then), the first cause first."""
     figures = [run_figures(run) for run in valid]
-    drafts = "it decodes speculatively, and the rules do not know drafts; measure two settings as conditions of a file"
-    yield any(run.has_drafts for run in figures) or valid[0].server.has_drafts, drafts
+    server = valid[0].server
+    drafts = (
+        "it decodes speculatively, and nothing says how many drafts are accepted: server.synthetic_acceptance_rates"
+    )
+    yield server.has_drafts or (any(run.drafts for run in figures) and not server.num_speculative_tokens), drafts
     yield not has_rules(valid[0]), "nothing shows the rules of this server; write them: server.rules"
     is_silent = any(run.reuse.num_rearrivals and run.reuse.num_reused is None for run in figures)
     yield is_silent, "the server does not state what it reused (--enable-prompt-tokens-details)"
@@ -261,9 +264,9 @@ def _blocked_ns(valid: Sequence[SealedRun], of_slots: int | None) -> int | None:
 
 
 def _eager(run: SealedRun) -> int:
-    """Decode steps without a graph; under speculative decoding, where sizes count tokens, none."""
+    """Decode steps without a graph."""
     log = step_log_of(run) if run.server.is_paged else None
-    return 0 if log is None or log.num_drafts else sum(log.eager_by_n.values())
+    return 0 if log is None else sum(log.eager_by_n.values())
 
 
 def eager_steps(valid: Sequence[SealedRun]) -> EagerSteps | None:

@@ -51,6 +51,10 @@ VALUES: Mapping[str, Any] = {
     "max_num_batched_tokens": 2048,
     "long_prefill_tokens": 512,
     "async_scheduling": True,
+    "num_speculative_tokens": 3,
+    "speculative_method": "eagle3",
+    "synthetic_acceptance_rates": [0.8, 0.6, 0.4],
+    "speculative_model": "folder",
     "model": "folder",
     "step_log": "steps.jsonl",
     "artifact": "folder",
@@ -66,6 +70,15 @@ VALUES: Mapping[str, Any] = {
     "url": "http://127.0.0.1:1",
     "ssh": "host",
 }
+
+
+DRAFTS: Mapping[str, Any] = {
+    "rules": "vllm-paged",
+    "num_speculative_tokens": 2,
+    "speculative_method": "ngram",
+    "synthetic_acceptance_rates": [0.5, 0.4, 0.3],
+}
+"""None of these says anything without the others."""
 
 
 def experiment(backend: str, *conditions: Mapping[str, Any], **server: Any) -> ExperimentSpec:
@@ -88,10 +101,11 @@ def test_a_condition_that_sets_what_a_backend_does_not_show_is_refused(
     backend = backend_named(name)
     monkeypatch.setattr(type(backend), "in_force", lambda *_: {})  # pyright: ignore[reportUnknownLambdaType]
     for key in VALUES.keys() - backend.shown_keys:
-        spec = experiment(name, {}, {key: VALUES[key]})
+        others = DRAFTS if key in DRAFTS.keys() - {"rules"} else {}
+        spec = experiment(name, {}, {key: VALUES[key]}, **others)
         with pytest.raises(SpecError, match=rf"condition c1: nothing shows {key} = .*server\.declared = true"):
             refuse_unshown_settings(resolve(spec))
-        refuse_unshown_settings(resolve(experiment(name, {}, {key: VALUES[key]}, declared=True)))
+        refuse_unshown_settings(resolve(experiment(name, {}, {key: VALUES[key]}, declared=True, **others)))
 
 
 A_SERVER_EACH, AS_SHOWN, DECLARE = "Start a server for each condition", "Write what the server shows", "server.declared"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import sys
 from collections import Counter
+from typing import Any
 
 from harness.model.plan.model import Plan
 from harness.model.sim import simulate
@@ -37,6 +38,21 @@ def drawn_server(chosen: random.Random) -> ServerSpec:
             "async_scheduling": chosen.random() < 0.5,
         }
     )
+
+
+def drawn_drafts(chosen: random.Random, server: ServerSpec) -> dict[str, Any]:
+    """Keys of that server's speculative decoding: few and many drafts, rates between certain and hopeless."""
+    num_drafts = chosen.choice((1, 2, 3, 5))
+    rates = sorted((chosen.choice((0.0, 1.0, chosen.random())) for _ in range(num_drafts)), reverse=True)
+    longest = LONGEST if server.max_num_batched_tokens is None else server.max_num_batched_tokens
+    return {
+        "num_speculative_tokens": num_drafts,
+        "speculative_method": chosen.choice(("ngram", "eagle3")),
+        "synthetic_acceptance_rates": tuple(rates),
+        "decode_buckets": tuple(size * (1 + num_drafts) for size in server.decode_buckets),
+        # vLLM never admits a request whose padding is above the budget.
+        "max_num_batched_tokens": max(longest, 2 * (1 + num_drafts), 8 * (1 + num_drafts)),
+    }
 
 
 def has_own_prompts(plan: Plan) -> bool:
@@ -82,7 +98,7 @@ def compare_runs(plan: Plan, server: ServerSpec) -> Counter[str]:
     return Counter(
         {
             "steps": len(ends),
-            "asynchronous steps": len(ends) * server.async_scheduling,
+            "asynchronous steps": len(ends) * bool(server.async_scheduling),
             "requests": len(rows),
             "clients that leave": len(rows) - len(finished),
             "preemptions": num_preempted,

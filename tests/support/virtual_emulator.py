@@ -52,9 +52,9 @@ class TokenRequests:
         """Tokens of its answer so far."""
         return len(self._answers[key[0]][key[1]])
 
-    def draw_token(self, key: Key, request: EngineRequest) -> None:
-        """Draw the next token of its answer."""
-        self._answers[key[0]][key[1]].append(request.draw_token())
+    def draw_tokens(self, key: Key, request: EngineRequest, num_tokens: int) -> None:
+        """Draw the next tokens of its answer."""
+        self._answers[key[0]][key[1]] += request.draw_tokens(num_tokens)
 
 
 class _TokenDriver(VirtualDriver):
@@ -72,8 +72,8 @@ class _TokenDriver(VirtualDriver):
         return self._requests.num_tokens(key)
 
     def ended(self, _server: int, end: StepEnd, /) -> None:
-        for request in end.requests:
-            self._requests.draw_token(self.names[request.handle], request)
+        for request, num_tokens in zip(end.requests, end.num_tokens, strict=True):
+            self._requests.draw_tokens(self.names[request.handle], request, num_tokens)
         self.steps.append(end)
 
 

@@ -57,8 +57,8 @@ def without_a(runs: Iterable[RunFigures]) -> str:
     """Why channel A of these runs is not known; empty where it is."""
     missing = [run for run in runs if run.a is None]
     reasons = {
-        "speculative decoding, whose steps are not modelled": any(run.has_drafts for run in missing),
-        "no sizes of steps": any(not run.has_steps and not run.has_drafts for run in missing),
+        "no price of drafts in its costs": any(run.drafts and run.has_steps for run in missing),
+        "no sizes of steps": any(not run.has_steps for run in missing),
         "unknown reuse": any(run.computed_prefill_tokens is None for run in missing),
     }
     named = [reason for reason, is_so in reasons.items() if is_so]

@@ -18,6 +18,7 @@ from harness.analysis.logs.engine_steps import attended_by_step, decode_contexts
 from harness.analysis.run_tables import join_request_id
 from harness.clock import NS_PER_MS
 from harness.measure.records.schema import values_of
+from harness.model.engine.config import Drafts
 from harness.model.engine.cost import US_PER_MS, size_name
 
 if TYPE_CHECKING:
@@ -43,12 +44,14 @@ class ChunkedStepCost(StepCost, Protocol):
     """What channel A needs beside it for steps of a vLLM.
 
     chunk_step_fs: of steps that compute parts of prompts; None: not stated. eager_ns, chunk_eager_ns: extra time of a
-    decode step, and of a step with parts of prompts, without a graph.
+    decode step, and of a step with parts of prompts, without a graph. draft_pass_ns: of a pass of the drafter; None:
+    not stated.
     """
 
     chunk_step_fs: int | None
     eager_ns: int
     chunk_eager_ns: int
+    draft_pass_ns: int | None
 
     def chunked_step_ns(
         self, bucket: int, num_seqs: int, context_tokens: int, chunk_tokens: int, attended: int = 0
@@ -170,17 +173,21 @@ def chunked_channel_a(log: StepLog, steps: pa.Table, cost_model: ChunkedStepCost
     if prices is None or steps.num_rows != log.num_by_kind.get("decode", 0):
         return None
     needs_contexts = _depends_on_context(cost_model)
+    decodes = [(work.b or 0, work.n, work.context) for work in works if work.kind == "decode"]
     others = [work for work in works if work.kind not in ("decode", *WITHOUT_WORK)]
-    of_decodes = np.array([work.context for work in works if work.kind == "decode"], dtype=np.int64)
+    sizes, requests, of_decodes = np.array(decodes, dtype=np.int64).reshape(-1, 3).T
+    of_drafter = {"per_pass_ms": float(_passes(log) * (len(decodes) + len(others)))} if log.num_drafts else {}
     decode_ns = sum(price for price, work in zip(prices, works, strict=True) if work.kind == "decode")
-    chunks = [(work.tokens, work.n, work.context, work.attended) for work in others]
+    chunks = [(work.tokens, work.n, work.size, work.context, work.attended) for work in others]
     return ChannelA(
         decode_ns=decode_ns,
         prefill_ns=sum(prices) - decode_ns,
         num_extrapolated_steps=_decode(steps, of_decodes, cost_model)[1],
         num_extrapolated_prefills=sum(cost_model.is_prefill_extrapolated(work.tokens) for work in others),
         context_problem="the step log shows no KV memory" if needs_contexts and decode_contexts(log) is None else "",
-        usage=_summed(_decode_usage(*_sizes(steps), of_decodes), _chunk_usage(chunks) | _eager_usage(log, others)),
+        usage=_summed(
+            _decode_usage(sizes, requests, of_decodes), _chunk_usage(chunks) | _eager_usage(log, others) | of_drafter
+        ),
         cost_model=cost_model,
     )
 
@@ -189,15 +196,15 @@ WITHOUT_WORK = ("idle", "dummy")
 
 
 class _Work(NamedTuple):
-    """A step of a vLLM. tokens: of prompts. n: decodes; context: their summed sequence lengths. b: of a decode step.
-
-    is_counted: whether the log shows its tokens and decodes.
+    """A step of a vLLM. tokens: of prompts. n: decodes; size: their tokens, with drafts; context: their summed sequence
+    lengths. b: of a decode step. is_counted: whether the log shows its tokens and decodes.
     """
 
     kind: str
     is_counted: bool
     tokens: int
     n: int
+    size: int
     b: int | None
     is_eager: bool
     context: int
@@ -208,26 +215,38 @@ def _works(log: StepLog, cost_model: StepCost) -> list[_Work]:
     """Every step, without contexts where no price depends on them."""
     contexts = decode_contexts(log) if _depends_on_context(cost_model) else None
     rounded = np.zeros(log.steps.num_rows, dtype=np.int64) if contexts is None else np.rint(contexts).astype(np.int64)
-    rows = values_of(log.steps, "kind", "context_tokens", "generation_requests", "n", "b", "runtime_mode")
+    of_size = ("generation_requests", "generation_tokens", "n", "b")
+    rows = values_of(log.steps, "kind", "context_tokens", *of_size, "runtime_mode")
     works: list[_Work] = []
-    for (kind, tokens, decodes, n, b, mode), *of_prices in zip(
+    for (kind, tokens, decodes, of_decodes, n, b, mode), *of_prices in zip(
         rows, rounded.tolist(), attended_by_step(log), strict=True
     ):
-        num = n if kind == "decode" else decodes
+        # Without the scheduler's own counts a decode has one token.
+        num = n if kind == "decode" and decodes is None else decodes
+        size = (of_decodes if log.num_drafts else num) or 0
         is_eager = log.has_graphs and mode == "NONE"
-        works.append(_Work(kind, None not in (tokens, num), tokens or 0, num or 0, b, is_eager, *of_prices))
+        works.append(_Work(kind, None not in (tokens, num), tokens or 0, num or 0, size, b, is_eager, *of_prices))
     return works
+
+
+def _passes(log: StepLog) -> int:
+    """Passes of the drafter after each step."""
+    return Drafts(log.num_drafts, str(log.effective.get("speculative_method"))).num_passes
 
 
 def step_prices(log: StepLog, cost_model: ChunkedStepCost) -> list[int] | None:
     """What each step of a vLLM costs by the model, ns; their sum is channel A.
 
-    None where the cost model does not state what parts of prompts cost, or the log does not show each step's work.
+    None where the cost model does not state what parts of prompts and drafts cost, or the log does not show each step's
+    work.
     """
     works = _works(log, cost_model)
     if cost_model.chunk_step_fs is None or not all(map(_is_shown, works)):
         return None
-    price = {work: _price_ns(work, cost_model) for work in set(works)}
+    if log.num_drafts and cost_model.draft_pass_ns is None:
+        return None
+    drafter_ns = (cost_model.draft_pass_ns or 0) * _passes(log)
+    price = {work: _price_ns(work, cost_model, drafter_ns) for work in set(works)}
     return [price[work] for work in works]
 
 
@@ -237,13 +256,14 @@ def _is_shown(work: _Work) -> bool:
     return work.kind in WITHOUT_WORK or (work.kind in ("prefill", "mixed") and work.is_counted)
 
 
-def _price_ns(work: _Work, cost_model: ChunkedStepCost) -> int:
+def _price_ns(work: _Work, cost_model: ChunkedStepCost, drafter_ns: int) -> int:
     if work.kind in WITHOUT_WORK:
         return 0
     if work.b is not None and work.kind == "decode":
-        return cost_model.decode_step_ns(work.b, work.n, work.context) + cost_model.eager_ns * work.is_eager
-    extra_ns = cost_model.chunk_eager_ns * (work.is_eager and work.tokens > 0)
-    return cost_model.chunked_step_ns(work.n, work.n, work.context, work.tokens, work.attended) + extra_ns
+        step_ns = cost_model.decode_step_ns(work.b, work.n, work.context)
+        return step_ns + cost_model.eager_ns * work.is_eager + drafter_ns
+    extra_ns = drafter_ns + cost_model.chunk_eager_ns * (work.is_eager and work.tokens > 0)
+    return cost_model.chunked_step_ns(work.size, work.n, work.context, work.tokens, work.attended) + extra_ns
 
 
 def channel_b(requests: pa.Table, served: Mapping[tuple[int, int], int] | None = None) -> int:
@@ -488,11 +508,11 @@ def _eager_usage(log: StepLog, others: Iterable[_Work]) -> dict[str, float]:
 def _chunk_usage(steps: Sequence[Sequence[int]]) -> dict[str, float]:
     """The ``usage`` of steps with parts of prompts, and of others.
 
-    steps: (tokens of prompts, decodes, summed context, attended tokens of the parts) of each.
+    steps: (tokens of prompts, decodes, their tokens, summed context, attended tokens of the parts) of each.
     """
-    tokens, n, contexts, attended = np.array(steps, dtype=np.int64).reshape(-1, 4).T
+    tokens, n, sizes, contexts, attended = np.array(steps, dtype=np.int64).reshape(-1, 5).T
     return {
-        **_decode_usage(n[n > 0], n, contexts[n > 0]),
+        **_decode_usage(sizes[n > 0], n, contexts[n > 0]),
         "per_step_ms": float(np.count_nonzero(tokens)),
         "per_token_us": float(tokens.sum()) / US_PER_MS,
         "per_attended_token_ns": float(attended.sum()) / NS_PER_MS,

@@ -269,8 +269,8 @@ def _check_drafts(log: StepLog) -> Iterator[Finding]:
     if figures.padded_tokens:
         share = 100 * (1 - figures.tokens / figures.padded_tokens)
         evidence += f"; {share:.2f} % of {figures.padded_tokens:,} computed tokens were padding"
-    is_synthetic = log.effective.get("rejection_sample_method") == "synthetic"
-    rule = "acceptance was synthetic" if is_synthetic else "by a real drafter, on prompts that are random tokens"
+    is_drawn = log.acceptance == "synthetic"
+    rule = "acceptance was synthetic" if is_drawn else "by a real drafter, on prompts that are random tokens"
     yield finding("steps-drafts", f"{evidence}; {rule}")
     if not figures.eager:
         return

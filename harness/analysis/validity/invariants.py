@@ -68,7 +68,7 @@ from harness.measure.records.run import SealedRun
 from harness.measure.records.schema import ABORTED, rows_where, values_of
 from harness.model.engine.config import changed_keys, differences, keys_shown, requested_settings
 from harness.model.spec import ServerSpec
-from harness.model.spec.server import HARNESS_KEYS, RETENTION_KEYS
+from harness.model.spec.server import HARNESS_KEYS, NEWER_KEYS
 
 if TYPE_CHECKING:
     from harness.analysis.logs.derived import Derived
@@ -487,9 +487,9 @@ def check_settings(manifest: Manifest) -> Iterator[Finding]:
     held = varied | ((at_start | shown if is_fresh else changed_keys(server)) - _NOT_HELD)
     for evidence in differences(server, in_force, held):
         yield finding("setting-differs", evidence)
-    # Without a key of retention nothing is retained.
+    # Without a newer key nothing is done that would show it.
     wanted = requested_settings(server)
-    shown |= {key for key in RETENTION_KEYS if wanted.get(key) is None}
+    shown |= {key for key in NEWER_KEYS if wanted.get(key) is None}
     if unshown := varied - shown:
         named = ", ".join(f"{key} = {requested_settings(server)[key]}" for key in sorted(unshown))
         if server.declared:

@@ -80,8 +80,8 @@ class RecordedReplicas(ReplicaRun):
 
     def ended(self, server: int, end: StepEnd, /) -> None:
         super().ended(server, end)
-        for request in end.requests:
-            self.rows.tokens(self.names[request.handle], end.ends_ns)
+        for request, num_tokens in zip(end.requests, end.num_tokens, strict=True):
+            self.rows.tokens(self.names[request.handle], end.ends_ns, num_tokens)
         self._records[server].step(end, self.names)
         for request in end.finished:
             self.rows.completed(self.names[request.handle], end.ends_ns[-1], request.cached_tokens)

@@ -51,8 +51,8 @@ class ReplicaRun(VirtualDriver):
         return self.requests[key].num_generated
 
     def ended(self, server: int, end: StepEnd, /) -> None:
-        for request in end.requests:
+        for request, num_tokens in zip(end.requests, end.num_tokens, strict=True):
             # Nobody reads the answer, so no token is drawn.
-            request.num_generated += len(end.ends_ns)
+            request.num_generated += num_tokens
         for _ in end.finished:
             self.router.finished(server)

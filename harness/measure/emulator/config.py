@@ -178,8 +178,8 @@ def config_from_arguments(arguments: Sequence[str] | None = None) -> EmulatorCon
     path: Path | None = options.pop("config")
     table = {} if path is None else load_config(path)
     given = {key: options.pop(key) for key in SERVER_FLAGS if key in options}
-    if "decode_buckets" in given:
-        given["decode_buckets"] = given["decode_buckets"].split(",")
+    for key in {"decode_buckets", "synthetic_acceptance_rates"} & given.keys():
+        given[key] = given[key].split(",")
     # The default sizes follow from the limit, which must be a number for that; a wrong text is refused later.
     if (limit := str(given.get("max_num_seqs", ""))).isdecimal() and len(limit) <= len(str(MOST_SEQS)):
         given["max_num_seqs"] = int(limit)

@@ -69,10 +69,10 @@ class StepReporter:
 
     def step_ended(self, end: StepEnd, woken_ns: int) -> None:
         """A step ended at ``end.start.end_ns``; the host noticed at ``woken_ns`` (model ns)."""
-        for request in end.requests:
-            token = request.draw_token()
+        for request, num_tokens in zip(end.requests, end.num_tokens, strict=True):
+            tokens = request.draw_tokens(num_tokens)
             if (answer := self.answers.get(request.handle)) is not None:
-                answer.push(token)
+                answer.push(tokens)
         for request in end.finished:
             self.answers.pop(request.handle, None)
         emitted_ns = self._clock.now_ns()
@@ -80,9 +80,8 @@ class StepReporter:
             self._sessions.ended(end)
         self._log_kv(end.kv_events, end.start.end_ns)
         self.metrics.observe(end)
-        if self._files.step_log is not None and end.start.step.tokens:
-            at_ns = self._clock.to_monotonic_ns(end.start.end_ns)
-            self._files.step_log.append(step_log_row(self.engine, end, at_ns))
+        if self._files.step_log is not None and (row := step_log_row(self.engine, end, self._clock.to_monotonic_ns)):
+            self._files.step_log.append(row)
         if self._files.trace is not None:
             self._files.trace.append(step_record(end, woken_ns, emitted_ns))
 
@@ -130,7 +129,7 @@ class StepReporter:
         for handle in handles:
             answer = self.answers.pop(handle)
             answer.request.finish_reason = "abort"
-            answer.push(None)
+            answer.push([])
         return handles
 
     def _log_prefill(self, start: StepStart) -> None:
@@ -195,7 +194,7 @@ class RealTimeDriver:
         if self.is_shutting_down:
             log.line(logs.REJECTING, f"Rejecting request {request.engine_id} (server shutting down)")
             request.finish_reason = "abort"
-            answer.push(None)
+            answer.push([])
             return
         if self._config.log_requests:
             params = f"SamplingParams(n=1, max_tokens={request.max_tokens})"

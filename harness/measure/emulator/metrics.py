@@ -50,6 +50,15 @@ def one_two_five(max_value: int) -> list[int]:
     return [step for step in steps if step <= max_value]
 
 
+_OF_DRAFTS = {
+    "drafts": "Number of spec decoding drafts.",
+    "draft_tokens": "Number of draft tokens.",
+    "accepted_tokens": "Number of accepted tokens.",
+    "accepted_tokens_per_pos": "Accepted tokens per draft position.",
+}
+"""Counters of a server that decodes speculatively, by the end of their names."""
+
+
 class BucketCounts:
     """A histogram: how many values lie up to each bound, and their sum."""
 
@@ -111,6 +120,10 @@ def _families(place: str, config: EngineConfig) -> list[MetricFamily]:
         family._replace(buckets=one_two_five(config.slot_tokens)) if isinstance(family.buckets, str) else family
         for family in families
     ]
+    if place == "after_process" and (num_drafts := config.drafts.num_drafts):
+        families += [MetricFamily("counter", f"spec_decode_num_{name}", words) for name, words in _OF_DRAFTS.items()]
+        by_position = [str(position) for position in range(num_drafts)]
+        families[-1] = families[-1]._replace(label="position", values=by_position)
     counts_preemptions = dialect_of(config.rule_set).counts_preemptions
     return [family for family in families if counts_preemptions or family.name != PREEMPTIONS_PER_REQUEST]
 
@@ -230,7 +243,7 @@ class ServerMetrics:
 
     def observe(self, end: StepEnd) -> None:
         """Everything one step changes; called after its tokens were drawn."""
-        step, num_tokens = end.start.step, len(end.requests) * len(end.ends_ns)
+        step, num_tokens = end.start.step, sum(end.num_tokens)
         kv_usage = end.used_blocks / self._num_blocks
         self._amounts["num_requests_running"][""] = end.num_running
         self._amounts["num_requests_waiting"][""] = end.num_waiting
@@ -246,7 +259,9 @@ class ServerMetrics:
             self._observe_decode(end)
         if step.kind != IDLE:
             self._add("generation_tokens", num_tokens)
-            self._observe("iteration_tokens_total", num_prompt_tokens + len(end.requests), len(end.ends_ns))
+            each = num_tokens // len(end.ends_ns)
+            self._observe("iteration_tokens_total", num_prompt_tokens + each, len(end.ends_ns))
+            self._observe_drafts(end)
         for request in end.requests:
             request.last_token_ns = end.ends_ns[-1]
         for request in end.finished:
@@ -301,6 +316,17 @@ class ServerMetrics:
             else:
                 num_prompt_tokens += self._observe_prompt(request, end, len(request.prompt), request.cached_tokens)
         return num_prompt_tokens
+
+    def _observe_drafts(self, end: StepEnd) -> None:
+        """Drafts of the requests that get tokens, those too that pad them."""
+        known = {request.handle for request in end.requests}
+        for part in end.parts:
+            if part.drafts and part.handle in known:
+                self._add("spec_decode_num_drafts", 1)
+                self._add("spec_decode_num_draft_tokens", part.drafts)
+                self._add("spec_decode_num_accepted_tokens", part.accepted)
+                for position in range(part.accepted):
+                    self._add("spec_decode_num_accepted_tokens_per_pos", 1, str(position))
 
     def _observe_external(self, step: Step) -> None:
         if step.external_queries:

@@ -72,9 +72,8 @@ class EmulatedAnswer:
         # What stands around the text and the tokens of an event of the stream.
         self._template: tuple[bytes, bytes, bytes] | None = None
 
-    def push(self, token: int | None) -> None:
-        """One more token, None for an abort that brings none; the last one ends the answer."""
-        new = [] if token is None else [token]
+    def push(self, new: list[int]) -> None:
+        """More tokens, none for an abort; the last ones end the answer."""
         self.tokens += new
         if self.transport is not None:
             self.send(self._chunk(new))

@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from harness.measure.emulator.step_log import in_place, step_log_header
 from harness.model.engine import EngineConfig
 from harness.model.engine.core import EngineRequest, StepEnd, StepStart
 from harness.stacks.vllm.inside.vllm_step_log import OWN_REQUESTS
 from harness.stacks.vllm.inside.vllm_step_log.sessions import OWN, Ended, Limits, SessionFile
-
-
-def in_place(at_ns: int) -> int:
-    """Model time that is written as it is."""
-    return at_ns
 
 
 class SessionRecorder:
@@ -29,9 +25,6 @@ class SessionRecorder:
         monotonic_ns: Callable[[int], int] = in_place,
         limits: Limits | None = None,
     ) -> None:
-        # Imported here: it loads pyarrow, which a server with slots does not need.
-        from harness.measure.emulator.step_log import step_log_header
-
         self._monotonic_ns, self._size = monotonic_ns, config.paged.block_size
         self._is_caching = config.paged.prefix_caching
         shown = step_log_header(config, monotonic_ns(0))

@@ -8,27 +8,37 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.measure.emulator.logs import BackgroundWriter
 from harness.model.engine import EngineConfig
-from harness.model.engine.config import settings_of
+from harness.model.engine.config import PagedConfig, drafts_shown, settings_of
 from harness.model.engine.core import StepEnd
 from harness.model.spec.server import SERVER_KEYS
 
 
+def in_place(at_ns: int) -> int:
+    """Model time that is written as it is."""
+    return at_ns
+
+
 def step_log_header(config: EngineConfig, started_ns: int) -> dict[str, Any]:
-    """The header, with the settings in effect."""
-    # Imported here: it loads pyarrow, and a server with slots writes no such log.
-    from harness.stacks.vllm.step_log import COLUMNS, FORMAT
+    """The header, with the settings in effect; of a server with drafts as its engine core writes it."""
+    # Imported here: they load pyarrow, and a server with slots writes no such log.
+    from harness.stacks.vllm.core_steps import COLUMNS_WITH_DRAFTS
+    from harness.stacks.vllm.step_log import COLUMNS, EMULATED, FORMAT
 
     settings = settings_of(config, "")
+    of_core = {"vllm_core_steps": FORMAT, "columns": list(COLUMNS_WITH_DRAFTS), "scheduler": EMULATED}
+    drafts = drafts_shown(config.drafts)
+    if drafts:
+        drafts |= {"rejection_sample_method": "synthetic", "num_lookahead_tokens": config.drafts.lookahead_tokens}
     return {
-        "vllm_step_log": FORMAT,
-        "columns": list(COLUMNS),
+        **(of_core if drafts else {"vllm_step_log": FORMAT, "columns": list(COLUMNS)}),
         # The newest release that decides by these rules.
-        "vllm": config.rule_set.vllm[-1],
+        "vllm": config.drafts.release or config.rule_set.vllm[-1],
         "engine": 0,
         "started_ns": started_ns,
         "effective": {
@@ -38,23 +48,33 @@ def step_log_header(config: EngineConfig, started_ns: int) -> dict[str, Any]:
             "cudagraph_mode": "FULL_AND_PIECEWISE",
             "cudagraph_metrics": True,
             "iteration_details": True,
+            **drafts,
         },
         "absent": [],
     }
 
 
-def step_log_row(config: EngineConfig, end: StepEnd, at_ns: int, logger_ns: int = 0) -> list[Any]:
-    """The values of ``COLUMNS`` of a step, after its tokens were drawn. at_ns: CLOCK_MONOTONIC."""
+def step_log_row(
+    config: EngineConfig, end: StepEnd, monotonic_ns: Callable[[int], int] = in_place, logger_ns: int = 0
+) -> list[Any]:
+    """The values of a step by the columns of the header, after its tokens were drawn; [] where nothing is written.
+
+    monotonic_ns: an instant of the model as one of CLOCK_MONOTONIC.
+    """
     from harness.stacks.vllm.step_log import COLUMNS
 
     step, paged = end.start.step, config.paged
+    if config.drafts.num_drafts:
+        return _core_row(config.paged, end, monotonic_ns)
+    if not step.tokens:
+        return []
     num_tokens = sum(step.tokens)
     num_decodes = num_tokens - step.computed_tokens
     mode, padded = paged.graph_of(step.tokens)
     lookups = end.start.lookups if paged.prefix_caching else ()
     first = [request for request in end.requests if request.num_generated == 1]
     values = {
-        "at_ns": at_ns,
+        "at_ns": monotonic_ns(end.start.end_ns),
         "running": end.num_running,
         "waiting": end.num_waiting,
         "skipped_waiting": 0,
@@ -75,6 +95,51 @@ def step_log_row(config: EngineConfig, end: StepEnd, at_ns: int, logger_ns: int 
         "logger_ns": logger_ns,
     }
     return [values[column] for column in COLUMNS]
+
+
+def _core_row(config: PagedConfig, end: StepEnd, monotonic_ns: Callable[[int], int]) -> list[Any]:
+    """A step as the observer in the engine core of a server with drafts writes it. Empty steps are among them."""
+    from harness.stacks.vllm.core_steps import COLUMNS_WITH_DRAFTS
+
+    start, step = end.start, end.start.step
+    tokens = [part.tokens for part in end.parts]
+    mode, padded = config.graph_of(tokens)
+    receives = {request.handle for request in end.requests}
+    began_ns, ended_ns = monotonic_ns(start.start_ns), monotonic_ns(start.end_ns)
+    admitted = {each.request: each for each in step.admissions}
+    values = {
+        "step": start.number,
+        **dict.fromkeys(("schedule_ns", "scheduled_ns"), began_ns),
+        **dict.fromkeys(("update_ns", "end_ns"), ended_ns),
+        "requests": [part.handle for part in end.parts],
+        "tokens": tokens,
+        "admitted": [
+            [
+                request.handle,
+                request.engine_id,
+                monotonic_ns(request.queued_ns),
+                each.cached_tokens + each.computed_tokens,
+                each.cached_tokens,
+                len(request.prompt),
+            ]
+            for request in start.requests
+            if (each := admitted.get(request.handle)) is not None
+        ],
+        "preempted": list(step.preempted),
+        "finished": [request.handle for request in start.flushed],
+        "running": start.num_running,
+        "waiting": start.num_waiting,
+        "skipped_waiting": 0,
+        "free_blocks": start.free_blocks,
+        "generated_tokens": sum(end.num_tokens),
+        "unpadded_tokens": sum(tokens),
+        "padded_tokens": padded,
+        "runtime_mode": mode,
+        "drafts": [part.drafts for part in end.parts],
+        "accepted": [part.accepted if part.handle in receives or not part.drafts else None for part in end.parts],
+        "observer_ns": 0,
+    }
+    return [values[column] for column in COLUMNS_WITH_DRAFTS]
 
 
 def step_record(end: StepEnd, woken_ns: int, emitted_ns: int) -> dict[str, Any]:

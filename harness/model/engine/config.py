@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, fields
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -19,7 +20,8 @@ from harness.errors import SpecError
 from harness.model.engine.state import EVENT_HEADER, Block, EngineState, Eviction, Place, Prefix, Row, Server, Slot
 from harness.model.spec import ServerShape, ServerSpec
 from harness.model.spec.server import DEFAULTS, HARNESS_KEYS, SERVER_KEYS
-from harness.stacks.rbln.rules.kv_rules import AUTO, RULE_SETS, RuleSet, check_active_limit, is_paged, rule_set
+from harness.stacks.rbln.rules.kv_rules import AUTO, PAGED, RULE_SETS, RuleSet, check_active_limit, is_paged, rule_set
+from harness.stacks.vllm.graph_rules import GraphFlags, graphs_of
 
 PREFILL_CHUNK_TOKENS = 128
 """Tokens of one prefill device call on RBLN-CA; also the size of an inner block. Source: vllm-rbln 0.11.1."""
@@ -58,17 +60,27 @@ PAGED_SCALARS = {field.name for field in fields(PagedSettings)}
 class Drafts:
     """How a server decodes speculatively. num_drafts: tokens drafted for a request and step; 0: it does not.
 
-    lookahead_tokens: so many more has a request KV blocks for. drops_last_match: the last block that is found in the
-    prefix cache is computed again. registers_drafts: without asynchronous scheduling, accepted drafts can be found in
-    the cache when their step is over, else when the request's next step is decided. trims_computed: what was accepted
-    behind the end of an answer counts as not computed.
+    method, release: of vLLM, which decide what it captures. lookahead_tokens: so many more has a request KV blocks for.
+    drops_last_match: the last block that is found in the prefix cache is computed again. registers_drafts: without
+    asynchronous scheduling, accepted drafts can be found in the cache when their step is over, else when the request's
+    next step is decided. trims_computed: what was accepted behind the end of an answer counts as not computed.
+    rates: share of the requests of a step that accept at least their first draft, their first two, and so on, by which
+    acceptance is drawn; (): whoever drives the server says what was accepted.
     """
 
     num_drafts: int = 0
+    method: str = ""
+    release: str = ""
     lookahead_tokens: int = 0
     drops_last_match: bool = False
     registers_drafts: bool = False
     trims_computed: bool = False
+    rates: tuple[float, ...] = ()
+
+    @property
+    def num_passes(self) -> int:
+        """Passes of the drafter after each step: one for each draft, but looking text up is one."""
+        return min(self.num_drafts, 1) if self.method in NGRAM_METHODS else self.num_drafts
 
 
 NO_DRAFTS = Drafts()
@@ -79,17 +91,19 @@ LOOK_AHEAD_RELEASES = ("0.33.0",)
 """Of vLLM: a block's hash covers the token after it; accepted drafts are registered at once."""
 
 
-def drafts_of(method: str, num_drafts: int, release: str) -> Drafts:
-    """The rules by which a release of vLLM schedules the drafts of a method.
+def drafts_of(method: str, num_drafts: int, release: str, rates: tuple[float, ...] = ()) -> Drafts:
+    """The rules by which a release of vLLM schedules the drafts of a method. rates: see ``Drafts``.
 
     Raises SpecError for a method whose rules are not known here. Source: vLLM 0.30.0 to 0.33.0, config/vllm.py
     (num_lookahead_tokens), v1/core/sched/scheduler.py and v1/core/single_type_kv_cache_manager.py.
     """
     looks_ahead = release in LOOK_AHEAD_RELEASES
     if method in NGRAM_METHODS:
-        return Drafts(num_drafts, registers_drafts=looks_ahead, trims_computed=looks_ahead)
+        return Drafts(
+            num_drafts, method, release, registers_drafts=looks_ahead, trims_computed=looks_ahead, rates=rates
+        )
     if method in EAGLE_METHODS and not looks_ahead:
-        return Drafts(num_drafts, lookahead_tokens=num_drafts, drops_last_match=True)
+        return Drafts(num_drafts, method, release, lookahead_tokens=num_drafts, drops_last_match=True, rates=rates)
     raise SpecError(
         f"drafts by {method!r} in vLLM {release}, whose rules are not known",
         where="speculative decoding",
@@ -104,7 +118,8 @@ class PagedConfig(PagedSettings):
     capture_sizes: ascending sizes that a decode step is padded to (--cudagraph-capture-sizes); a larger step runs
     without a graph, unpadded. num_gpu_blocks: KV blocks, one of which vLLM keeps as a placeholder. caps_lone_requests:
     ``long_prefill_tokens`` also holds for a request without others. drafts: how it decodes speculatively; sizes count
-    tokens then.
+    tokens then. full_sizes: ascending sizes of whole graphs, of decode steps in which all requests have as many tokens;
+    None: those captured that ``max_num_seqs`` requests fill.
     """
 
     max_num_seqs: int
@@ -115,6 +130,7 @@ class PagedConfig(PagedSettings):
     prefix_caching: bool = True
     caps_lone_requests: bool = False
     drafts: Drafts = NO_DRAFTS
+    full_sizes: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if 0 < self.long_prefill_tokens <= self.drafts.num_drafts:
@@ -171,20 +187,33 @@ class PagedConfig(PagedSettings):
         """Whether a graph is large enough for a step of so many tokens."""
         return bool(self.capture_sizes) and num_tokens <= self.capture_sizes[-1]
 
-    def graph_of(self, tokens: Sequence[int]) -> tuple[GraphMode, int]:
-        """The mode of the CUDA graph that a step of requests of so many tokens runs with, and its size.
+    @property
+    def num_speculative_tokens(self) -> int:
+        """Tokens drafted for a request and step."""
+        return self.drafts.num_drafts
 
-        Source: v1/cudagraph_dispatcher.py, with the default mode FULL_AND_PIECEWISE.
-        """
-        num_tokens = sum(tokens)
-        if num_tokens == 0 or not self.is_captured(num_tokens):
-            return "NONE", num_tokens
-        padded = self.padded(num_tokens)
-        # Whole graphs are captured for uniform decode steps of at most max_num_seqs requests only.
+    @cached_property
+    def whole_sizes(self) -> tuple[int, ...]:
+        """Sizes of whole graphs, which are captured for uniform decode steps of at most max_num_seqs requests only."""
         query = 1 + self.drafts.num_drafts
-        is_uniform = max(tokens) == query and num_tokens == query * len(tokens)
-        is_full = is_uniform and query <= padded <= query * self.max_num_seqs
-        return "FULL" if is_full else "PIECEWISE", padded
+        own = (size for size in self.capture_sizes if query <= size <= query * self.max_num_seqs)
+        return tuple(own) if self.full_sizes is None else self.full_sizes
+
+    def graph_of(self, tokens: Sequence[int]) -> tuple[GraphMode, int]:
+        """The mode of the CUDA graph that a step of requests of so many tokens runs with, and its size."""
+        num_tokens, query = sum(tokens), 1 + self.drafts.num_drafts
+        if num_tokens == 0:
+            return "NONE", 0
+        return self.graph(num_tokens, is_uniform=max(tokens) == query and num_tokens == query * len(tokens))
+
+    def graph(self, num_tokens: int, *, is_uniform: bool) -> tuple[GraphMode, int]:
+        """As ``graph_of``. is_uniform: each request has one token and all its drafts.
+
+        Source: v1/cudagraph_dispatcher.py, v1/worker/gpu/cudagraph_utils.py, with the mode FULL_AND_PIECEWISE.
+        """
+        if is_uniform and (place := bisect_left(self.whole_sizes, num_tokens)) < len(self.whole_sizes):
+            return "FULL", self.whole_sizes[place]
+        return ("PIECEWISE", self.padded(num_tokens)) if self.is_captured(num_tokens) else ("NONE", num_tokens)
 
 
 @dataclass(frozen=True)
@@ -260,10 +289,12 @@ class EngineConfig(PagedSettings):
                 hint="A run with --backend sim simulates them",
             )
         written = {key: getattr(server, key) for key in SCALAR_OF}
+        rules = server.rule_set()
         return cls(
             **server.shape._asdict(),
             prefix_caching=server.prefix_caching,
-            rules=server.rule_set().name,
+            rules=rules.name,
+            drafts=modelled_drafts(server, rules.vllm),
             block_tokens=paged_block_tokens(server) if server.is_paged else PREFILL_CHUNK_TOKENS,
             **{SCALAR_OF[key]: _scaled(key, value) for key, value in written.items() if value is not None},
         )
@@ -283,17 +314,43 @@ class EngineConfig(PagedSettings):
     def paged(self) -> PagedConfig:
         """The server in vLLM's terms, under paged rules. Memory holds max_num_seqs longest requests by default."""
         per_seq = -(-self.slot_tokens // self.block_tokens)
+        sizes, whole = captured_sizes(self.decode_buckets, self.max_num_batched_tokens), None
+        if self.drafts.num_drafts and sizes:
+            sizes, whole = self._drafting_graphs(sizes)
         return PagedConfig(
             self.max_num_seqs,
-            captured_sizes(self.decode_buckets, self.max_num_batched_tokens),
+            sizes,
             self.max_num_seqs * per_seq + 1 if self.num_gpu_blocks is None else self.num_gpu_blocks,
             self.block_tokens,
             self.slot_tokens,
             self.prefix_caching,
             self.rule_set.caps_lone_requests,
             self.drafts,
+            whole,
             **{name: getattr(self, name) for name in PAGED_SCALARS},
         )
+
+    def _drafting_graphs(self, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The sizes that vLLM captures of those asked for, and the sizes of whole graphs; SpecError: it would not
+        start."""
+        drafts = self.drafts
+        try:
+            graphs = graphs_of(
+                GraphFlags(
+                    release=drafts.release,
+                    method=drafts.method,
+                    num_speculative_tokens=drafts.num_drafts,
+                    max_num_seqs=self.max_num_seqs,
+                    max_num_batched_tokens=self.max_num_batched_tokens,
+                    cudagraph_capture_sizes=sizes,
+                )
+            )
+        except ValueError as error:
+            what = f"vLLM would not start with these captured sizes: {error}"
+            raise SpecError(
+                what, where="engine", hint="Sizes count tokens; `harness server sizes` lists them"
+            ) from None
+        return graphs.sizes, tuple(graphs.full)
 
     @property
     def active_limit(self) -> int:
@@ -339,6 +396,28 @@ class EngineConfig(PagedSettings):
         if self.rule_set.is_paged:
             return self.paged.padded(num_seqs)
         return self.decode_buckets[bisect_left(self.decode_buckets, num_seqs)]
+
+
+def modelled_drafts(server: ServerSpec, releases: Sequence[str]) -> Drafts:
+    """How a modelled server decodes speculatively, by the newest of these releases whose rules are known.
+
+    Raises SpecError where the server does not say how many drafts are accepted.
+    """
+    num_drafts = server.num_speculative_tokens or 0
+    if not num_drafts:
+        return NO_DRAFTS
+    if not releases:
+        hint = f"Take rules = {PAGED!r}, or leave server.num_speculative_tokens out"
+        raise SpecError("know no drafts", where=f"rules {server.rules}", hint=hint)
+    method, rates = server.speculative_method or "", server.synthetic_acceptance_rates or ()
+    if len(rates) < num_drafts:
+        raise SpecError(
+            f"has {len(rates)} rates for {num_drafts} drafts",
+            where="server.synthetic_acceptance_rates",
+            hint="Give the share of steps that accept the first draft, that accept the first two, and so on",
+        )
+    known = [each for each in releases if method in NGRAM_METHODS or each not in LOOK_AHEAD_RELEASES]
+    return drafts_of(method, num_drafts, [*releases[:1], *known][-1], rates[:num_drafts])
 
 
 SCALAR_OF = {key: row.engine or key for key, row in SERVER_KEYS.items() if (row.engine or key) in PAGED_SCALARS}
@@ -404,8 +483,13 @@ def check_buckets(buckets: Sequence[int], max_num_seqs: int) -> None:
 
 def requested_settings(server: ServerSpec) -> dict[str, Any]:
     """Every requested setting of a server as JSON values without secrets, with defaults filled in."""
+    drafts = server.num_speculative_tokens
+    rates = list((server.synthetic_acceptance_rates or ())[:drafts]) if drafts else None
     return {
         **server.model_dump(mode="json", exclude=set(HARNESS_KEYS)),
+        "num_speculative_tokens": drafts or None,
+        "speculative_method": server.speculative_method if drafts else None,
+        "synthetic_acceptance_rates": rates,
         "kv_slots": server.num_kv_slots,
         "max_active_seqs": server.max_active_seqs or server.max_num_seqs,
         "rules": AUTO if server.rules == AUTO else rule_set(server.rules).name,
@@ -435,7 +519,18 @@ def settings_of(config: EngineConfig, cost_model: str) -> dict[str, Any]:
         # What only models have is shown where it is on.
         if value or row.kind != "modelled":
             settings[key] = value if row.unit == 1 else value / row.unit
-    return settings
+    return settings | drafts_shown(config.drafts)
+
+
+def drafts_shown(drafts: Drafts) -> dict[str, Any]:
+    """The keys of a ServerSpec that show how a server drafts; {} of one that does not."""
+    if not drafts.num_drafts:
+        return {}
+    return {
+        "num_speculative_tokens": drafts.num_drafts,
+        "speculative_method": drafts.method,
+        "synthetic_acceptance_rates": list(drafts.rates),
+    }
 
 
 def keys_shown(in_force: Iterable[str]) -> frozenset[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from harness.compiled.records import IntArray
 from harness.model.engine.paged import AnyScheduler, PagedScheduler
-from harness.model.engine.scheduler import DECODE, Admission, KvEvent, Scheduler, Step
+from harness.model.engine.scheduler import DECODE, Admission, KvEvent, Scheduler, Step, StepPart
 
 TokenArray = npt.NDArray[np.int32]
 FinishReason = Literal["length", "stop", "abort"]
@@ -55,17 +55,17 @@ class EngineRequest:
     kv_blocks: tuple[int, ...] = ()
     finish_reason: FinishReason | None = None
 
-    def draw_token(self) -> int:
-        """The next token of the answer."""
-        self.num_generated += 1
-        return next(self.answer)
+    def draw_tokens(self, num_tokens: int = 1) -> list[int]:
+        """The next tokens of the answer."""
+        self.num_generated += num_tokens
+        return list(islice(self.answer, num_tokens))
 
 
 class StepStart(NamedTuple):
     """A running step: the decision, its requests, its end. flushed: requests that finished before it.
 
     lookups: admissions of requests that were never preempted. aborted: dropped since the step before, so that this one
-    is without them.
+    is without them. num_running, free_blocks: when it was decided.
     """
 
     number: int
@@ -80,13 +80,17 @@ class StepStart(NamedTuple):
     num_waiting: int
     lookups: tuple[Admission, ...] = ()
     aborted: tuple[EngineRequest, ...] = ()
+    num_running: int = 0
+    free_blocks: int = 0
 
 
 class StepEnd(NamedTuple):
-    """An ended step: requests that get a token, finished requests, and what the KV pool logged while freeing.
+    """An ended step: requests that get tokens, finished requests, and what the KV pool logged while freeing.
 
-    ends_ns: the end of the step, or of each of several equal decode steps taken together; each request gets as many
-    tokens. used_blocks: inner KV blocks that running requests hold. aborted: dropped while it ran, before its tokens.
+    ends_ns: the end of the step, or of each of several equal decode steps taken together. num_tokens: that each of
+    ``requests`` gets: one a step, and with each what it accepts of its drafts. parts: with drafts, see
+    ``PagedScheduler.parts``. used_blocks: inner KV blocks that running requests hold. aborted: dropped while it ran,
+    before its tokens.
     """
 
     start: StepStart
@@ -98,6 +102,8 @@ class StepEnd(NamedTuple):
     num_waiting: int
     used_blocks: int
     aborted: tuple[EngineRequest, ...] = ()
+    num_tokens: tuple[int, ...] = ()
+    parts: tuple[StepPart, ...] = ()
 
 
 @dataclass(slots=True)
@@ -192,6 +198,8 @@ class EngineCore:
             self.scheduler.num_waiting,
             self._lookups(step) if step.admissions else (),
             aborted,
+            self.scheduler.num_running,
+            self.scheduler.free_blocks,
         )
         for request in self.running_step.preempted:
             request.num_preemptions += 1
@@ -229,16 +237,25 @@ class EngineCore:
         abort_events = self.scheduler.take_kv_events() if aborted else ()
         unfinished = start.step.unfinished
         receivers: list[EngineRequest] = []
+        # What of its drafts is accepted may end any of them.
+        has_drafts = bool(start.step.drafts)
         for request in start.requests:
             if request.finish_reason is not None or request.handle in unfinished:
                 continue
             receivers.append(request)
-            if request.num_generated + len(ends_ns) == request.planned_tokens:
+            if has_drafts or request.num_generated + len(ends_ns) == request.planned_tokens:
                 request.kv_blocks = self.scheduler.inner_blocks(request.handle)
             if request.first_token_ns < 0:
                 request.first_token_ns = start.end_ns
         finished: list[EngineRequest] = []
-        for handle in self.scheduler.finish_step(len(ends_ns)):
+        over = self.scheduler.finish_step(len(ends_ns))
+        parts = self.scheduler.parts if isinstance(self.scheduler, PagedScheduler) else ()
+        accepted = {part.handle: part.accepted for part in parts}
+        num_tokens = tuple(
+            min(len(ends_ns) + accepted.get(request.handle, 0), request.planned_tokens - request.num_generated)
+            for request in receivers
+        )
+        for handle in over:
             request = self.requests.pop(handle)
             request.finish_reason = request.planned_reason
             finished.append(request)
@@ -253,6 +270,8 @@ class EngineCore:
             self.scheduler.num_waiting,
             self.scheduler.num_blocks - self.scheduler.free_blocks,
             aborted,
+            num_tokens,
+            parts,
         )
 
     def _tell_time(self, now_ns: int) -> None:

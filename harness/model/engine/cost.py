@@ -42,6 +42,7 @@ COEFFICIENTS: Mapping[str, tuple[str, int]] = {
     "per_step_ms": ("chunk_step_fs", FS_PER_MS),
     "eager_ms": ("eager_ns", FS_PER_MS // FS_PER_NS),
     "per_step_eager_ms": ("chunk_eager_ns", FS_PER_MS // FS_PER_NS),
+    "per_pass_ms": ("draft_pass_ns", FS_PER_MS // FS_PER_NS),
     "context_us_per_token": ("context_fs", FS_PER_US),
     "per_call_us_per_token": ("token_fs", FS_PER_US),
     "per_call_us_per_position": ("position_fs", FS_PER_US),
@@ -127,7 +128,8 @@ class CostModel:
     ``chunk_step_fs + chunk_token_fs`` for each token of the parts, and ``attended_fs`` for each token that one of them
     attends to (see ``attended_tokens``). None: not stated, as for a device that cannot.
     eager_ns: what a decode step without a graph takes more than a step with a graph of its size; chunk_eager_ns: what a
-    step with parts of prompts takes more. errors: of the fits.
+    step with parts of prompts takes more. draft_pass_ns: of the drafter, after a step; f(b) is then of b tokens; None:
+    not stated. errors: of the fits.
     Source of the forms: the paper, eq. of t_step and T(q); vllm-rbln 0.11.1 calls the device once per 128 tokens.
     """
 
@@ -148,6 +150,7 @@ class CostModel:
     attended_fs: int = 0
     eager_ns: int = 0
     chunk_eager_ns: int = 0
+    draft_pass_ns: int | None = None
     errors: tuple[FitErrors, ...] = field(default=(), repr=False)
     _filled_fs: dict[int, int] = field(default_factory=dict[int, int], compare=False, repr=False)
 
@@ -164,6 +167,7 @@ class CostModel:
             errors=(),
             _filled_fs={},
             chunk_step_fs=None if self.chunk_step_fs is None else round(self.chunk_step_fs * prefill),
+            draft_pass_ns=None if self.draft_pass_ns is None else round(self.draft_pass_ns * decode),
             **{name: round(getattr(self, name) * decode) for name in of_decode},
             **{name: round(getattr(self, name) * prefill) for name in of_prefill},
         )
@@ -273,6 +277,21 @@ class CostModel:
         chunk_fs = (self.chunk_step_fs or 0) + self.chunk_token_fs * chunk_tokens if chunk_tokens else 0
         return fs_to_ns(decode_fs + chunk_fs + self.attended_fs * attended)
 
+    def check_paged(self, num_drafts: int = 0) -> None:
+        """Raise SpecError where it states no price of parts of prompts, or of drafts, where a step has some."""
+        for key, price, needed in (
+            ("chunked_prefill", self.chunk_step_fs, 1),
+            ("drafts", self.draft_pass_ns, num_drafts),
+        ):
+            if needed and price is None:
+                raise SpecError(
+                    f"has no [{key}], which these rules need",
+                    where=f"cost model {self.name}",
+                    hint="Fit one with `harness server calibrate`, or try `emulated-gpu`: step times by arithmetic"
+                    if key != "drafts"
+                    else "Write [drafts] per_pass_ms = MS, the time of one pass of the drafter, or try `emulated-gpu`",
+                )
+
     def prefill_ns(self, computed_tokens: int, cached_tokens: int = 0) -> int:
         """Duration of a prefill that computes ``computed_tokens`` after ``cached_tokens`` reused ones; T(0) = 0."""
         calls = -(-computed_tokens // self.chunk_tokens)
@@ -378,6 +397,12 @@ class _Eager(Spec):
     step_ns: int = Field(ge=0, le=LARGEST_FS // FS_PER_NS)
 
 
+class _Drafts(Spec):
+    """Speculative decoding: a pass of the drafter, of which a step has N, or one where it drafts all at once."""
+
+    per_pass_ms: Annotated[Number, Field(ge=0)]
+
+
 class _Errors(Spec):
     """Coefficients that were fitted together, how well they are known, and from how many degrees of freedom."""
 
@@ -398,6 +423,7 @@ class CostFile(Spec):
     prefill: _Prefill
     chunked_prefill: _ChunkedPrefill | None = None
     eager: _Eager = _Eager(step_ns=0)
+    drafts: _Drafts | None = None
     errors: list[_Errors] = Field(default_factory=list[_Errors], description="of the fits; none: the costs are given")
     calibration: dict[str, Any] = Field(default_factory=dict, description="where the numbers come from, for readers")
 
@@ -455,6 +481,7 @@ def cost_model_from(table: CostFile) -> CostModel:
         attended_fs=0 if chunked is None else to_fs(chunked.per_attended_token_ns, FS_PER_NS),
         eager_ns=table.eager.step_ns,
         chunk_eager_ns=0 if chunked is None else to_fs(chunked.per_step_eager_ms, FS_PER_MS) // FS_PER_NS,
+        draft_pass_ns=None if table.drafts is None else to_fs(table.drafts.per_pass_ms, FS_PER_MS) // FS_PER_NS,
     )
     model = replace(model, errors=tuple(_errors(each, model) for each in table.errors), _filled_fs={})
     check_magnitudes(model)

@@ -14,12 +14,12 @@ import numpy as np
 
 from harness.compiled import bind, compiled
 from harness.compiled.records import IntArray, Records, new_records, record_as_dict, record_fields
-from harness.errors import PlanError, SpecError
+from harness.errors import PlanError
 from harness.model.engine import paged_steps
-from harness.model.engine.config import EngineConfig, PagedConfig
+from harness.model.engine.config import EngineConfig, GraphMode, PagedConfig
 from harness.model.engine.cost import CostModel
 from harness.model.engine.paged_state import NO_PIN, PagedPart, PagedRow, PagedState, new_paged_state
-from harness.model.engine.scheduler import DECODE, IDLE, MIXED, PREFILL, Admission, KvEvent, Scheduler, Step
+from harness.model.engine.scheduler import DECODE, IDLE, MIXED, PREFILL, Admission, KvEvent, Scheduler, Step, StepPart
 from harness.model.engine.state import ROW_GONE
 
 FIRST_ROWS = 64
@@ -61,12 +61,7 @@ class PagedScheduler:
     """
 
     def __init__(self, config: PagedConfig, cost_model: CostModel) -> None:
-        if cost_model.chunk_step_fs is None:
-            raise SpecError(
-                "has no [chunked_prefill], which these rules need",
-                where=f"cost model {cost_model.name}",
-                hint="Fit one with `harness server calibrate`, or try `emulated-gpu`: step times by arithmetic",
-            )
+        cost_model.check_paged(len(config.drafts.rates))
         self.config = config
         self.cost_model = cost_model
         self._bind(new_paged_state(config, FIRST_ROWS))
@@ -165,6 +160,17 @@ class PagedScheduler:
         """So many tokens, fewer than the server's usual number, were drafted for a running request's next step."""
         drafts, row = self._state.rows["drafts"], self._rows[request]
         drafts[row] = min(drafts[row], num_tokens)
+
+    @property
+    def parts(self) -> tuple[StepPart, ...]:
+        """The batch of the step that is over, those too that had ended before, on a server with drafts; else ()."""
+        if not self.config.drafts.num_drafts:
+            return ()
+        server = record_as_dict(self._state.server, 0)
+        first = 2 * self.config.max_num_seqs * server["current"]
+        parts = self._state.parts[first : first + record_as_dict(self._state.steps, server["current"])["num_scheduled"]]
+        columns = (parts[name].tolist() for name in ("row", "tokens", "drafts", "accepted"))
+        return tuple(StepPart(self._handles[row], *numbers) for row, *numbers in zip(*columns, strict=True))
 
     def _accept(self, request: int, count: int) -> None:
         """The running step accepts so many drafts of a request; those that pad it are never accepted."""
@@ -338,7 +344,7 @@ class PagedScheduler:
         return Step(
             kind,
             num_seqs=count,
-            bucket=self.config.padded(count + numbers["draft_tokens"]) if kind == DECODE else 0,
+            bucket=self._graph(numbers)[1] if kind == DECODE else 0,
             requests=self._alive(rows),
             cached_tokens=cached_tokens,
             computed_tokens=computed,
@@ -377,18 +383,25 @@ class PagedScheduler:
             if rows["status"][row] != ROW_GONE
         ), sum(cached)
 
+    def _graph(self, step: dict[str, int]) -> tuple[GraphMode, int]:
+        """See ``PagedConfig.graph``. step: the fields of ``PagedStep``."""
+        drafts, num_chunk_tokens = step["draft_tokens"], step["num_chunk_tokens"]
+        is_uniform = not num_chunk_tokens and drafts == self.config.drafts.num_drafts * step["num_decodes"]
+        return self.config.graph(step["num_decodes"] + drafts + num_chunk_tokens, is_uniform=is_uniform)
+
     def _duration_ns(self, step: dict[str, int]) -> int:
         """How long a step lasts. step: the fields of ``PagedStep``."""
         costs, config = self.cost_model, self.config
         num_decodes, num_chunk_tokens = step["num_decodes"], step["num_chunk_tokens"]
-        num_tokens = num_decodes + step["draft_tokens"]
+        mode, size = self._graph(step)
         # Only a pure decode step is padded for its requests: a mixed step is as long as all its tokens.
-        size = num_tokens if num_chunk_tokens else config.padded(num_tokens)
+        size = num_decodes + step["draft_tokens"] if num_chunk_tokens else size
         # A server that captures nothing has no steps that lack their graph.
-        has_graph = config.is_captured(num_tokens + num_chunk_tokens) or not config.capture_sizes
+        has_graph = mode != "NONE" or not config.capture_sizes
         extra_ns = 0 if has_graph else costs.chunk_eager_ns if num_chunk_tokens else costs.eager_ns
         # The step waits for what it reads from the second memory.
         extra_ns += step["num_loaded"] * config.offload_block_ns
+        extra_ns += (costs.draft_pass_ns or 0) * config.drafts.num_passes
         context_tokens, attended = step["context_tokens"], step["attended_tokens"]
         return costs.chunked_step_ns(size, num_decodes, context_tokens, num_chunk_tokens, attended) + extra_ns
 

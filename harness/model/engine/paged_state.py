@@ -34,6 +34,7 @@ class PagedServer:
     when their step is over, else when the next is decided. trims_computed: what lies behind the end counts as not
     computed. has_parts: a running request computes a part of its prompt in the step being decided.
     num_free: pinned blocks too. now_ns: set by the driver before a step is decided, and before it is over.
+    draw_seed, num_draws: of acceptance, where ``PagedState.rates`` has some.
     queries, hits: tokens looked up at admissions and tokens found; those after a preemption apart, as in vLLM.
     """
 
@@ -72,6 +73,8 @@ class PagedServer:
     num_pinned: int
     pin_serial: int
     num_second: int
+    draw_seed: int
+    num_draws: int
     queries: int
     hits: int
     preempted_queries: int
@@ -213,6 +216,8 @@ class PagedState(NamedTuple):
     (num_blocks,). prefix (blocks of the longest request,). buckets (a power of 2,): by key, the first registered block
     of each key; 0: none. seat_blocks, seat_keys (limit, blocks of the longest request): what running requests hold.
     pins (num_blocks,), second (its blocks + 1,), second_buckets (a power of 2,): empty where the server has neither.
+    rates (drafts,): of 2**32 draws so many accept at least the first draft, the first two, and so on; empty: what is
+    accepted is told.
     """
 
     server: Records[PagedServer]
@@ -228,6 +233,7 @@ class PagedState(NamedTuple):
     pins: Records[PagedPin]
     second: Records[PagedSecond]
     second_buckets: IntArray
+    rates: IntArray
 
 
 def new_paged_state(config: PagedConfig, num_rows: int) -> PagedState:
@@ -278,4 +284,5 @@ def new_paged_state(config: PagedConfig, num_rows: int) -> PagedState:
         second_buckets=np.zeros(
             1 << max(4, config.offload_blocks.bit_length()) if config.offload_blocks else 0, dtype=np.int64
         ),
+        rates=np.array([round(rate * (1 << 32)) for rate in config.drafts.rates], dtype=np.int64),
     )

@@ -233,7 +233,7 @@ def take_part(state: PagedState, which: int, row: int, num_tokens: int, is_padde
     if is_padded or (known > request.prompt and computed == known - 1):
         step.num_decodes += 1
         step.draft_tokens += part.drafts
-        step.context_tokens += known
+        step.context_tokens += known + part.drafts
     else:
         step.num_chunk_tokens += num_tokens
         step.attended_tokens += num_tokens * computed + num_tokens * (num_tokens + 1) // 2
@@ -504,10 +504,29 @@ def settle_drafts(state: PagedState, row: int, gained: int, num_drafts: int, num
         request.computed -= 1 + num_accepted - gained
     if server.is_async:
         request.placeholders -= gained + num_drafts - num_accepted
+        if request.in_flight > 0:
+            # The step that was decided ahead took all drafts for accepted.
+            state.steps[1 - server.current].context_tokens -= num_drafts - num_accepted
     else:
         request.drafts = server.num_drafts
     if server.is_async or server.num_drafts == 0 or server.registers_drafts:
         register_full(state, row, int(request.computed - request.placeholders))
+
+
+@jit
+def draw_accepted(state: PagedState, row: int, num_drafts: int) -> int:
+    """How many of so many drafts of a request are accepted, drawn by a hash of how many draws there were, and of it."""
+    server, request = state.server[0], state.rows[row]
+    server.num_draws += 1
+    mixed = server.draw_seed + 0x9E3779B1 * server.num_draws + 0x5BD1E995 * request.prompt + 0x27D4EB2F * request.output
+    mixed &= 0xFFFFFFFF
+    mixed = ((mixed ^ (mixed >> 16)) * 0x45D9F3B) & 0xFFFFFFFF
+    mixed = ((mixed ^ (mixed >> 16)) * 0x45D9F3B) & 0xFFFFFFFF
+    mixed ^= mixed >> 16
+    accepted = 0
+    while accepted < num_drafts and mixed < state.rates[accepted]:
+        accepted += 1
+    return accepted
 
 
 @jit
@@ -536,6 +555,8 @@ def finish_paged(state: PagedState) -> int:
         if request.output == 0:
             state.places[server.num_first].first = row
             server.num_first += 1
+        if part.drafts > 0 and not part.is_padded and len(state.rates) > 0:
+            part.accepted = draw_accepted(state, row, int(part.drafts))
         gained = min(1 + part.accepted, request.end_output - request.output)
         request.output += gained
         if not is_stale:

@@ -87,6 +87,15 @@ class Admission(NamedTuple):
     computed_tokens: int
 
 
+class StepPart(NamedTuple):
+    """What a step that is over was for a request: the tokens that it computed, drafts among them, and accepted ones."""
+
+    handle: int
+    tokens: int
+    drafts: int
+    accepted: int
+
+
 class Step(NamedTuple):
     """What one engine step does, decided before it runs.
 

@@ -84,7 +84,7 @@ class EventQueue:
         return sorted(
             (session, request)
             for session, request, tokens in received
-            if tokens == plan.request(session, request).abort_after_tokens
+            if 0 < plan.request(session, request).abort_after_tokens <= tokens
         )
 
 

@@ -238,13 +238,13 @@ def run_draws(draws: Draws, config: EngineConfig) -> layout.SimOutcome:
 def simulator_of(server: ServerSpec) -> Callable[[Draws, EngineConfig], layout.SimOutcome]:
     """What simulates draws on a server: ``run_draws``, or for replicas behind a router what the plug-in offers.
 
-    Raises SpecError for a server with speculative decoding.
+    Raises SpecError for a server whose acceptance of drafts is not known.
     """
     if server.has_drafts:
         raise SpecError(
-            "asks for speculative decoding, and the rules do not know drafts: nothing is predicted",
+            "asks for speculative decoding, and nothing says how many drafts are accepted: nothing is predicted",
             where="server.extra_args",
-            hint="Leave it out to predict the server without drafts; `harness run` measures it with them",
+            hint="Write server.num_speculative_tokens, speculative_method and synthetic_acceptance_rates in its place",
         )
     return service("replicas", where="server.replicas").drawn(server) if server.is_routed else run_draws
 

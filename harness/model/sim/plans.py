@@ -246,7 +246,11 @@ def _longest_step_fs(model: CostModel, config: EngineConfig, longest: int, most:
         return max(step_fs, FS_PER_NS * model.prefill_ns(longest, longest))
     computed = min(config.max_num_batched_tokens, context)
     step_fs += model.chunk_token_fs * computed + model.attended_fs * computed * longest
-    return step_fs + (model.chunk_step_fs or 0) + FS_PER_NS * (model.eager_ns + model.chunk_eager_ns)
+    return (
+        step_fs
+        + (model.chunk_step_fs or 0)
+        + FS_PER_NS * (model.eager_ns + model.chunk_eager_ns + (model.draft_pass_ns or 0) * config.drafts.num_passes)
+    )
 
 
 def _sums(values: npt.NDArray[np.int64] | npt.NDArray[np.float64], first: IntArray, num: IntArray) -> FloatArray:

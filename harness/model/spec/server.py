@@ -177,9 +177,11 @@ def implied_buckets(server: Mapping[str, Any]) -> tuple[int, ...] | None:
         return None
     if server.get("model") or server.get("step_log") or (server.get("url") and is_paged(str(server.get("rules")))):
         return ()
-    if not isinstance(limit, int) or isinstance(limit, bool):
+    if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MOST_SEQS:
         return None
-    return default_buckets(limit) if 1 <= limit <= MOST_SEQS else None
+    drafts: object = server.get("num_speculative_tokens")
+    tokens_each = 1 + (drafts if isinstance(drafts, int) and drafts > 0 else 0)
+    return tuple(tokens_each * size for size in default_buckets(limit))
 
 
 def set_keys(changes: Mapping[str, Any]) -> frozenset[str]:
@@ -238,6 +240,7 @@ ATTACHED = ServerKey("launch", backends=("attached",))
 # `--speculative-config JSON`, and a key of it alone: `-sc.method ngram`.
 SPECULATIVE_FLAG = re.compile(r"(--speculative[-_]config|-sc)(?=[=.]|$)")
 STACKS = ServerKey("launch", backends=("rbln", "vllm"))
+DRAFTS = ServerKey("paged", backends=("vllm",), is_newer=True)
 
 
 class ServerSpec(Spec):
@@ -250,7 +253,7 @@ class ServerSpec(Spec):
     decode_buckets: tuple[int, ...] = key(
         shown("engine", "cudagraph_capture_sizes", lever=4),
         (1, 2, 4, 8),
-        "compiled batch sizes; default: max_num_seqs, its half, and so on down to 1; of a vLLM: its own",
+        "compiled batch sizes, with drafts in tokens; default: max_num_seqs, its half, ... to 1; of a vLLM: its own",
     )
     kv_slots: int | None = key(
         ServerKey("slots", lever=1, change="{new} KV slots in place of {old}"),
@@ -314,6 +317,14 @@ class ServerSpec(Spec):
         "each step is decided when the one before it begins; default: the server's, or false where it is emulated or "
         "simulated",
     )
+    num_speculative_tokens: int | None = key(
+        DRAFTS._replace(flag="--speculative-config", lever=13, values=tuple(range(9)), is_asked=True),
+        None,
+        "speculative decoding: tokens drafted for a request and step; default: 0, none",
+        ge=0,
+    )
+    speculative_method: str | None = key(DRAFTS, None, "how they are drafted: ngram, eagle, eagle3, mtp")
+    synthetic_acceptance_rates: tuple[float, ...] | None = key(DRAFTS, None, "share that accepts 1, 2, 3... drafts")
     keep_kv_s: float | None = key(
         ServerKey("modelled", engine="keep_kv_ns", unit=NS_PER_S, is_newer=True),
         None,
@@ -340,6 +351,7 @@ class ServerSpec(Spec):
         "",
         "the model: of backend 'vllm' as `vllm serve` takes it; of 'attached' as the server lists it",
     )
+    speculative_model: str = key(DRAFTS._replace(kind="launch"), "", "backend 'vllm': the drafter, where one is named")
     artifact: str = key(RBLN, "", "backend 'rbln': folder of the compiled model")
     environment: str = key(
         STACKS, "", "virtual environment that holds vllm; default: the one on PATH. Twin: or a version"
@@ -437,7 +449,7 @@ class ServerSpec(Spec):
             raise ValueError("ssh is not HOST, USER@HOST or ssh://USER@HOST:PORT")
         return destination
 
-    @field_validator("model", "artifact", "environment")
+    @field_validator("model", "speculative_model", "artifact", "environment")
     @classmethod
     def _no_option(cls, name: str) -> str:
         if name.startswith("-"):
@@ -462,6 +474,15 @@ class ServerSpec(Spec):
                 f"decode_buckets {list(self.decode_buckets)} must end with max_num_seqs ({self.max_num_seqs}), "
                 "or a full batch has no compiled step"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _drafts_are_accepted(self) -> ServerSpec:
+        rates, num_drafts = self.synthetic_acceptance_rates or (), self.num_speculative_tokens or 0
+        if any(not 0 <= rate <= before for rate, before in zip(rates, (1.0, *rates), strict=False)):
+            raise ValueError(f"synthetic_acceptance_rates {list(rates)} must fall from the first on, between 1 and 0")
+        if num_drafts and not (self.is_paged and self.speculative_method and num_drafts <= len(rates)):
+            raise ValueError(f"{num_drafts} drafts need paged rules, speculative_method and as many acceptance rates")
         return self
 
     @model_validator(mode="after")
@@ -524,7 +545,7 @@ class ServerSpec(Spec):
 
     @property
     def has_drafts(self) -> bool:
-        """Whether its arguments ask for speculative decoding, which no rules know."""
+        """Whether its arguments ask for speculative decoding, whose acceptance is then not known."""
         return any(SPECULATIVE_FLAG.match(word) for word in self.extra_args)
 
     @property

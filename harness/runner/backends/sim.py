@@ -142,8 +142,10 @@ class ClientRows:
         rows.due_ns[row] = rows.sent_ns[row] = due_ns
         rows.request_id[row] = request_name(*key)
 
-    def tokens(self, key: tuple[int, int], ends_ns: Sequence[int]) -> None:
-        self._token_ns.setdefault(self._row(key), array("q")).extend(ends_ns)
+    def tokens(self, key: tuple[int, int], ends_ns: Sequence[int], num_tokens: int) -> None:
+        """Tokens at the end of each of several steps, or so many at the end of one."""
+        each_ns = ends_ns if num_tokens == len(ends_ns) else [*ends_ns] * num_tokens
+        self._token_ns.setdefault(self._row(key), array("q")).extend(each_ns)
 
     def num_tokens(self, key: tuple[int, int]) -> int:
         return len(self._token_ns.get(self._row(key), ()))
@@ -175,11 +177,12 @@ class ClientRows:
         rows = sorted(row for row in self._token_ns if self._is_streaming or status[row] != schema.ABORTED)
         if not rows:
             return schema.empty("chunks")
-        # Without streaming an answer is one piece, at its end.
-        pieces = [self._token_ns[row] if self._is_streaming else array("q", [done_ns[row]]) for row in rows]
-        counts = [len(piece) for piece in pieces]
-        tokens = [1 if self._is_streaming else len(self._token_ns[row]) for row in rows]
-        received = np.concatenate([np.frombuffer(piece, dtype=np.int64) for piece in pieces])
+        # The tokens of a step come in one piece. Without streaming an answer is one piece, at its end.
+        pieces = [np.unique(self._token_ns[row], return_counts=True) for row in rows]
+        if not self._is_streaming:
+            pieces = [(np.array([done_ns[row]]), np.array([len(self._token_ns[row])])) for row in rows]
+        counts = [len(instants_ns) for instants_ns, _ in pieces]
+        received = np.concatenate([instants_ns for instants_ns, _ in pieces])
         row = np.repeat(rows, counts)
         return pa.table(
             [
@@ -189,7 +192,7 @@ class ClientRows:
                 pa.array(received),
                 pa.nulls(len(received), pa.int64()),
                 pa.nulls(len(received), pa.int64()),
-                pa.array(np.repeat(np.array(tokens, dtype=np.int32), counts)),
+                pa.array(np.concatenate([tokens for _, tokens in pieces]).astype(np.int32)),
                 pa.array(np.zeros(len(received), dtype=np.bool_)),
             ],
             schema=schema.CHUNKS,
@@ -266,8 +269,8 @@ class EngineRecord:
             self._events.append(EqualSteps(starts_ns, start.step.num_seqs, start.step.bucket))
         self._log_events(end.kv_events, end_ns, names)
         self._metrics.observe(end)
-        if start.step.tokens:
-            self._write_step(step_log_row(self._config, end, end_ns))
+        if self._step_log is not None and (row := step_log_row(self._config, end)):
+            self._write_step(row)
         if self._is_laconic:
             freed = (KvEvent("FREE_REQUEST", request.handle, (0,)) for request in end.finished)
             self._log_events(freed, end_ns, names)
@@ -332,10 +335,10 @@ class _VirtualRun(VirtualDriver):
         self.rows.left(key, at_ns)
 
     def ended(self, _server: int, end: StepEnd, /) -> None:
-        for request in end.requests:
+        for request, num_tokens in zip(end.requests, end.num_tokens, strict=True):
             # Nobody reads the answer, so no token is drawn.
-            request.num_generated += len(end.ends_ns)
-            self.rows.tokens(self.names[request.handle], end.ends_ns)
+            request.num_generated += num_tokens
+            self.rows.tokens(self.names[request.handle], end.ends_ns, num_tokens)
         self._record.step(end, self.names)
         for request in end.finished:
             self.rows.completed(self.names[request.handle], end.ends_ns[-1], request.cached_tokens)

@@ -25,6 +25,7 @@ COLUMNS = (
 )
 DRAFT_COLUMNS = ("drafts", "accepted")
 """Of a server that decodes speculatively, before the last column."""
+COLUMNS_WITH_DRAFTS = (*COLUMNS[:-1], *DRAFT_COLUMNS, *COLUMNS[-1:])
 MAX_COUNT = 1 << 62
 MAX_ID_CHARS = 512
 MAX_MODE_CHARS = 64
@@ -82,10 +83,10 @@ class CoreStep(NamedTuple):
 class StepDetails(NamedTuple):
     """What a step computed. decode_context: summed sequence lengths of its decodes, the new tokens included.
 
-    context_tokens: with the drafts that pad a prompt's last token. prompt_tokens: of the prompts that it completed.
-    queries, hits: tokens of the requests that it admitted for the first time, and how many of them were cached; hits is
-    None where that is not shown. parts: of prompts, the tokens before each and its own. num_later_parts: of those, how
-    many continue a prompt of an earlier step.
+    A prompt's last token that is padded with drafts is of the generation. prompt_tokens: of the prompts that it
+    completed. queries, hits: tokens of the requests that it admitted for the first time, and how many of them were
+    cached; hits is None where that is not shown. parts: of prompts, the tokens before each and its own.
+    num_later_parts: of those, how many continue a prompt of an earlier step.
     """
 
     context_requests: int
@@ -224,10 +225,14 @@ class _Walk:
             # Rejected drafts are computed and leave the sequence.
             drafted = drafts[place] if drafts else 0
             rejected = drafted - ((accepted[place] or 0) if accepted else drafted)
-            if request.is_prefill:
-                of_prompts += tokens
-                # Its last token may be padded with drafts, which are no prompt.
+            if request.is_prefill and drafted:
+                # Its last token, padded with drafts so that the batch keeps its graph.
+                decodes, of_decodes = decodes + 1, of_decodes + tokens
+                context += request.computed + tokens
                 tokens, rejected = tokens - drafted, rejected - drafted
+                completed += _prefilled(request, tokens, end_ns)
+            elif request.is_prefill:
+                of_prompts += tokens
                 parts.append((request.computed, tokens))
                 later += request.computed > request.found
                 completed += _prefilled(request, tokens, end_ns)
@@ -303,8 +308,8 @@ def _header(line: bytes, where: str) -> dict[str, Any]:
     engine = header.get("engine", -1)
     if not is_sound or not _is_count(engine) or engine >= MAX_ENGINES:
         raise RecordsError("does not start with the header of an engine core's steps", where=where)
-    with_drafts = (*COLUMNS[:-1], *DRAFT_COLUMNS, *COLUMNS[-1:])
-    check_columns(header, with_drafts if DRAFT_COLUMNS[0] in header.get("columns", ()) else COLUMNS, where)
+    has_drafts = DRAFT_COLUMNS[0] in header.get("columns", ())
+    check_columns(header, COLUMNS_WITH_DRAFTS if has_drafts else COLUMNS, where)
     return header
 
 

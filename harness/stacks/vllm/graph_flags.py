@@ -43,6 +43,8 @@ def graph_flags(values: Mapping[str, Any]) -> GraphFlags:
 def flags_of_server(server: ServerSpec) -> dict[str, Any]:
     """What a server of vLLM's own is started with; a key that it leaves to vLLM is absent."""
     found: dict[str, Any] = {flag: getattr(server, key) for key, flag in FLAG_OF_KEY.items() if getattr(server, key)}
+    if server.num_speculative_tokens:
+        found |= {"num_speculative_tokens": server.num_speculative_tokens, "method": server.speculative_method}
     if (runner := server.env.get("VLLM_USE_V2_MODEL_RUNNER")) in ("0", "1"):
         found["runner"] = "v2" if runner == "1" else "v1"
     return found | flags_of_words(server.extra_args)

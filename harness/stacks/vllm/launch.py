@@ -5,6 +5,7 @@ Source: vllm 0.30.0 (engine/arg_utils.py, entrypoints/openai/cli_args.py).
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -74,6 +75,9 @@ def find_vllm(environment: str = "") -> Stack:
 
 def check_serving(server: ServerSpec) -> None:
     """Refuse, with a SpecError, a server that ``vllm serve`` cannot be started as."""
+    if server.num_speculative_tokens and server.has_drafts:
+        what = "asks for speculative decoding a second time"
+        raise SpecError(what, where="server.extra_args", hint="Keep it or server.num_speculative_tokens")
     if not server.model:
         raise SpecError("is missing", where="server.model", hint="Name the model, as `vllm serve` takes it")
     for word in server.extra_args:
@@ -96,7 +100,18 @@ def check_graphs(server: ServerSpec, versions: Mapping[str, str]) -> None:
 
 def key_arguments(server: ServerSpec) -> tuple[str, ...]:
     """The keys of a server as flags; what is left to vLLM is left out."""
-    return tuple(word for flag, key in _FLAGS.items() for word in flag_words(flag, getattr(server, key)))
+    words = tuple(word for flag, key in _FLAGS.items() for word in flag_words(flag, getattr(server, key)))
+    drafts = server.num_speculative_tokens
+    if not drafts:
+        return words
+    config = {
+        "method": server.speculative_method,
+        **({"model": server.speculative_model} if server.speculative_model else {}),
+        "num_speculative_tokens": drafts,
+        "rejection_sample_method": "synthetic",
+        "synthetic_acceptance_rates": list((server.synthetic_acceptance_rates or ())[:drafts]),
+    }
+    return (*words, SERVER_KEYS["num_speculative_tokens"].flag, json.dumps(config))
 
 
 def serve_arguments(server: ServerSpec, port: int) -> tuple[str, ...]:
@@ -117,7 +132,7 @@ def serve_arguments(server: ServerSpec, port: int) -> tuple[str, ...]:
 def serve_plan(server: ServerSpec, *, backend: str, port: int, run_folder: Path) -> LaunchPlan:
     """The launch of ``vllm serve``, whose step logs are written into the run's folder."""
     check_serving(server)
-    vllm = find_vllm(server.environment)
+    vllm, asked = find_vllm(server.environment), requested_settings(server)
     files = {"step_log": (run_folder / layout.STEP_LOG).absolute()}
     plugin = STEP_LOG.variables(files["step_log"], requested_plugins(server, os.environ))
     if server.observer:
@@ -133,7 +148,9 @@ def serve_plan(server: ServerSpec, *, backend: str, port: int, run_folder: Path)
         files=files,
         requested={"server": server.model_dump(mode="json"), "versions": dict(vllm.versions)},
         observation=Observation(steps="step-log", has_kv_log=False),
-        effective={key: requested_settings(server)[key] for key in keys_applied_by("vllm") - STEP_LOG_KEYS},
+        effective={
+            key: asked[key] for key in sorted(keys_applied_by("vllm") - STEP_LOG_KEYS) if asked.get(key) is not None
+        },
         scratch_variable=scratch_variable(server.env),
         warms_up=True,
     )

@@ -68,8 +68,8 @@ _DERIVED = {
 SCHEMA = pa.schema([*_COLUMNS.items(), *_DERIVED.items()])
 """The columns of a record, and derived: kind of the step; n and b of a decode step, null for others.
 
-Of an engine core, null for others: began_ns, when schedule() was called; decode_context, summed sequence lengths of the
-step's decodes.
+n counts requests, and with speculative decoding tokens, as b does. Of an engine core, null for others: began_ns, when
+schedule() was called; decode_context, summed sequence lengths of the step's decodes.
 """
 _SETTINGS = {key: row.header for key, row in SERVER_KEYS.items() if row.header}
 ENGINE_SETTINGS = ("scheduler", "kv_coordinator", "kv_groups", "num_hash_lookahead_tokens")
@@ -84,7 +84,8 @@ STEP_LOG_KEYS = frozenset(_SETTINGS)
 """Keys of a ServerSpec whose values in force the header shows."""
 _IS_LOWER = (("unpadded_tokens", "padded_tokens"), ("prefix_hits", "prefix_queries"))
 Kind = Literal["decode", "speculative", "prefill", "mixed", "idle", "dummy", "unknown"]
-"""mixed: prompt and generated tokens together. speculative: several tokens for a request. unknown: not decidable."""
+"""mixed: prompt and generated tokens together. speculative: several tokens for a request, and no word of drafts.
+unknown: not decidable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +144,12 @@ class StepLog:
         """Tokens that speculative decoding drafts for a request and step; 0 without it."""
         drafts = self.effective.get("num_speculative_tokens")
         return drafts if isinstance(drafts, int) and drafts > 0 else 0
+
+    @property
+    def acceptance(self) -> str:
+        """Of drafts: "synthetic" where it is drawn by given rates, "real" where the drafter decides; "" without."""
+        is_synthetic = self.effective.get("rejection_sample_method") == "synthetic"
+        return ("synthetic" if is_synthetic else "real") if self.num_drafts else ""
 
     @property
     def decode_steps(self) -> pa.Table:
@@ -484,6 +491,7 @@ def _table(
         shows_output = "generated_tokens" not in absent and not (derived and step["generation_requests"] is None)
         kind = _kind(step, has_drafts=has_drafts, shows_output=shows_output)
         n = step["unpadded_tokens"] if step["generation_requests"] is None else step["generation_requests"]
+        n = step["generation_tokens"] if has_drafts and step["generation_tokens"] is not None else n
         kinds.append(kind)
         sizes.append(n if kind == "decode" else None)
         padded.append(step["padded_tokens"] if kind == "decode" else None)
@@ -500,7 +508,7 @@ def _kind(step: Mapping[str, Any], *, has_drafts: bool, shows_output: bool) -> K
     if step["is_dummy"]:
         return "dummy"
     if step["generation_requests"] is not None and step["context_requests"] is not None:
-        return _kind_by_details(step)
+        return _kind_by_details(step, has_drafts=has_drafts)
     tokens, generated = step["unpadded_tokens"], step["generated_tokens"]
     # The engine core's message after the last request has ended has no counts: nothing ran.
     is_over = shows_output and tokens is None and generated is None and step["running"] == 0
@@ -516,7 +524,7 @@ def _kind(step: Mapping[str, Any], *, has_drafts: bool, shows_output: bool) -> K
     return "decode" if tokens == generated and not step["prompt_tokens"] else "mixed"
 
 
-def _kind_by_details(step: Mapping[str, Any]) -> Kind:
+def _kind_by_details(step: Mapping[str, Any], *, has_drafts: bool) -> Kind:
     prompts, requests = step["context_requests"], step["generation_requests"]
     tokens = (step["context_tokens"] or 0) + (step["generation_tokens"] or 0)
     if step["unpadded_tokens"] is not None and step["unpadded_tokens"] != tokens:
@@ -526,4 +534,4 @@ def _kind_by_details(step: Mapping[str, Any]) -> Kind:
         return "mixed" if requests else "prefill"
     if not requests:
         return "idle"
-    return "decode" if step["generation_tokens"] == requests else "speculative"
+    return "decode" if has_drafts or step["generation_tokens"] == requests else "speculative"

@@ -36,7 +36,7 @@ def test_a_later_event_differs_from_the_first_only_in_text_and_tokens(kind: Any,
     answer.transport, answer.is_chunked = cast("Any", wire), False
     tokens = [3000, *b'"\\\n', 0xE9, 3001]
     for token in tokens:
-        answer.push(token)
+        answer.push([token])
     first, *later = [json.loads(chunk.decode().split("data: ")[-1]) for chunk in wire.written]
     for token, chunk in zip(tokens[1:], later, strict=True):
         expected = json.loads(json.dumps(first))

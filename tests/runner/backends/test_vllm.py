@@ -14,6 +14,7 @@ from harness.analysis.compare.pairs import without_a
 from harness.analysis.figures import figures_at, run_figures
 from harness.analysis.logs.derive import rebuild
 from harness.analysis.logs.engine_steps import step_log_of
+from harness.analysis.summary import summarise
 from harness.cli.tree import app
 from harness.errors import ServerError, SpecError
 from harness.judge.prereg.predict import predict_run
@@ -29,6 +30,7 @@ from harness.runner.backends import backend_named
 from harness.runner.experiment import checked
 from harness.runner.progress import Forecast
 from harness.runner.run import LaunchOptions
+from harness.stacks.vllm.launch import check_serving, key_arguments
 from harness.stacks.vllm.step_log import load_step_log
 from harness.tune.diagnose import diagnose
 from tests.support.experiments import UNHURRIED
@@ -162,16 +164,36 @@ def test_sizes_on_a_cpu_build_are_refused_before_the_first_run(tmp_path: Path) -
 
 
 @pytest.mark.live
-def test_a_server_that_drafts_has_no_figures_of_its_few_other_steps_and_no_prediction(tmp_path: Path) -> None:
+def test_steps_of_a_server_that_drafts_are_in_tokens_and_it_has_no_prediction_without_rates(tmp_path: Path) -> None:
     drafts = '{"method": "ngram", "num_speculative_tokens": 2}'
     spec = experiment(fake_vllm(tmp_path / "env"), {}, extra_args=["--speculative-config", drafts])
     (run,) = run_experiment(spec, runs_root=tmp_path / "runs").runs
     figures = run_figures(run)
-    assert (figures.num_steps, figures.a, figures.padding.ratio, figures.mean_n) == (None, None, None, None)
-    assert without_a([figures]) == "speculative decoding, whose steps are not modelled"
+    assert (figures.num_steps, figures.a, figures.drafts) == (run.table("steps").num_rows, None, "real")
+    assert without_a([figures]) == "no price of drafts in its costs"
+    assert "a real drafter on random tokens" in summarise([run]).origin
     assert "decodes speculatively" in diagnose([run]).unknown
     with pytest.raises(SpecError, match="speculative decoding"):
         predict_run(run)
+
+
+def test_keys_of_drafts_become_a_synthetic_speculative_config(tmp_path: Path) -> None:
+    drafts = {"num_speculative_tokens": 2, "speculative_method": "eagle3", "speculative_model": "some/drafter"}
+    server = ServerSpec.model_validate({"model": "m", **drafts, "synthetic_acceptance_rates": (0.8, 0.6, 0.4)})
+    words = key_arguments(server)
+    assert json.loads(words[words.index("--speculative-config") + 1]) == {
+        "method": "eagle3",
+        "model": "some/drafter",
+        "num_speculative_tokens": 2,
+        "rejection_sample_method": "synthetic",
+        "synthetic_acceptance_rates": [0.8, 0.6],
+    }
+    assert "--speculative-config" not in key_arguments(server.model_copy(update={"num_speculative_tokens": 0}))
+    conditions = ({**drafts, "num_speculative_tokens": number} for number in (0, 1, 2))
+    rates = [0.8, 0.6]
+    checked(resolve(experiment(fake_vllm(tmp_path / "env"), *conditions, synthetic_acceptance_rates=rates)))
+    with pytest.raises(SpecError, match="asks for speculative decoding a second time"):
+        check_serving(server.model_copy(update={"extra_args": ("-sc.method=ngram",)}))
 
 
 def test_numbers_of_drafts_are_compared_only_where_their_acceptance_is_set(tmp_path: Path) -> None:

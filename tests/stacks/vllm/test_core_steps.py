@@ -249,7 +249,9 @@ def test_drafts_and_what_is_accepted_of_them_are_recorded_before_an_answer_is_cu
     assert [step.drafts for step in core.steps] == [(3, 0), (3, 3), (3, 1, 0), (3, 3, 3)]
     assert [step.accepted for step in core.steps] == [(0, 0), (2, 3), (0, 1, 0), (1, 0, 2)]
     rows = log.steps.to_pylist()
-    assert [row["kind"] for row in rows] == ["prefill", "speculative", "mixed", "speculative"]
+    assert [row["kind"] for row in rows] == ["mixed", "decode", "mixed", "decode"]
+    # Sizes count tokens.
+    assert log.decode_steps.select(["n", "b"]).to_pylist() == [{"n": 8, "b": 8}, {"n": 12, "b": 12}]
     # The rejected tokens of a step are no part of the sequences of the next one.
     assert [row["decode_context"] for row in rows[1:]] == [17 + 4 + 20 + 4, 20 + 4 + 24 + 2, 21 + 4 + 26 + 4 + 18 + 4]
     figures = draft_figures(log)

@@ -9,7 +9,6 @@ import numpy as np
 
 from harness.compiled import always_inline, jit
 from harness.compiled.records import IntArray, Records, new_records, records_of
-from harness.errors import SpecError
 from harness.model.engine.config import PagedConfig
 from harness.model.engine.cost import CostModel
 from harness.model.engine.paged_state import PagedStep
@@ -18,7 +17,8 @@ from harness.model.sim.kernel.arrays import NO_NOISE
 
 
 class PagedBatchCost:
-    """A step of n decodes: the size that it is padded to without parts of prompts, and its cost with and without them.
+    """A step of n decodes, or of n of their tokens where they have drafts: the size that it is padded to without parts
+    of prompts, and its cost with and without them.
 
     eager_ns: what it takes more where it has no graph.
     """
@@ -33,7 +33,8 @@ class PagedOtherCost:
     """Coefficients of a cost model. Those of a token are split in whole ns and the fs left: sums stay inside int64.
 
     load_block_ns: for each block from the second memory. largest_captured: tokens of the largest step with a graph.
-    noise_seed: see ``arrays.OtherCost``.
+    num_drafts: of each decode of a uniform step; first_uniform: place of such steps in ``PagedCosts.batch``. beta_fs:
+    of a decode. draft_ns: of the drafter, after each step. noise_seed: see ``arrays.OtherCost``.
     """
 
     context_ns: int
@@ -46,11 +47,16 @@ class PagedOtherCost:
     chunk_eager_ns: int
     load_block_ns: int
     largest_captured: int
+    num_drafts: int
+    first_uniform: int
+    beta_fs: int
+    draft_ns: int
     noise_seed: int
 
 
 class PagedCosts(NamedTuple):
-    """batch (limit + 1,): by number of decodes. other (1,).
+    """batch (limit + 1,): by number of decodes; with N drafts (2 + 2 limit (1 + N),): by their tokens, and then by the
+    tokens of uniform steps. other (1,).
 
     noise, drawn_batch, drawn_other: see ``arrays.CostArrays``.
     """
@@ -75,39 +81,33 @@ def paged_costs(
 ) -> PagedCosts:
     """Coefficients of the costs of each plan of a call, or of one model for all. most_decodes: of any step.
 
-    Raises SpecError for a cost model that does not say what parts of prompts cost.
+    Raises SpecError for a cost model that does not say what parts of prompts, or drafts, cost.
     """
     for model in cost_models:
-        check_paged_costs(model)
+        model.check_paged(len(config.drafts.rates))
     batch, other = _batch_costs(config, cost_models, most_decodes), _other_costs(config, cost_models, noise_seeds)
     if len(cost_models) == 1:
         return PagedCosts(batch, other, noise, NO_PAGED_BATCH, NO_PAGED_OTHER)
-    return PagedCosts(batch[: config.max_num_seqs + 1].copy(), other[:1].copy(), noise, batch, other)
-
-
-def check_paged_costs(model: CostModel) -> None:
-    """Raise SpecError for a cost model that does not say what parts of prompts cost."""
-    if model.chunk_step_fs is None:
-        raise SpecError(
-            "has no [chunked_prefill], which these rules need",
-            where=f"cost model {model.name}",
-            hint="Fit one with `harness server calibrate`, or try `emulated-gpu`: step times by arithmetic",
-        )
+    return PagedCosts(batch[: len(batch) // len(cost_models)].copy(), other[:1].copy(), noise, batch, other)
 
 
 def _batch_costs(config: PagedConfig, models: Sequence[CostModel], most_decodes: int) -> Records[PagedBatchCost]:
-    numbers, size = range(1, most_decodes + 1), config.max_num_seqs + 1
-    buckets = [config.padded(number) for number in numbers]
+    query = 1 + config.num_speculative_tokens
+    numbers, size = range(1, most_decodes * query + 1), config.max_num_seqs * query + 1
     captures, counts = bool(config.capture_sizes), np.array(numbers)
-    is_eager = np.array([captures and not config.is_captured(number) for number in numbers], dtype=np.int64)
-    batch = new_records(PagedBatchCost, size * len(models))
-    for place, model in enumerate(models):
-        rows = slice(place * size + 1, place * size + 1 + most_decodes)
-        rest_fs = model.alpha_fs + model.beta_fs * counts
-        batch["bucket"][rows] = buckets
-        batch["base_fs"][rows] = rest_fs + [model.bucket_fs(bucket) for bucket in buckets]
-        batch["mixed_fs"][rows] = rest_fs + [model.bucket_fs(number) for number in numbers]
-        batch["eager_ns"][rows] = is_eager * model.eager_ns
+    # Without drafts every decode step is uniform.
+    kinds = [True] if query == 1 else [False, True]
+    batch = new_records(PagedBatchCost, size * len(kinds) * len(models))
+    for kind, is_uniform in enumerate(kinds):
+        graphs = [config.graph(number, is_uniform=is_uniform) for number in numbers]
+        is_eager = np.array([captures and mode == "NONE" for mode, _ in graphs], dtype=np.int64)
+        for place, model in enumerate(models):
+            first = (place * len(kinds) + kind) * size + 1
+            rows, rest_fs = slice(first, first + len(numbers)), model.alpha_fs + model.beta_fs * counts
+            batch["bucket"][rows] = [bucket for _, bucket in graphs]
+            batch["base_fs"][rows] = rest_fs + [model.bucket_fs(bucket) for _, bucket in graphs]
+            batch["mixed_fs"][rows] = rest_fs + [model.bucket_fs(number) for number in numbers]
+            batch["eager_ns"][rows] = is_eager * model.eager_ns
     return batch
 
 
@@ -127,6 +127,10 @@ def _other_costs(
             "chunk_eager_ns": [model.chunk_eager_ns for model in models],
             "load_block_ns": config.offload_block_ns,
             "largest_captured": largest,
+            "num_drafts": config.drafts.num_drafts,
+            "first_uniform": config.max_num_seqs * (1 + config.drafts.num_drafts) + 1,
+            "beta_fs": [model.beta_fs for model in models],
+            "draft_ns": [(model.draft_pass_ns or 0) * config.drafts.num_passes for model in models],
             "noise_seed": list(noise_seeds) or 0,
         },
         len(models),
@@ -143,15 +147,26 @@ def chunk_ns(cost: PagedCosts, step: PagedStep, base_fs: int) -> int:
 
 
 @always_inline
+def batch_place(cost: PagedCosts, step: PagedStep) -> int:
+    """Where in ``PagedCosts.batch`` the cost of a step's decodes is."""
+    place = int(step.num_decodes + step.draft_tokens)
+    if step.draft_tokens > 0 and step.draft_tokens == cost.other[0].num_drafts * step.num_decodes:
+        place += int(cost.other[0].first_uniform)
+    return place
+
+
+@always_inline
 def paged_step_ns(cost: PagedCosts, step: PagedStep, context_tokens: int) -> int:
     """How long a step takes, with what a lacking graph adds, as ``CostModel`` has it. context_tokens: of decodes."""
-    other, batch = cost.other[0], cost.batch[step.num_decodes]
+    other, batch = cost.other[0], cost.batch[batch_place(cost, step)]
     context_ns, context_fs = other.context_ns * context_tokens, other.context_fs * context_tokens
-    # The step waits for what it reads from the second memory.
-    context_ns += step.num_loaded * other.load_block_ns
+    # A draft is a token of the step, and no decode.
+    context_fs -= other.beta_fs * step.draft_tokens
+    # The step waits for what it reads from the second memory, and for the drafter.
+    context_ns += step.num_loaded * other.load_block_ns + other.draft_ns
     if step.num_chunk_tokens == 0:
         return int(context_ns + (batch.base_fs + context_fs + FS_PER_NS // 2) // FS_PER_NS + batch.eager_ns)
     spent_ns = context_ns + chunk_ns(cost, step, int(batch.mixed_fs + context_fs))
-    if step.num_decodes + step.num_chunk_tokens > other.largest_captured:
+    if step.num_decodes + step.draft_tokens + step.num_chunk_tokens > other.largest_captured:
         spent_ns += other.chunk_eager_ns
     return int(spent_ns)

@@ -33,7 +33,7 @@ from harness.model.sim.kernel.arrivals import (
     steps_to_enough,
 )
 from harness.model.sim.kernel.events import noisy_ns, steps_so_far, take_costs
-from harness.model.sim.kernel.paged_costs import PagedCosts, chunk_ns, paged_step_ns
+from harness.model.sim.kernel.paged_costs import PagedCosts, batch_place, chunk_ns, paged_step_ns
 
 STEP_MIXED = 3
 """Decodes and parts of prompts in one step."""
@@ -203,7 +203,8 @@ def record_paged_decodes(
     count, context_tokens = int(step.num_decodes), int(step.context_tokens)
     for place in range(taken):
         each_ns = noisy_ns(cost, number + place, paged_step_ns(cost, step, context_tokens + place * count))
-        record_step(outcome, plan, now_ns, STEP_DECODE, count, int(cost.batch[count].bucket), -1, each_ns)
+        bucket = int(cost.batch[batch_place(cost, step)].bucket)
+        record_step(outcome, plan, now_ns, STEP_DECODE, count, bucket, -1, each_ns)
         now_ns += each_ns
 
 
@@ -318,6 +319,7 @@ def run_paged_plan(
     reset_paged(state)
     find_returns(plans, plan, scratch)
     server, totals = state.server[0], outcome.totals[plan]
+    server.draw_seed = cost.other[0].noise_seed
     expected, loaded, num_evicted = begin(plans, plan, scratch, outcome, int(server.limit)), -1, 0
     has_aborts = plans.plans[plan].num_abortable > 0
     now_ns = int(totals.end_ns)
