@@ -26,6 +26,7 @@ from harness.model.traces.calls import UNTIMED, Log
 from harness.model.traces.links import through_calls
 
 DEEPEST = 16
+MOST_STEPS = 1 << 20
 VERSION = "ATIF-"
 HELD_TO = "1.7"
 PASSED = {"no call": "a step of the agent that asked no model"}
@@ -35,13 +36,20 @@ def atif_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress | None
     """The calls of each trajectory, and of the trajectories of sub-agents within it."""
     logs: list[tuple[Path, Log]] = []
     names: dict[Path, str] = {}  # of trajectories, by the files that hold them
+    continued: list[tuple[str, Path]] = []
     for path in files:
         for at, document in json_records(path, notes, progress):
             found = list(_logs(document, at, notes, 0))
             names[path.resolve()] = found[0][0].session if found else ""
+            if found and (more := text_of(document, "continued_trajectory_ref")):
+                continued.append((found[0][0].session, (path.parent / more).resolve()))
             logs += ((path.parent, log) for log in found)
+    begun_in = {names[path]: session for session, path in continued if path in names}
     for folder, log in logs:
         for call in log:
+            for _ in range(len(begun_in)):
+                call.index += MOST_STEPS * (call.session in begun_in)
+                call.session = begun_in.get(call.session, call.session)
             call.children = {names.get((folder / child).resolve(), child): UNTIMED for child in call.children}
         yield log
 

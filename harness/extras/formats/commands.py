@@ -27,19 +27,19 @@ def waits_import(
 
     Example: `harness plan waits import ~/.claude/projects --format claude -o plans/waits/mine.toml`
     """
-    if kind != "tracelab":
+    if kind == "tracelab":
+        from harness.extras.formats.waits import import_tracelab
+
+        summary = import_tracelab(
+            source, output, name=name or output.stem, tables=tuple(tables or ()), may_replace=force
+        )
+        lines = summary.lines()
+    else:
         from harness.extras.formats.waits import import_recorded_waits
 
         check_trace_format(kind)
         counted = import_recorded_waits([source], output, name=name or output.stem, kind=kind, may_replace=force)
-        print_folded(
-            f"{counted.source_format}: {counted.num_waits} waits for tools; {counted.num_zero} of nothing left out"
-        )
-        print_folded(f"wrote {output}")
-        return
-    from harness.extras.formats.waits import import_tracelab
-
-    summary = import_tracelab(source, output, name=name or output.stem, tables=tuple(tables or ()), may_replace=force)
-    for line in summary.lines():
+        what = f"{counted.num_waits} waits for tools; {counted.num_zero} of nothing left out"
+        lines = [f"{counted.source_format}: {what}"]
+    for line in (*lines, f"wrote {output}"):
         print_folded(line)
-    print_folded(f"wrote {output}")

@@ -2,7 +2,7 @@
 
 A row has ``session_id``, ``input`` (its prompt: all messages), ``output_length`` in tokens, and ``pre_gap`` in s since
 the answer before, or ``session_timestamp`` in s since the session's first call. AIPerf's rows have ``messages`` and
-``delay`` in ms. Prompts are measured and hashed; no text leaves a row.
+``delay`` or ``timestamp`` in ms, and may give new messages only. Prompts are measured and hashed; no text leaves a row.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from harness.model.traces.base import (
     trace_format,
 )
 from harness.model.traces.calls import Call, Log
-from harness.model.traces.links import through_calls
+from harness.model.traces.links import num_common, through_calls
 
+DELTA = "calls that give new messages only: the answers before them are taken to have their whole output_length"
 ESTIMATED = "prompts whose lengths are estimated from characters, 4 to a token"
 
 
@@ -76,17 +77,23 @@ def lmcache_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress | N
                 notes.row_broken("a call without its session, messages or output length", at)
                 continue
             notes.call()
+            turns = sessions.setdefault(name, [])
+            if text_of(record, "message_mode") == "delta" and turns:
+                notes.assume(DELTA)
+                answer = _Message(b"", turns[-1].generate, is_answer=True)
+                turn.messages = [*turns[-1].messages, answer, *turn.messages]
             said = (name, turn.messages, turn.generate, turn.gap_ns, turn.since_ns)
             value = hashlib.sha256(repr(said).encode("utf-8", "replace")).digest()
             if value in seen:
                 notes.drop("rows that came before", at)
-                continue
-            seen.add(value)
-            sessions.setdefault(name, []).append(turn)
+            else:
+                seen.add(value)
+                turns.append(turn)
     names = BlockNames()
     notes.block_tokens = MOONCAKE_BLOCK_TOKENS
     for name, turns in sessions.items():
-        in_order = sorted(turns, key=lambda turn: (turn.since_ns or 0, len(turn.messages)))
+        has_times = all(turn.since_ns is not None for turn in turns)
+        in_order = sorted(turns, key=lambda turn: (has_times and turn.since_ns, len(turn.messages)))
         notes.assume("calls of a session out of order: sorted by how much came before", in_order != turns)
         notes.assume(ESTIMATED, len(turns))
         yield _calls(name, in_order, names, notes)
@@ -106,6 +113,7 @@ def _turn(record: Record, at: str) -> _Turn | None:
     gap_ns = seconds_ns(record.get("pre_gap"))
     gap_ns = seconds_ns(record.get("delay"), NS_PER_MS) if gap_ns is None else gap_ns  # as AIPerf writes it
     since_ns = seconds_ns(record.get("session_timestamp"))
+    since_ns = seconds_ns(record.get("timestamp"), NS_PER_MS) if since_ns is None else since_ns
     is_known = gap_ns is not None and gap_ns >= 0
     return _Turn(at, digests, _blocks("".join(texts)), generate, gap_ns if is_known else None, since_ns)
 
@@ -155,11 +163,7 @@ def _lengths(before: _Turn, before_prompt: int, turn: _Turn) -> tuple[int, int]:
 
     An answer that comes again has as many tokens as it had when it was made.
     """
-    common = 0
-    for mine, theirs in zip(turn.messages, before.messages, strict=False):
-        if mine.digest != theirs.digest:
-            break
-        common += 1
+    common = num_common(turn.messages, before.messages)
     if common < len(before.messages) or common == len(turn.messages):
         return turn.prompt, min(sum(each.tokens for each in turn.messages[:common]), turn.prompt, before_prompt)
     kept = before_prompt + max(before.generate, 1)

@@ -116,8 +116,8 @@ class _Session(Conversation):
         created_ns = _instant_ns(info, "created") or 0
         if not ends and starts:
             self.notes.assume(NO_END)
-            return max(min(starts), created_ns)
-        return max([*ends, created_ns]) if ends else max(_instant_ns(info, "completed") or 0, created_ns)
+            ends = [min(starts)]
+        return max(*(ends or [_instant_ns(info, "completed") or 0]), created_ns)
 
 
 def _counts(tokens: Record) -> list[int] | None:

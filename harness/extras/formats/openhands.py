@@ -25,6 +25,7 @@ from harness.model.traces.base import (
     record_of,
     text_of,
     trace_format,
+    types_of,
 )
 from harness.model.traces.calls import LATE_NS, Log
 from harness.model.traces.links import through_calls
@@ -35,15 +36,7 @@ TOTALS = ("prompt_tokens", "completion_tokens", "cache_read_tokens", "cache_writ
 NUMBERED = re.compile(r"event-(\d{1,12})-[^/]*$")
 BACK = "the clock went back before their call"
 SHIFTED = "events stamped before the one before them by more than 1 s: they and what follows are moved behind it"
-NOTICE = "the state of the conversation, or a notice of the program"
-PASSED = {
-    **dict.fromkeys(("SystemPromptEvent", "ConversationStateUpdateEvent", "ConversationErrorEvent"), NOTICE),
-    **dict.fromkeys(("Condensation", "CondensationRequest", "CondensationSummaryEvent", "TokenEvent"), NOTICE),
-    **dict.fromkeys(("PauseEvent", "InterruptEvent", "LLMCompletionLogEvent", "StreamingDeltaEvent"), NOTICE),
-    **dict.fromkeys(("system", "recall", "change_agent_state", "condensation", "condensation_request"), NOTICE),
-    **dict.fromkeys(("start", "pause", "resume", "stop", "null", "task_tracking", "HookExecutionEvent"), NOTICE),
-    **dict.fromkeys(("ActionEvent", "MessageEvent", "message"), "what a person did, or an agent without a model"),
-}
+PASSED = types_of(__file__)["passed"]
 
 
 @dataclass
@@ -122,12 +115,14 @@ def _steps(conversation: _Conversation, notes: ReadNotes) -> TrajectoryCalls:
             notes.assume("calls whose usage is the step of the running totals")
             counts = Usage(*step)
         if not is_answer and _is_input(event):
-            steps.ask(moment_ns, is_human=text_of(event, "source") == "user")
+            is_human = text_of(event, "source") == "user" or text_of(event, "observation") == "user_rejected"
+            steps.ask(moment_ns, is_human=is_human or kind == "UserRejectObservation")
         elif answer in answers:
             notes.part()  # one answer may be several actions
         elif is_answer and isinstance(counts, Usage):
             answers.add(answer)
-            steps.answer(counts, at, moment_ns).identity = ("openhands", answer, moment_ns)
+            call = steps.answer(counts, at, moment_ns)
+            call.identity, call.agent = ("openhands", answer, moment_ns), "condenser" * (kind == "Condensation")
         elif is_answer or (text_of(event, "source") == "agent" and kind == "message"):
             steps.lose(counts, at)
         elif not notes.passes(kind, PASSED):

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from harness.extras.formats.otel_spans import HELD_TO, NO_COUNTS, PASSED, Doubt, Span, read_span
+from harness.extras.formats.otel_spans import HELD_TO, NO_COUNTS, PASSED, Span, doubt, read_span
 from harness.extras.formats.otlp import spans_in
 from harness.extras.formats.trajectories import GAPS
 from harness.model.traces.account import ReadNotes
@@ -31,6 +31,7 @@ TWICE = "calls within one of another service with the same counts: they may be o
 AROUND = "spans with counts around other calls, and without an operation"
 ORPHANS = "calls under a span that is not in the files: who started them is not known"
 JOINED = "traces that begin with the messages of an earlier one: taken as turns of one session"
+APART = "agents that run at once and that no call started: each is a session of its own"
 NO_TOOLS = "waits taken as a tool's: no span of their session is a tool's"
 WHOSE = "waits without a tool's span or a new root span around several before them: a tool's or a person's, not known"
 
@@ -57,7 +58,7 @@ class _Tree:
         self._calls: list[Span] = []
         self._others: list[Span] = []
         self._seen: set[tuple[object, ...]] = set()
-        self._doubts: dict[str, Doubt] = {}
+        self._of_trace: dict[str, list[Span]] = {}
         # The calls of each agent or tool, by its span; those of no agent by their trace.
         self._runs: dict[tuple[str, str], list[Span]] = {}
         self._by_end: dict[tuple[str, str], list[Span]] = {}
@@ -105,7 +106,7 @@ class _Tree:
         is_said = any(each.conversation for span in self._calls for each in (span, *self._above(span)))
         self._notes.assume(ALONE, len(traces) * (is_each_alone and not is_said))
         for name, spans in traces.items():
-            why = self._doubts[name].why(spans)
+            why = doubt(spans, self._of_trace[name])
             for call in (span.call for span in spans if span.call):
                 call.unknown_wait = why
         self._by_end = {run: sorted(spans, key=lambda span: span.end_ns) for run, spans in self._runs.items()}
@@ -150,13 +151,12 @@ class _Tree:
         around = {id(above) for span in self._calls for above in self._above(span)}
         for span in self._others:
             if span.is_bare and id(span) in around:
-                self._notes.call()
-                self._notes.drop(WRAPS, span.at)
+                self._notes.drop_call(WRAPS, span.at)
             elif span.is_bare:
                 self._notes.row_broken(NO_COUNTS, span.at)
                 span.is_unread = True
         for span in (*self._calls, *self._others):
-            self._doubts.setdefault(span.trace, Doubt()).add(span)
+            self._of_trace.setdefault(span.trace, []).append(span)
 
     def _once_each(self) -> list[Span]:
         """Calls without those that another span tells too: two instrumentations of one call, or sums of several."""
@@ -202,12 +202,16 @@ class _Tree:
 
     def _name_sessions(self) -> None:
         """A run that a call started is a session of its own; all others are of their conversation, else trace."""
+        runs = {key: self._spans.get(key) for key in self._runs}
+        starters = {key: run and self._starter(run, self._runs[key][0].start_ns) for key, run in runs.items()}
+        at_once = self._at_once([key for key, run in runs.items() if run and not starters[key] and run.role == "agent"])
         for (trace, name), spans in self._runs.items():
-            run = self._spans.get((trace, name))
-            starter = None if run is None else self._starter(run, spans[0].start_ns)
+            run, starter = runs[trace, name], starters[trace, name]
             for span in spans:
                 conversation = next((each.conversation for each in (span, *self._above(span)) if each.conversation), "")
                 span.session = conversation or trace if starter is None else f"{trace}/{name}"
+                if run is not None and (trace, name) in at_once:
+                    span.session += f"/{run.agent or name}"
             if run is not None and starter is not None and starter.call is not None:
                 tool = next((each for each in self._above(run) if each.role in ("agent", "tool")), run)
                 tool = tool if tool.role == "tool" else run
@@ -217,6 +221,18 @@ class _Tree:
             span.session = names.get(span.session, span.session)
             if span.call is not None:
                 span.call.session = span.session
+
+    def _at_once(self, agents: list[tuple[str, str]]) -> set[tuple[str, str]]:
+        """Those of agents that no call started which another one of their trace overlaps in time."""
+        found: set[tuple[str, str]] = set()
+        last: dict[str, tuple[int, tuple[str, str]]] = {}  # of each trace the one that ends last so far
+        for key in sorted(agents, key=lambda key: self._runs[key][0].start_ns):
+            ended_ns, before = last.get(key[0], (-1, key))
+            if self._runs[key][0].start_ns < ended_ns:
+                found |= {key, before}
+            last[key[0]] = max((ended_ns, before), (self._by_end[key][-1].end_ns, key))
+        self._notes.assume(APART, len(found))
+        return found
 
     def _joined_by_messages(self) -> dict[str, str]:
         """Other names for traces whose first prompt goes on from the last prompt of an earlier trace."""

@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
@@ -121,25 +121,13 @@ def _is_near(tokens: int, others: int) -> bool:
     return abs(tokens - others) <= max(SLACK_TOKENS, SLACK_SHARE * others)
 
 
-@dataclass
-class Doubt:
-    """Spans of a trace that may be calls and could not be read. unread: (start, end) of each in ns."""
-
-    num_spans: int = 0
-    unread: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-
-    def add(self, span: Span) -> None:
-        """Count a span."""
-        self.num_spans += 1
-        if span.is_unread:
-            self.unread.append((span.start_ns, span.end_ns if span.has_times else 1 << 63))
-
-    def why(self, calls: list[Span]) -> str:
-        """Why no wait between these calls is known; "" where all are."""
-        last_ns, first_ns = max(span.start_ns for span in calls), min(span.end_ns for span in calls)
-        is_between = any(start < last_ns and end > first_ns for start, end in self.unread)
-        is_much = len(self.unread) > SHARE_OF_UNKNOWN * self.num_spans
-        return "their trace has calls that could not be read" if is_between or is_much else ""
+def doubt(calls: Sequence[Span], spans: Sequence[Span]) -> str:
+    """Why no wait between calls of a trace is known, that has these spans; "" where all are."""
+    unread = [(span.start_ns, span.end_ns if span.has_times else 1 << 63) for span in spans if span.is_unread]
+    last_ns, first_ns = max(span.start_ns for span in calls), min(span.end_ns for span in calls)
+    is_between = any(start < last_ns and end > first_ns for start, end in unread)
+    is_much = len(unread) > SHARE_OF_UNKNOWN * len(spans)
+    return "their trace has calls that could not be read" if is_between or is_much else ""
 
 
 def read_span(record: Record, at: str, notes: ReadNotes) -> Span:
@@ -183,8 +171,7 @@ def read_span(record: Record, at: str, notes: ReadNotes) -> Span:
         notes.row_broken("a chat span without its times", at)
         span.is_unread = True
     elif has_failed and not any(tokens_of(attributes.get(name)) for name in COUNTS):
-        notes.call()
-        notes.drop("calls that failed: their time is part of the wait", at)
+        notes.drop_call("calls that failed: their time is part of the wait", at)
     elif isinstance(call := _call(record, span, notes), str):
         span.is_bare = call == NO_COUNTS
         span.is_unread = not span.is_bare

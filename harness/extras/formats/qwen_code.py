@@ -10,23 +10,13 @@ import json
 from collections.abc import Mapping
 
 from harness.extras.formats.gemini_cli import set_counts, take_parts
-from harness.model.traces.base import Record, by_type, counts_of, list_of, record_of, text_of, trace_format
+from harness.model.traces.base import Record, counts_of, list_of, record_of, text_of, trace_format, types_of
 from harness.model.traces.calls import Call, Log
 from harness.model.traces.claude import Chain, ClaudeLog
 from harness.model.traces.links import reader_of
 
 HELD_TO = "0.24.4"
-STATE = """attribution_snapshot file_history_snapshot session_artifact_event session_artifact_snapshot session_model
-session_source session_sources_snapshot parent_session branch_checkpoint goal_state goal_turn_end custom_title
-turn_result user_text_elements rewind"""
-PASSED = by_type(
-    {
-        "state of the program, or of files": STATE.split(),
-        "calls and tools as its telemetry counts them: they have rows of their own": ["ui_telemetry"],
-        "what a row beside it says too": ["slash_command", "at_command", "omni_recall", "background_task_completed"],
-        "how a sub-agent began": ["agent_bootstrap", "agent_launch_prompt", "agent_retry", "agent_session_ready"],
-    }
-)
+PASSED = types_of(__file__)["passed"]
 COUNTS = {
     "input": "promptTokenCount",
     "output": "candidatesTokenCount",

@@ -220,7 +220,7 @@ class ImportSummary:
 
     def lines(self) -> list[str]:
         """The summary for a person."""
-        excluded, zero, missing = (sum(c.values()) for c in (self.excluded, self.non_positive, self.missing))
+        excluded, zero, missing = (each.total() for each in (self.excluded, self.non_positive, self.missing))
         report = [
             f"{self.source}: {self.rows} rows, {self.calls} tool calls (sha256 {self.sha256[:16]})",
             f"  used: {self.used_calls} calls of {len(self.tools)} tools",
@@ -321,16 +321,11 @@ def _too_many_malformed(source: Path, summary: ImportSummary, number: int) -> Sp
 
 def _nothing_to_use(source: Path, summary: ImportSummary) -> SpecError:
     if summary.calls:
-        what = (
-            f"holds {summary.calls} tool calls, none of which can be used: "
-            f"{sum(summary.excluded.values())} wait for a person, {sum(summary.missing.values())} have no latency, "
-            f"{sum(summary.non_positive.values())} one of zero or less"
-        )
+        excluded, missing, zero = (each.total() for each in (summary.excluded, summary.missing, summary.non_positive))
+        what = f"holds {summary.calls} tool calls, none of which can be used: {excluded} wait for a person, "
+        what += f"{missing} have no latency, {zero} one of zero or less"
     else:
-        what = (
-            f"holds no tool call in {summary.rows} rows; looked for "
-            "tools[].tool_name, tool_internal_latency_ms, tool_wall_latency_ms"
-        )
+        what = f"holds no tool call in {summary.rows} rows; looked for tools[].tool_name, {', '.join(_LATENCIES)}"
     return SpecError(what, where=str(source), hint="Give a TraceLab round trace (JSONL, JSONL.gz or DuckDB)")
 
 

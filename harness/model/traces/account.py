@@ -115,6 +115,11 @@ class ReadNotes:
         self.unknown[name] += 1
         self.first_at.setdefault(name, at)
 
+    def drop_call(self, reason: str, at: str) -> None:
+        """A row is a call that is left out."""
+        self.call()
+        self.drop(reason, at)
+
     def drop(self, reason: str, at: str, count: int = 1) -> None:
         """Calls are left out."""
         self.dropped[reason] += count

@@ -252,19 +252,15 @@ def _six_digits(text: str) -> str:
     return f"{head}.{tail[:digits][:6].ljust(6, '0')}{tail[digits:]}"
 
 
-def read_tables(path: Path) -> dict[str, dict[str, list[str]]]:
-    """The tables of a reader: types of rows, or names, by what they are to it."""
-    return tomllib.loads(path.read_text(encoding="utf-8"))
-
-
 @lru_cache
-def _facts(path: Path) -> dict[str, dict[str, Any]]:
+def read_tables(path: Path) -> dict[str, dict[str, Any]]:
+    """The tables of a reader: types of rows, or names, by what they are to it; or the facts of formats."""
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
 def trace_format(reader: str, name: str, read: Read, **more: Any) -> TraceFormat:
     """A format whose facts stand in ``formats.toml`` beside its reader."""
-    facts: dict[str, Any] = _facts(Path(reader).with_name("formats.toml"))[name] | more
+    facts: dict[str, Any] = read_tables(Path(reader).with_name("formats.toml"))[name] | more
     lists = {fact: tuple(value) for fact, value in facts.items() if isinstance(value, list)}
     facts.update(lists, keys=tuple(map(frozenset, facts.get("keys", ()))))
     return TraceFormat(read=read, **facts)

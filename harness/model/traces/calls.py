@@ -175,8 +175,7 @@ class Conversation:
         if any(each is not None and tokens_of(each) is None for each in counts):
             self.notes.row_broken("an answer with a count that is no number of tokens", at)
         else:
-            self.notes.call()
-            self.notes.drop("answers without token counts", at)
+            self.notes.drop_call("answers without token counts", at)
         self.lost = "a call before theirs has no token counts"
 
     def begin(self, moment_ns: int) -> Call:
@@ -260,18 +259,21 @@ def logs_of(
 ) -> Iterator[Log]:
     """The conversations of each file; a file whose rows are out of order of time is read again in order."""
     for path in files:
-        log = kind(path.stem, ReadNotes())
-        log.folder = path.parent.name
-        for at, record in json_records(path, log.notes, progress):
-            log.take(record, at)
+        log = _log(kind, path, progress)
         if log.num_late:
-            num_late, log = log.num_late, kind(path.stem, ReadNotes())
-            log.folder = path.parent.name
-            for at, record in _by_time(json_records(path, log.notes)):
-                log.take(record, at)
+            num_late, log = log.num_late, _log(kind, path, in_order=True)
             log.notes.assume("rows out of order of time: their file was sorted", num_late)
         yield from (calls for calls in log.logs() if calls)
         notes.take_over(log.notes)
+
+
+def _log(kind: type[AgentLog], path: Path, progress: Progress | None = None, *, in_order: bool = False) -> AgentLog:
+    log = kind(path.stem, ReadNotes())
+    log.folder = path.parent.name
+    lines = json_records(path, log.notes, progress)
+    for at, record in _by_time(lines) if in_order else lines:
+        log.take(record, at)
+    return log
 
 
 def _by_time(lines: Iterable[TraceLine]) -> Iterable[TraceLine]:

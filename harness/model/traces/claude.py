@@ -163,8 +163,7 @@ class _ClaudeChain(Chain):
         message = record_of(record.get("message"))
         name, counts = text_of(message, "id"), _counts(record_of(message.get("usage")))
         if record.get("isApiErrorMessage") is True:
-            self.notes.call()
-            self.notes.drop("calls that failed, after all tries: the program tells their error", at)
+            self.notes.drop_call("calls that failed, after all tries: the program tells their error", at)
             self.lost = "a call before theirs failed"
             return
         if text_of(message, "model") == SYNTHETIC:
@@ -181,6 +180,8 @@ class _ClaudeChain(Chain):
         # Usage repeats with every block of the message; the last usage counts the whole answer.
         if counts[0][1][-1] >= turn.output_tokens:
             _set_lengths(turn, counts[0][1])
+            if record_of(message.get("usage")).get("cache_read_input_tokens") is None:
+                turn.prefix_tokens = None
             self._answers[identity] = (turn, counts)
         turn.end_ns = max(turn.end_ns, moment_ns) if parts else turn.end_ns
         turn.answer_characters += sum(map(_characters, parts))

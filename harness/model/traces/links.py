@@ -426,7 +426,7 @@ def _common(before: Call, call: Call) -> int:
         return min(call.prefix_tokens, most)
     if not before.messages or not call.messages:
         return most if call.input_tokens >= before.stream_tokens else 0
-    common = _num_common(call.messages, before.messages)
+    common = num_common(call.messages, before.messages)
     if common == len(before.messages) and len(call.messages) > common:
         return most
     return min(sum(tokens for _, tokens in call.messages[:common]), most)
@@ -438,13 +438,13 @@ def kept_tokens(blocks: tuple[int, ...], before: tuple[int, ...], block_tokens: 
     streamed: tokens of the previous prompt and its answer. Where all whole blocks of the previous prompt come again, so
     does its answer; else only the common leading blocks come again (a compaction or an edit).
     """
-    common = _num_common(blocks, before)
+    common = num_common(blocks, before)
     if common == len(before) and prompt >= streamed:
         return streamed
     return min(common * block_tokens, streamed, prompt)
 
 
-def _num_common(one: Sequence[object], other: Sequence[object]) -> int:
+def num_common(one: Sequence[object], other: Sequence[object]) -> int:
     pairs = enumerate(zip(one, other, strict=False))
     return next((place for place, (mine, theirs) in pairs if mine != theirs), min(len(one), len(other)))
 

@@ -235,10 +235,7 @@ def _lines(head: TraceHead, recordings: Iterable[Recording]) -> Iterator[bytes]:
         ]
         if any(request.blocks for request in recording.requests):
             record["blocks"] = [request.blocks for request in recording.requests]
-        aborts = [
-            (place, request.abort_after_ns, request.abort_after_tokens)
-            for place, request in enumerate(recording.requests)
-        ]
+        aborts = [(place, one.abort_after_ns, one.abort_after_tokens) for place, one in enumerate(recording.requests)]
         if left := [abort for abort in aborts if abort[1] or abort[2]]:
             record["aborts"] = left
         if drawn := [place for place, request in enumerate(recording.requests) if request.is_drawn]:

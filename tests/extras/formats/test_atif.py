@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from harness.clock import NS_PER_S
 from harness.model.traces.recording import NO_CACHE
 from tests.support.agent_logs import at
@@ -91,3 +93,19 @@ def test_null_counts_are_absent_and_no_number_is_broken(tmp_path: Path) -> None:
     assert any(label.endswith(NO_CACHE) for label in trace.head.labels)
     document["steps"][2]["metrics"]["prompt_tokens"] = "many"
     assert trace_of(tmp_path, [document]).head.broken == {"an answer with a count that is no number of tokens": 1}
+
+
+@pytest.mark.parametrize("has_times", [True, False])
+def test_a_trajectory_goes_on_in_the_file_that_it_names(tmp_path: Path, has_times: bool) -> None:
+    begun, more = atif_document("s", 2), atif_document("t", 4)
+    begun["continued_trajectory_ref"] = "in-0.jsonl"  # which is read before it
+    for step in more["steps"][:3]:
+        step["is_copied_context"] = True
+    for step in () if has_times else (*begun["steps"], *more["steps"]):
+        del step["timestamp"]
+    trace = trace_of(tmp_path, [more], [begun])
+    (recording,) = trace.recordings
+    assert [one.prompt_tokens for one in recording.requests] == [1000, 1300, 1600, 1900]
+    assert [one.after for one in recording.requests] == [(), (0,), (1,), (2,)]
+    assert [one.keep_tokens for one in recording.requests] == [0, 1000, 1000, 1000]
+    assert [one.is_drawn for one in recording.requests] == [False, *[not has_times] * 3]

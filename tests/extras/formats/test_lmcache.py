@@ -10,8 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from harness.clock import NS_PER_MS
+from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import SpecError
+from harness.extras.formats.lmcache import DELTA
 from tests.support.sound_traces import lmcache_rows
 from tests.support.trace_rows import imported, trace_of, written
 
@@ -61,3 +62,28 @@ def test_the_delay_of_aiperfs_rows_is_the_wait(tmp_path: Path) -> None:
         for row, delay in zip(rows("a"), delays, strict=True)
     ]
     assert [one.wait_ns / NS_PER_MS for one in trace_of(tmp_path, given).recordings[0].requests] == [0, 4503.5, 19_978]
+
+
+def test_rows_of_new_messages_only_go_on_from_what_came_before(tmp_path: Path) -> None:
+    def row(length: int, **more: Any) -> dict[str, Any]:
+        messages = [{"role": "user", "content": "x" * length}]
+        return {"session_id": "s", "message_mode": "delta", "messages": messages, "output_length": 500, **more}
+
+    trace = trace_of(tmp_path, [row(1000, timestamp=7000), row(400, delay=2000), row(400, delay=2000)])
+    (recording,) = trace.recordings
+    first, second, third = recording.requests
+    assert [one.keep_tokens for one in recording.requests] == [0, first.prompt_tokens + 500, second.prompt_tokens + 500]
+    assert third.prompt_tokens - third.keep_tokens == second.prompt_tokens - second.keep_tokens
+    assert [one.wait_ns / NS_PER_S for one in recording.requests] == [0, 2, 2]
+    assert f"2 x {DELTA}" in trace.head.labels
+
+
+def test_instants_of_rows_say_the_gaps_where_no_delay_does(tmp_path: Path) -> None:
+    asked = [{"role": "user", "content": "x" * 400}]
+    more = [*asked, {"role": "assistant", "content": "y" * 100}, {"role": "user", "content": "z" * 100}]
+    rows = [
+        {"session_id": "s", "messages": messages, "output_length": 50, "timestamp": instant}
+        for messages, instant in ((more, 2000), (asked, 0))
+    ]
+    (recording,) = trace_of(tmp_path, rows).recordings
+    assert [(one.wait_ns / NS_PER_S, one.is_drawn) for one in recording.requests] == [(0, False), (2, False)]

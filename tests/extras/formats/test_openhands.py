@@ -117,3 +117,31 @@ def test_events_come_by_their_number_and_a_clock_that_was_set_back_is_said(tmp_p
     assert [one.wait_ns / NS_PER_S for one in recording.requests if not one.is_drawn] == [0, 5, 5]
     assert f"1 x {SHIFTED}" in trace.head.labels
     assert f"1 x waits that are unknown: {BACK}" in trace.head.labels
+
+
+def test_a_rejection_is_a_persons_and_a_condensers_answer_is_nobodys_history(tmp_path: Path) -> None:
+    folder = tmp_path / "conversation"
+    (folder / "events").mkdir(parents=True)
+    usages = [
+        {"response_id": "a", "prompt_tokens": 1000, "completion_tokens": 100, "cache_read_tokens": 0},
+        {"response_id": "b", "prompt_tokens": 1300, "completion_tokens": 100, "cache_read_tokens": 1000},
+        {"response_id": "c", "prompt_tokens": 1250, "completion_tokens": 80, "cache_read_tokens": 0},
+        {"response_id": "d", "prompt_tokens": 500, "completion_tokens": 50, "cache_read_tokens": 100},
+    ]
+    state = {"id": "c", "agent": {}, "stats": {"usage_to_metrics": {"agent": {"token_usages": usages}}}}
+    (folder / "base_state.json").write_text(json.dumps(state))
+    events = [
+        {"kind": "MessageEvent", "source": "user", "timestamp": at(0)},
+        {"kind": "ActionEvent", "source": "agent", "llm_response_id": "a", "timestamp": at(3)},
+        {"kind": "UserRejectObservation", "source": "environment", "timestamp": at(103)},
+        {"kind": "ActionEvent", "source": "agent", "llm_response_id": "b", "timestamp": at(106)},
+        {"kind": "ObservationEvent", "source": "environment", "timestamp": at(107)},
+        {"kind": "Condensation", "source": "environment", "llm_response_id": "c", "timestamp": at(110)},
+        {"kind": "ActionEvent", "source": "agent", "llm_response_id": "d", "timestamp": at(115)},
+    ]
+    for place, event in enumerate(events):
+        (folder / "events" / f"event-{place:05d}-x.json").write_text(json.dumps(event | {"id": f"x{place}"}))
+    (recording,) = imported(folder).recordings
+    assert [one.base for one in recording.requests] == [None, 0, None, 1]
+    assert [one.keep_tokens for one in recording.requests] == [0, 1000, 0, 100]
+    assert [one.wait_kind for one in recording.requests] == ["none", "human", "tool", "tool"]

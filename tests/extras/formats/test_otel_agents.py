@@ -10,7 +10,7 @@ import pytest
 
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
-from harness.extras.formats.otel import JOINED, NO_TOOLS, OPEN, ORPHANS, SUMS, TWICE, WHOSE, WITHIN, WRAPS
+from harness.extras.formats.otel import APART, JOINED, NO_TOOLS, OPEN, ORPHANS, SUMS, TWICE, WHOSE, WITHIN, WRAPS
 from harness.extras.formats.otel_spans import FAILED_WITH_COUNTS
 from harness.extras.formats.trajectories import GAPS
 from harness.model.traces.links import BY_MESSAGES, UNAWAITED
@@ -399,3 +399,25 @@ def test_a_tool_that_asks_a_person_is_a_persons_wait_unless_a_tool_beside_it_end
     (recording,) = trace_of(tmp_path, [{"spans": rows}]).recordings
     assert recording.requests[-1].after == (0, 1)
     assert recording.requests[-1].wait_kind == ("human" if asked_until_s > 5 else "tool")
+
+
+def test_agents_at_once_that_no_call_started_do_not_wait_for_one_another(tmp_path: Path) -> None:
+    rows = [
+        span("1", "", 0, 20, "invoke_workflow"),
+        span("2", "1", 0, 19, "invoke_agent", **{"gen_ai.agent.name": "A"}),
+        span("3", "1", 0, 19, "invoke_agent", **{"gen_ai.agent.name": "B"}),
+        span("9", "2", 0, 1, "plan"),
+        chat("a", "9", 0, 500, 0),
+        span("8", "2", 1, 2, "search_memory"),
+        span("b", "2", 1, 5, "execute_tool"),
+        chat("c", "2", 5, 700, 512),
+        chat("d", "3", 0.5, 300, 0),
+        span("e", "3", 1.5, 9, "execute_tool"),
+        chat("f", "3", 9, 400, 256),
+    ]
+    trace = trace_of(tmp_path, [{"spans": rows}])
+    assert [[one.prompt_tokens for one in each.requests] for each in trace.recordings] == [[500, 700], [300, 400]]
+    assert [each.requests[1].wait_ns / NS_PER_S for each in trace.recordings] == [4, 7.5]
+    assert [each.requests[1].wait_kind for each in trace.recordings] == ["tool", "tool"]
+    assert said(trace, APART)
+    assert not any("unknown" in label for label in trace.head.labels)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from harness.clock import NS_PER_S
-from harness.model.traces.recording import CACHE_GONE, TraceFile, describe_trace, open_trace
+from harness.model.traces.recording import CACHE_GONE, NO_CACHE, TraceFile, describe_trace, open_trace
 from tests.support.agent_logs import assistant, result, text, tool, user
 from tests.support.sound_traces import claude_rows
 from tests.support.trace_rows import imported, written
@@ -314,3 +314,13 @@ def test_the_wait_around_an_automatic_summary_is_not_known_and_no_persons(tmp_pa
     ]
     request = imported(written(tmp_path, rows)).recordings[0].requests[1]
     assert (request.wait_kind, request.is_drawn) == ("tool", True)
+
+
+def test_a_null_count_of_the_cache_is_no_zero(tmp_path: Path) -> None:
+    row = assistant("b", 10.0, (1200, 0, 0, 50), tool("b"))
+    row["message"]["usage"]["cache_read_input_tokens"] = None
+    rows = [user(0.0), assistant("a", 2.0, (10, 990, 0, 100), tool("a")), result("a", 9.0), row, result("b", 12.0)]
+    rows.append(assistant("c", 14.0, (10, 190, 1200, 50), text()))
+    trace = imported(written(tmp_path, rows))
+    assert [one.keep_tokens for one in trace.recordings[0].requests] == [0, 1100, 1200]
+    assert f"1 x {NO_CACHE}" in trace.head.labels
