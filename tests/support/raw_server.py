@@ -199,6 +199,15 @@ def events(asked: Asked, *, ids: list[int] | None = None) -> list[bytes]:
     return [*(b"data: %b\n\n" % json.dumps(document).encode() for document in documents), b"data: [DONE]\n\n"]
 
 
+def answered(asked: Asked) -> Reply:
+    """The well-formed answer to a request, as a stream or whole."""
+    if asked.fields["stream"]:
+        return Reply([CHUNKED_HEAD, *chunked(events(asked))])
+    choice = {"index": 0, "text": " x" * len(asked.ids), "token_ids": asked.ids, "finish_reason": "length"}
+    usage = {"prompt_tokens": asked.num_prompt_tokens, "completion_tokens": len(asked.ids)}
+    return Reply([whole(json.dumps({"id": f"cmpl-{asked.fields['request_id']}", "choices": [choice], "usage": usage}))])
+
+
 def chunked(parts: Iterable[bytes], *, extension: bytes = b"", trailer: bytes = b"") -> list[bytes]:
     """A chunked body, one chunk a part, and the last chunk with its trailer."""
     return [*(b"%x%b\r\n%b\r\n" % (len(part), extension, part) for part in parts), b"0\r\n" + trailer + b"\r\n"]

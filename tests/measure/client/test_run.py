@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 from collections.abc import Iterator
 from hashlib import sha256
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,27 +15,27 @@ from harness.measure.client.null_server import NullServer
 from harness.measure.client.run import ReplayEvent, ReplayResult
 from harness.measure.records.schema import CHUNKS, REQUESTS
 from harness.model.plan.tokens import TokenStreams
-from tests.support.faulty_server import faulty_server
+from tests.support.raw_server import (
+    CHUNKED_HEAD,
+    CLOSE,
+    HANG,
+    RESET,
+    Asked,
+    RawServer,
+    Reply,
+    answered,
+    chunked,
+    events,
+    whole,
+)
 from tests.support.replays import SCHEMES, assert_forked_and_joined, fork_and_join, plan_of, rows_of, run, session
 
 pytestmark = pytest.mark.live
 
-FAULTS: dict[str, Any] = {
-    "0-0": "close_at_once",
-    "1-0": "early_close",
-    "2-0": "reset",
-    "3-0": "http_500",
-    "4-0": "wrong_length",
-    "5-0": "no_usage",
-    "6-0": "no_token_ids",
-    "7-0": "error_event",
-    "8-0": "garbage",
-}
-
 
 @pytest.fixture(scope="module")
 def plain_server() -> Iterator[NullServer]:
-    with faulty_server(event_tokens=2) as server:
+    with NullServer() as server:
         yield server
 
 
@@ -136,26 +134,25 @@ def test_a_replay_can_be_called_where_an_event_loop_runs(plain_server: NullServe
 class TestPrompts:
     def test_the_servers_ids_are_carried_forward_exactly(self, scheme: str) -> None:
         plan = plan_of(session(0, num_requests=3), session(1, after=0, continues=0, keep_first=30))
-        with faulty_server(keeps_bodies=True) as server:
+        with RawServer(answered) as server:
             result = run(plan, server, scheme)
-            stamps = server.stamps()
-        bodies = [json.loads(stamps[row["request_id"]]["body"]) for row in rows_of(result)]
-        generated = [stamps[row["request_id"]]["token_ids"] for row in rows_of(result)]
+        asked = {each.fields["request_id"]: each for each in server.asked}
+        came = [asked[row["request_id"]] for row in rows_of(result)]
+        generated = [each.ids for each in came]
         streams = TokenStreams(plan)
         for request in range(3):
             expected = streams.prompt(0, request, {0: generated[:3]})
-            assert bodies[request]["prompt"] == expected.tolist()
+            assert came[request].fields["prompt"] == expected.tolist()
         continued = streams.prompt(1, 0, {0: generated[:3]})
-        assert bodies[3]["prompt"] == continued.tolist()
+        assert came[3].fields["prompt"] == continued.tolist()
         for row, ids in zip(rows_of(result), generated, strict=True):
             assert row["token_digest"] == sha256(np.asarray(ids, "<i4").tobytes()).hexdigest()
 
     def test_a_request_asks_for_exactly_the_planned_greedy_tokens(self, scheme: str) -> None:
-        with faulty_server(keeps_bodies=True) as server:
+        with RawServer(answered) as server:
             result = run(plan_of(session(0, num_requests=1)), server, scheme)
-            (stamp,) = server.stamps().values()
-        body = json.loads(stamp["body"])
-        del body["prompt"]
+        (asked,) = server.asked
+        body = {name: value for name, value in asked.fields.items() if name != "prompt"}
         assert body == {
             "model": "null",
             "max_tokens": 6,
@@ -170,64 +167,39 @@ class TestPrompts:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("framing", ["chunked", "length", "close"])
-@pytest.mark.parametrize("num_split_bytes", [0, 97])
-def test_every_body_framing_is_understood_whole_or_in_splinters(
-    scheme: str, framing: Any, num_split_bytes: int
-) -> None:
-    with faulty_server(framing=framing, num_split_bytes=num_split_bytes, cached_tokens=16) as server:
-        for stream in (True, False):
-            rows = rows_of(run(plan_of(session(0), session(1)), server, scheme, stream=stream))
-            assert {row["status"] for row in rows} == {"ok"}, rows
-            assert {row["cached_tokens"] for row in rows} == {16}
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_connection_that_the_server_closes_while_idle_costs_no_request(scheme: str) -> None:
-    with faulty_server(idle_close_ns=30 * NS_PER_MS) as server:
-        rows = rows_of(run(plan_of(session(0, num_requests=3, wait_ns=150 * NS_PER_MS)), server, scheme))
-    assert {row["status"] for row in rows} == {"ok"}, rows
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
 class TestAServerThatMisbehaves:
     def test_each_fault_is_a_row_with_a_status_and_other_sessions_go_on(self, scheme: str) -> None:
-        plan = plan_of(
-            *(session(index) for index in range(10)), session(10, after=0), session(11, after=3, continues=3)
-        )
-        with faulty_server(faults=FAULTS) as server:
+        faults = {
+            0: Reply([], CLOSE),
+            1: Reply([CHUNKED_HEAD[:20]], CLOSE),
+            2: Reply([CHUNKED_HEAD], RESET),
+            3: Reply([whole('{"error": {"message": "engine is dead"}}', status=500)]),
+            4: None,
+            5: Reply([b"SSH-2.0-OpenSSH_9.2p1\r\n\r\n"], CLOSE),
+        }
+
+        def answer(asked: Asked) -> Reply:
+            if asked.request or asked.session not in faults:
+                return answered(asked)
+            return faults[asked.session] or Reply([CHUNKED_HEAD, *chunked(events(asked, ids=asked.ids[1:]))])
+
+        plan = plan_of(*(session(index) for index in range(7)), session(7, after=0), session(8, after=3, continues=3))
+        with RawServer(answer) as server:
             result = run(plan, server, scheme)
         rows = {(row["session"], row["request"]): row for row in rows_of(result)}
-        status = {index: rows[index, 0]["status"] for index in range(12)}
-        assert status == {
-            0: "connection",
-            1: "connection",
-            2: "connection",
-            3: "http_error",
-            4: "wrong_length",
-            5: "bad_response",
-            6: "bad_response",
-            7: "bad_response",
-            8: "bad_response",
-            9: "ok",
-            10: "ok",
-            11: "not_sent",
-        }, {index: rows[index, 0]["error"] for index in range(12)}
-        assert all(rows[index, 0]["error"] for index in range(9))
-        for index in (*range(9), 11):
-            later = rows[index, 1]
-            assert later["status"] == "not_sent"
-            assert later["sent_ns"] is None
-        assert rows[9, 1]["status"] == "ok"
+        broken = ["connection", "connection", "connection", "http_error", "wrong_length", "bad_response"]
+        assert [rows[index, 0]["status"] for index in range(9)] == [*broken, "ok", "ok", "not_sent"]
+        assert all(rows[index, 0]["error"] for index in faults)
+        for index in (*faults, 8):
+            assert (rows[index, 1]["status"], rows[index, 1]["sent_ns"]) == ("not_sent", None)
+        assert rows[6, 1]["status"] == "ok"
         assert rows[3, 0]["http_status"] == 500
         assert "engine is dead" in rows[3, 0]["error"]
-        assert "engine is dead" in rows[7, 0]["error"]
-        assert "return_token_ids" in rows[6, 0]["error"]
-        assert rows[10, 0]["trigger_ns"] == rows[0, 0]["done_ns"]
+        assert rows[7, 0]["trigger_ns"] == rows[0, 0]["done_ns"]
 
     def test_an_answer_that_does_not_end_is_a_row_at_its_deadline(self, scheme: str) -> None:
         plan = plan_of(session(0), session(1), session(2, after=0, continues=0))
-        with faulty_server(faults={"0-0": "half_open", "1-0": "slow_head"}) as server:
+        with RawServer(lambda asked: Reply([CHUNKED_HEAD[:22]] * asked.session, HANG)) as server:
             rows = rows_of(run(plan, server, scheme, timeout_s=0.5))
         assert [row["status"] for row in rows] == ["timeout", "not_sent"] * 2 + ["not_sent"] * 2
         assert all(row["error"] for row in rows if row["status"] == "timeout")
@@ -249,6 +221,6 @@ class TestAServerThatMisbehaves:
         def stop_after_first(_event: ReplayEvent) -> None:
             stop.set()
 
-        with faulty_server(faults={"1-0": "half_open"}) as server:
+        with RawServer(lambda asked: Reply([], HANG) if asked.session == 1 else answered(asked)) as server:
             rows = rows_of(run(plan, server, scheme, stop=stop, on_event=stop_after_first))
         assert [row["status"] for row in rows] == ["ok", "not_sent", "connection", "not_sent", "not_sent"]

@@ -7,11 +7,11 @@ import pytest
 from harness.clock import NS_PER_MS
 from harness.measure.client.answer import scan_json
 from tests.support.misbehaviours import CATALOGUE, ENDLESS, Misbehaviour
-from tests.support.raw_server import CHUNKED_HEAD, CLOSE, RESET, Asked, RawServer, Reply, chunked, events
+from tests.support.raw_server import CHUNKED_HEAD, CLOSE, RESET, Asked, RawServer, Reply, answered, chunked, events
 from tests.support.replays import SCHEMES, plan_of, rows_of, run, session
 
 pytestmark = pytest.mark.live
-GOOD = Misbehaviour("none", lambda asked: Reply([CHUNKED_HEAD, *chunked(events(asked))]), "ok", why="it is legal")
+GOOD = Misbehaviour("none", answered, "ok", why="it is legal")
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -19,7 +19,7 @@ def test_each_misbehaviour_ends_as_its_catalogue_says_and_other_sessions_go_on(s
     def answer(asked: Asked) -> Reply:
         if asked.request == 0 and asked.session < len(CATALOGUE):
             return CATALOGUE[asked.session].answer(asked)
-        return Reply([CHUNKED_HEAD, *chunked(events(asked))])
+        return answered(asked)
 
     with RawServer(answer) as server:
         rows = rows_of(run(plan_of(*(session(place) for place in range(len(CATALOGUE) + 1))), server, scheme))
@@ -51,7 +51,7 @@ def test_a_whole_answer_whose_connection_closes_unannounced_costs_no_request(
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_request_goes_out_again_once_and_only_after_a_whole_answer(scheme: str) -> None:
     def answer(asked: Asked) -> Reply:
-        return Reply([CHUNKED_HEAD, *chunked(events(asked))]) if asked.request == 0 else Reply([], CLOSE)
+        return answered(asked) if asked.request == 0 else Reply([], CLOSE)
 
     with RawServer(answer) as server:
         rows = rows_of(run(plan_of(session(0)), server, scheme))

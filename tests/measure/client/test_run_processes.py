@@ -19,8 +19,8 @@ from harness.measure.client.target import Endpoint
 from harness.measure.records.schema import CHUNKS, REQUESTS
 from harness.model.plan.model import Plan, RequestPlan, SessionPlan
 from harness.model.spec import ClientSpec
-from tests.support.faulty_server import faulty_server
 from tests.support.processes import WITHIN_S
+from tests.support.raw_server import HANG, RawServer, Reply, answered
 from tests.support.tls import Served, over
 
 REQUEST = RequestPlan(0, 20, 4, 3 * NS_PER_MS)
@@ -69,7 +69,7 @@ class TestAReplayInProcesses:
     )
     def test_rows_are_those_of_one_process(self, stream: bool, scheme: str) -> None:
         plan = plan_of(FREE, FREE, (0, 0), FREE, (1, None))
-        with faulty_server(cached_tokens=3) as server:
+        with NullServer() as server:
             together = run(plan, server, ClientSpec(stream=stream))
             apart = run(plan, server, ClientSpec(stream=stream, processes=2), scheme)
         assert apart.requests.schema == REQUESTS
@@ -101,7 +101,7 @@ class TestAReplayInProcesses:
         def stop_after_first(_event: ReplayEvent) -> None:
             stop.set()
 
-        with faulty_server(faults={"0-1": "half_open", "1-1": "half_open"}) as server:
+        with RawServer(lambda asked: Reply([], HANG) if asked.request else answered(asked)) as server:
             options = ClientSpec(processes=2)
             result = run(plan_of(FREE, FREE), server, options, stop=stop, on_event=stop_after_first)
         rows = result.requests.to_pylist()
