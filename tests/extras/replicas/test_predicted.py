@@ -52,13 +52,13 @@ def assert_one_replica_is_the_server(plan: Plan, server: ServerSpec) -> None:
         assert behind.requests[name].tolist() == alone.requests[name].tolist(), name
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(server=servers(), workload=workloads(), seed=st.integers(0, 10_000))
 def test_one_replica_is_predicted_as_a_server(server: ServerSpec, workload: WorkloadSpec, seed: int) -> None:
     assert_one_replica_is_the_server(build_plan(workload, seed, 0), server)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(plan=plans(), server=servers())
 def test_one_replica_is_predicted_as_a_server_where_clients_leave(plan: Plan, server: ServerSpec) -> None:
     assert_one_replica_is_the_server(plan, server)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +15,6 @@ from harness.model.engine.paged import scheduler_of
 from harness.model.experiment import build_plan
 from harness.model.plan.event_queue import ClientEvent
 from harness.model.plan.model import Plan, RequestPlan, SessionPlan
-from harness.model.sim import simulate
 from harness.model.sim.driver import UnreadRequests
 from harness.model.spec import ServerSpec, WorkloadSpec
 from tests.measure.emulator.test_emulator_virtual import servers, workloads
@@ -26,7 +23,6 @@ from tests.support.counted_replicas import CountedReplicas, figures_of_counted, 
 
 pytestmark = pytest.mark.same_everywhere
 
-COSTS = load_cost_model("paper")
 SERVER = ServerSpec(max_num_seqs=2, decode_buckets=(1, 2), kv_slots=3)
 PAGED = ServerSpec(
     max_num_seqs=4, decode_buckets=(1, 2, 4), num_gpu_blocks=600, rules="vllm-paged", cost_model="emulated-gpu"
@@ -35,65 +31,6 @@ PAGED = ServerSpec(
 
 def played(plan: Plan, server: ServerSpec, policy: str, num_replicas: int) -> CountedReplicas:
     return play_replicas(plan, server, load_cost_model(server.cost_model), policy_named(policy, num_replicas))
-
-
-def assert_is_the_simulator(plan: Plan, server: ServerSpec) -> None:
-    run, result = played(plan, server, "round-robin", 1), simulate(plan, server)
-    ours = run.requests_table().to_pylist()
-    for row, simulated in zip(ours, result.requests.to_pylist(), strict=True):
-        assert row["sent_ns"] == simulated["arrival_ns"]
-        assert row["done_ns"] == simulated["completed_ns"]
-        if row["status"] == "ok":
-            assert row["cached_tokens"] == simulated["cached_tokens"]
-            assert run.first_token_ns[row["session"], row["request"]] == simulated["first_token_ns"]
-    (only,) = run.replicas
-    assert (only.decode_ns, only.prefill_ns) == (result.decode_ns, result.prefill_ns)
-    assert sum(only.batches.values()) == result.num_decode_steps
-
-
-@settings(max_examples=25)
-@given(server=servers(), workload=workloads(), seed=st.integers(0, 10_000))
-def test_one_replica_is_the_simulator(server: ServerSpec, workload: WorkloadSpec, seed: int) -> None:
-    assert_is_the_simulator(build_plan(workload, seed, 0), server)
-
-
-@settings(max_examples=25)
-@given(plan=plans(), server=servers())
-def test_one_replica_is_the_simulator_where_clients_leave(plan: Plan, server: ServerSpec) -> None:
-    assert_is_the_simulator(plan, server)
-
-
-@settings(max_examples=10)
-@given(workload=workloads(), seed=st.integers(0, 10_000))
-def test_one_paged_replica_is_the_simulator(workload: WorkloadSpec, seed: int) -> None:
-    assert_is_the_simulator(build_plan(workload, seed, 0), PAGED)
-
-
-def part_of(plan: Plan, indices: list[int]) -> Plan:
-    """These sessions alone."""
-    sessions = tuple(replace(plan.sessions[index], index=place) for place, index in enumerate(indices))
-    return replace(plan, sessions=sessions)
-
-
-@settings(max_examples=25)
-@given(server=servers(), workload=workloads(), seed=st.integers(0, 10_000), num_replicas=st.integers(2, 4))
-def test_under_affinity_each_replica_is_a_server_with_its_sessions_alone(
-    server: ServerSpec, workload: WorkloadSpec, seed: int, num_replicas: int
-) -> None:
-    # Sessions that neither wait for another nor share text: what one replica does moves nothing on another.
-    alone = workload.model_copy(update={"shared_prefix_tokens": 0, "concurrency": None})
-    plan = build_plan(alone, seed, 0)
-    run = played(plan, server, "session-affinity", num_replicas)
-    rows = {(row["session"], row["request"]): row for row in run.requests_table().to_pylist()}
-    for place, replica in enumerate(run.replicas):
-        own = sorted({session for (session, _), at in run.served_by.items() if at == place})
-        if not own:
-            assert replica.device_ns == 0
-            continue
-        result = simulate(part_of(plan, own), server)
-        assert replica.device_ns == result.device_ns
-        done = [rows[own[row["session"]], row["request"]]["done_ns"] for row in result.requests.to_pylist()]
-        assert done == result.requests["completed_ns"].to_pylist()
 
 
 @settings(max_examples=18)
