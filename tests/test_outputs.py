@@ -15,7 +15,7 @@ from harness.model.traces.recording import RecordedRequest, Recording, TraceHead
 from harness.outputs import check_output, one_at_a_time, user_cache, write_atomic, write_text
 from harness.present.report import write_report
 from harness.shipped import find_shipped
-from tests.support.command_line import harness, harness_here
+from tests.support.command_line import harness
 
 
 def _others(folder: Path) -> dict[str, Path]:
@@ -74,7 +74,7 @@ def test_a_second_process_at_the_same_is_refused_and_names_the_first(tmp_path: P
     name, words, what = BUSY[command]
     (tmp_path / "small.toml").write_text(EXPERIMENT)
     with one_at_a_time(tmp_path / "runs", name, "the first"):
-        done = harness_here(*words.split(), cwd=tmp_path)
+        done = harness(*words.split(), cwd=tmp_path)
     assert done.returncode == 1, done.stdout
     assert f"runs: another harness process, pid {os.getpid()}, is {what}" in done.stderr
     assert not (tmp_path / "runs").exists(), "nothing is left of the lock"
@@ -85,7 +85,7 @@ def test_a_second_freeze_is_refused_and_the_lock_is_no_change_of_the_tree(tmp_pa
     for words in ("init -q .", "add small.toml", "-c user.name=a -c user.email=a commit -qm small"):
         subprocess.run(["git", *words.split()], cwd=tmp_path, check=True)
     with one_at_a_time(tmp_path / ".git", "freeze-small", "the first"):
-        done = harness_here("prereg", "freeze", "small.toml", cwd=tmp_path)
+        done = harness("prereg", "freeze", "small.toml", cwd=tmp_path)
         assert subprocess.check_output(["git", "status", "--porcelain"], cwd=tmp_path) == b""
     assert done.returncode == 1, done.stdout
     assert f"another harness process, pid {os.getpid()}, is freezing small" in done.stderr

@@ -16,7 +16,7 @@ import pytest
 
 from harness.plugins import Plugin, Registry, part_at, plugins
 from tests.support.checkout import ROOT
-from tests.support.command_line import harness as command
+from tests.support.command_line import harness_apart
 from tests.support.copied_checkout import TRIED_BACKEND
 
 PROJECT = """
@@ -124,7 +124,7 @@ def run(harness: Path, *arguments: str, cwd: Path, **variables: str) -> subproce
 def called(harness: Path, *arguments: str, cwd: Path) -> str:
     """What a command prints that finds the plug-in where it is installed; a forked one, not a new interpreter."""
     (site,) = harness.parents[1].glob("lib/python*/site-packages")
-    done = command(*arguments, cwd=cwd, checkout=site)
+    done = harness_apart(*arguments, cwd=cwd, checkout=site)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

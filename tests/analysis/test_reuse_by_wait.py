@@ -20,7 +20,7 @@ from harness.analysis.stats import Interval, NoInterval, share_interval
 from harness.analysis.summary import summarise
 from tests.analysis.conftest import Simulated
 from tests.support.analysis_tables import request_row, requests_table
-from tests.support.command_line import harness_here as harness
+from tests.support.command_line import harness
 from tests.support.report_runs import seal_demo
 
 SECOND = 1_000_000_000

@@ -23,7 +23,7 @@ from harness.model.spec import ExperimentSpec
 from harness.model.traces.recording import RecordedRequest, Recording, TraceHead, write_trace
 from harness.runner import run_experiment
 from tests.analysis.conftest import Simulated
-from tests.support.command_line import harness_here as harness
+from tests.support.command_line import harness
 from tests.support.experiments import small_experiment
 from tests.support.replays import fork_and_join, plan_of, session
 

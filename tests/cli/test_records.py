@@ -19,7 +19,7 @@ from harness.measure.records.store import RunStore
 from harness.model.spec import load_toml
 from harness.runner import run_experiment
 from tests.support.checkout import ROOT
-from tests.support.command_line import harness, harness_here
+from tests.support.command_line import harness, harness_apart
 from tests.support.experiments import small_experiment
 
 pytestmark = pytest.mark.same_everywhere
@@ -65,7 +65,7 @@ def test_what_a_server_said_is_not_obeyed_by_a_terminal(runs: Path) -> None:
 
 def test_a_value_that_takes_for_ever_is_stopped_at_its_time_too(runs: Path) -> None:
     endless = "select levenshtein(repeat('a', 2000000), repeat('b', 2000000))"
-    stopped = harness("query", endless, "--runs", str(runs), "--timeout", "0.5")
+    stopped = harness_apart("query", endless, "--runs", str(runs), "--timeout", "0.5")
     assert (stopped.returncode, stopped.stdout) == (2, "")
     assert "the query took longer than 0.5 s and was stopped" in stopped.stderr
 
@@ -106,7 +106,7 @@ def test_a_query_prints_its_rows_and_nothing_beside_them(runs: Path) -> None:
 
 def test_a_query_has_a_time_limit(runs: Path) -> None:
     endless = "select sum(a.range * b.range) from range(10000000) a, range(10000000) b"
-    stopped = harness("query", endless, "--runs", str(runs), "--timeout", "0.5")
+    stopped = harness_apart("query", endless, "--runs", str(runs), "--timeout", "0.5")
     assert stopped.returncode == 2
     assert "took longer than 0.5 s" in stopped.stderr
 
@@ -140,7 +140,7 @@ def test_every_column_of_the_records_is_explained() -> None:
     ("topic", "folder"), [("rule", "rules"), ("costs", "costs"), ("space", "spaces"), ("compile", "artifacts")]
 )
 def test_every_key_of_a_shipped_file_is_explained(topic: str, folder: str) -> None:
-    explained = set(re.findall(r"^(\w+) = ", harness_here("explain", topic).stdout, re.MULTILINE))
+    explained = set(re.findall(r"^(\w+) = ", harness("explain", topic).stdout, re.MULTILINE))
     written = {key for path in (ROOT / "plans" / folder).glob("*.toml") for key in keys_of(load_toml(path))}
     assert written
     assert written <= explained
@@ -206,7 +206,7 @@ def test_sql_without_its_package_names_the_command_that_installs_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, "duckdb", None)
     monkeypatch.delitem(sys.modules, "harness.measure.records.sql", raising=False)
-    result = harness_here("query", "from runs", "--runs", str(runs))
+    result = harness("query", "from runs", "--runs", str(runs))
     assert result.returncode == 2
     assert "query: the package duckdb is not installed" in result.stderr
     assert "pip install 'rbln-harness[sql]'" in result.stderr

@@ -15,7 +15,7 @@ from collections import Counter
 from pathlib import Path
 
 from tests.faults.place import Place
-from tests.support.command_line import harness
+from tests.support.command_line import harness_apart
 
 ENDS_WITHIN_S = 300
 PAGE = 4096
@@ -86,7 +86,7 @@ def _run(place: Place, kind: str, limit: int, *words: str) -> tuple[int, str]:
     limits = {resource.RLIMIT_FSIZE: limit} if kind == "file size" else {}
     variables = {"TMPDIR": str(place.temporary)}
     arguments = ("run", "small.toml", "--runs", str(place.runs), *words)
-    done = harness(*arguments, cwd=place.folder, environment=variables, limits=limits)
+    done = harness_apart(*arguments, cwd=place.folder, environment=variables, limits=limits)
     return done.returncode, done.stdout + done.stderr
 
 

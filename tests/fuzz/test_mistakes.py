@@ -26,7 +26,7 @@ from harness.model.plan.waits import load_waits
 from harness.model.spec import load_experiment, load_toml
 from tests.model.traces.test_importing_privately import planted
 from tests.support.checkout import ROOT
-from tests.support.command_line import harness_here
+from tests.support.command_line import harness
 
 pytestmark = pytest.mark.same_everywhere
 
@@ -163,7 +163,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with an experiment, its sealed runs, recordings, and files that are none of these."""
     folder = tmp_path_factory.mktemp("mistakes")
     (folder / "small.toml").write_text(EXPERIMENT)
-    assert harness_here("run", "small.toml", "--runs", "runs", cwd=folder).returncode == 0
+    assert harness("run", "small.toml", "--runs", "runs", cwd=folder).returncode == 0
     (folder / "recorded").mkdir()
     planted(folder / "recorded")
     (folder / "notes.txt").write_text("a note\n")
@@ -235,7 +235,7 @@ def test_a_mistake_in_a_command_line_is_named(group: str, place: Path) -> None:
     def holds(drawn: tuple[list[str], str, str]) -> None:
         words, option, wrong = drawn
         with only_what_was_there(place):
-            done = harness_here(*words, cwd=place)
+            done = harness(*words, cwd=place)
         code, out, err = done.returncode, done.stdout, done.stderr
         assert code in CODES, (words, code)
         assert "Traceback" not in err, (words, err)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.support.checkout import ROOT
-from tests.support.command_line import harness
+from tests.support.command_line import harness_apart
 
 TRIED_BACKEND = """\
 from dataclasses import dataclass
@@ -76,7 +76,7 @@ class CopiedCheckout:
     def harness(self, *words: str, exit_code: int = 0, variables: Mapping[str, str] | None = None) -> str:
         """What ``harness`` of the copy prints; variables: as of ``python``."""
         environment = {**self._variables, **(variables or {})}
-        done = harness(*words, cwd=self.root, environment=environment, checkout=self.root)
+        done = harness_apart(*words, cwd=self.root, environment=environment, checkout=self.root)
         assert done.returncode == exit_code, done.stdout + done.stderr
         return done.stdout
 

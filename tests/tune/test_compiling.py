@@ -25,7 +25,7 @@ from harness.tune import confirm
 from harness.tune.explore import QUICK
 from harness.tune.page import TuneResult
 from harness.tune.path import Tune
-from tests.support.command_line import harness_here
+from tests.support.command_line import harness
 from tests.support.stacks import STACK, write_artifact, write_environment
 
 # Stands in for optimum-rbln in an environment of its own: the shipped export script runs on it.
@@ -273,7 +273,7 @@ def test_a_model_of_which_nobody_knows_the_source_is_asked_for() -> None:
     command = printed.partition("best: ")[2]
     # Followed with a model that ships, up to the stack that is not there.
     words = [*shlex.split(command.replace("FILE", "qwen3-4b"))[1:], "--environment", "/nowhere"]
-    assert "no vllm command in /nowhere" in harness_here(*words).stderr
+    assert "no vllm command in /nowhere" in harness(*words).stderr
     assert words[3:-2] == ["--set", "batch_size=8", *SIZES, "--set", "kvcache_num_blocks=16"]
 
 

@@ -18,7 +18,7 @@ from harness.analysis.calibration.scatter import (
     step_deviation,
 )
 from harness.runner import run_experiment
-from tests.support.command_line import harness_here as harness
+from tests.support.command_line import harness
 from tests.support.experiments import small_experiment
 
 
@@ -78,7 +78,7 @@ def test_simulated_steps_are_the_models_and_nothing_scatters(tmp_path: Path) -> 
 
 
 def test_emulated_runs_tell_lines_to_paste_and_stand_beside_their_prediction(tmp_path: Path) -> None:
-    run_experiment(small_experiment(), runs_root=tmp_path)
+    run_experiment(small_experiment(prediction={"draws": 20}), runs_root=tmp_path)
     said = harness("predict", "noise", "small", "--runs", str(tmp_path), cwd=tmp_path)
     assert said.returncode == 0, said.stderr
     assert "No accelerator was measured" in said.stdout

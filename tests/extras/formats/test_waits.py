@@ -11,7 +11,7 @@ from harness.errors import SpecError
 from harness.extras.formats.waits import RecordedWaits, import_recorded_waits
 from harness.model.plan.waits import load_waits
 from tests.support.agent_logs import SECRET, assistant, result, text, tool, user
-from tests.support.command_line import harness_here
+from tests.support.command_line import harness
 
 
 def write_session(path: Path, *waits_s: float) -> None:
@@ -45,7 +45,7 @@ def test_a_trace_of_arrivals_alone_has_no_tool_waits_and_writes_nothing(tmp_path
 def test_the_command_takes_every_format_of_the_trace_readers(tmp_path: Path) -> None:
     write_session(tmp_path / "log.jsonl", 1.5, 2.5)
     words = ("plan", "waits", "import", str(tmp_path / "log.jsonl"), "-o", str(tmp_path / "mine.toml"), "--format")
-    done, refused = harness_here(*words, "claude"), harness_here(*words, "clawed")
+    done, refused = harness(*words, "claude"), harness(*words, "clawed")
     assert done.returncode == 0
     assert "claude: 2 waits for tools" in done.stdout
     assert refused.returncode == 2

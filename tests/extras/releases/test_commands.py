@@ -9,7 +9,7 @@ from release_wheels import SOURCE, empty_table, stack
 from typer.testing import CliRunner
 
 from harness.cli.tree import app
-from tests.support.command_line import harness_here
+from tests.support.command_line import harness
 
 runner = CliRunner()
 
@@ -48,19 +48,19 @@ def test_recording_twice_changes_nothing(tmp_path: Path) -> None:
 
 def test_two_releases_are_simulated_side_by_side_and_an_unknown_one_is_refused(tmp_path: Path) -> None:
     words = ("demo", "--backend", "sim", "--runs", str(tmp_path), "--set", "replicates=1", "--format", "json")
-    called = harness_here("stack", "compare", "0.11.2", "0.12.0", *words)
+    called = harness("stack", "compare", "0.11.2", "0.12.0", *words)
     decisions, figures, names = json.loads(called.stdout)
     assert {row["run"] for row in decisions} >= {"base-waits/0", "bucket6-nowaits/0"}
     assert {row["figure"] for row in figures} >= {"cost", "reuse"}
     assert {row["only_in"] for row in names} <= {"0.11.2", "0.12.0"}
-    unknown = harness_here("stack", "compare", "0.11.2", "7.0.0", *words)
+    unknown = harness("stack", "compare", "0.11.2", "7.0.0", *words)
     assert (unknown.returncode, "7.0.0: no rules of this release are known" in unknown.stderr) == (2, True)
 
 
 def test_two_releases_of_vllm_itself_are_simulated_by_the_rules_of_each(tmp_path: Path) -> None:
     words = ("gpu-capture-sizes", "--backend", "sim", "--runs", str(tmp_path), "--format", "json")
     words += ("--set", "replicates=1", "--set", "workload.num_sessions=1")
-    called = harness_here("stack", "compare", "0.30.0", "0.33.0", *words, "--set", "server.long_prefill_tokens=64")
+    called = harness("stack", "compare", "0.30.0", "0.33.0", *words, "--set", "server.long_prefill_tokens=64")
     _decisions, figures, _names = json.loads(called.stdout)
     assert {folder.name for folder in tmp_path.iterdir()} == {"0.30.0", "0.33.0"}
     # In 0.30 the threshold cuts the prompt of an agent that is alone, too.
@@ -71,8 +71,8 @@ def test_two_releases_of_vllm_itself_are_simulated_by_the_rules_of_each(tmp_path
 
 def test_an_environment_without_vllm_is_refused_before_anything_runs(tmp_path: Path) -> None:
     words = ("gpu-capture-sizes", "--backend", "vllm", "--runs", str(tmp_path / "runs"))
-    missing = harness_here("stack", "compare", str(tmp_path / "old"), str(tmp_path / "new"), *words)
+    missing = harness("stack", "compare", str(tmp_path / "old"), str(tmp_path / "new"), *words)
     assert (missing.returncode != 0, f"no vllm command in {tmp_path}/old" in missing.stderr) == (True, True)
     assert not (tmp_path / "runs").exists()
-    again = harness_here("stack", "compare", "0.30.0", "0.30.0", "gpu-capture-sizes", "--backend", "sim")
+    again = harness("stack", "compare", "0.30.0", "0.30.0", "gpu-capture-sizes", "--backend", "sim")
     assert (again.returncode, "0.30.0: both are the same release" in again.stderr) == (2, True)

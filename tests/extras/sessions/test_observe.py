@@ -11,7 +11,7 @@ import pytest
 
 from harness.errors import ServerError
 from harness.extras.sessions.observe import install, kubernetes_lines, place_of, remove
-from tests.support.command_line import harness_here
+from tests.support.command_line import harness
 
 
 @pytest.fixture
@@ -65,12 +65,12 @@ def test_a_folder_without_vllm_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_command_says_what_it_wrote_and_how_servers_are_started(environment: Path) -> None:
-    done = harness_here("server", "observe", str(environment))
+    done = harness("server", "observe", str(environment))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("written:") == 2
     for words in ("VLLM_SESSIONS_FILE=", "docker run", "kubectl create configmap"):
         assert words in done.stdout
-    done = harness_here("server", "observe", str(environment), "--remove")
+    done = harness("server", "observe", str(environment), "--remove")
     assert done.stdout.count("removed:") == 2
 
 

@@ -14,7 +14,7 @@ import pytest
 from harness.extras.sessions.commands import read_engine
 from harness.extras.sessions.verdict import verdict_of
 from harness.extras.sessions.waits import StepTimes, Timeline
-from tests.support.command_line import harness_here
+from tests.support.command_line import harness
 from tests.support.recorded_sessions import Files, record, replayed
 
 NUM_PLANS = 12
@@ -36,7 +36,7 @@ def change_setting(files: Files, **values: int) -> None:
 
 
 def command(files: Files, *options: str) -> subprocess.CompletedProcess[str]:
-    return harness_here("predict", "replay", str(files.sessions), "--steps", str(files.steps), *options)
+    return harness("predict", "replay", str(files.sessions), "--steps", str(files.steps), *options)
 
 
 def test_no_decision_of_the_emulated_server_differs_and_its_costs_are_the_models(tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ def test_steps_of_vllm_rbln_are_refused_since_its_scheduler_has_other_rules(tmp_
 
 def test_tune_from_a_recording_says_first_how_far_its_rules_hold(tmp_path: Path) -> None:
     files = record(2, tmp_path)
-    done = harness_here("tune", "--from", str(files.sessions), "--backend", "sim", "--dry-run", cwd=tmp_path)
+    done = harness("tune", "--from", str(files.sessions), "--backend", "sim", "--dry-run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert 0 <= done.stdout.find("0 decisions differ") < done.stdout.index("wrote tune-")
 
@@ -289,10 +289,10 @@ def test_the_steps_of_another_process_are_not_taken_and_other_formats_have_no_ve
 
 def test_a_stat_loggers_file_names_no_requests_and_is_refused(tmp_path: Path) -> None:
     files = record(2, tmp_path)
-    done = harness_here("predict", "replay", str(files.sessions), "--steps", str(files.sessions))
+    done = harness("predict", "replay", str(files.sessions), "--steps", str(files.sessions))
     assert done.returncode != 0
     assert "core.jsonl" not in done.stdout
-    done = harness_here("predict", "replay", str(tmp_path / "none.jsonl"), "--steps", str(files.steps))
+    done = harness("predict", "replay", str(tmp_path / "none.jsonl"), "--steps", str(files.steps))
     assert done.returncode == 2
     assert "none.jsonl" in done.stderr
 
@@ -309,6 +309,6 @@ def test_several_parts_of_a_recording_are_refused_since_their_blocks_have_other_
             line[name] += 100_000
 
     changed(later, move)
-    done = harness_here("predict", "replay", str(files.sessions), str(later), "--steps", str(files.steps))
+    done = harness("predict", "replay", str(files.sessions), str(later), "--steps", str(files.steps))
     assert done.returncode == 1
     assert "several files, whose blocks have other names" in done.stderr

@@ -358,7 +358,7 @@ def harness(place: Workplace, *arguments: str) -> subprocess.CompletedProcess[st
         return command_line.harness(*arguments, cwd=place.root, environment={"COLUMNS": "200"})
     with pytest.MonkeyPatch.context() as here:
         here.setenv("COLUMNS", "200")
-        return command_line.harness_here(*arguments, cwd=place.root)
+        return command_line.harness(*arguments, cwd=place.root)
 
 
 def test_freeze_run_and_decide_from_the_command_line(place: Workplace) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from harness.present.report.glossary import entries, entries_of, markdown, with_first_places
 from tests.support.checkout import ROOT
-from tests.support.command_line import harness_here
+from tests.support.command_line import harness
 
 
 def test_the_page_of_the_documents_is_the_text_of_the_glossary() -> None:
@@ -54,10 +54,10 @@ def test_a_word_is_explained_once_where_it_first_stands_in_a_text() -> None:
 
 
 def test_the_terminal_explains_words_keys_first() -> None:
-    said = harness_here("explain", "Dummy").stdout
+    said = harness("explain", "Dummy").stdout
     assert "A request that the server adds to fill a compiled batch size" in said
     assert "(docs/reference/method*.md, Reuse)" in said
-    assert harness_here("explain", "condition").stdout.startswith("[[condition]]")
-    near = harness_here("explain", "re-arival")
+    assert harness("explain", "condition").stdout.startswith("[[condition]]")
+    near = harness("explain", "re-arival")
     assert near.returncode == 2
     assert "Did you mean 're-arrival'?" in " ".join(near.stderr.split())

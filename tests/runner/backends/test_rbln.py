@@ -10,7 +10,7 @@ import pytest
 
 from harness.runner.backends import readiness, what_you_can_do
 from harness.runner.backends.rbln import VLLM_RBLN, RblnBackend, libc_in_words
-from tests.support.command_line import harness_here
+from tests.support.command_line import harness
 from tests.support.stacks import write_driver, write_environment
 
 
@@ -37,7 +37,7 @@ def test_a_stack_on_the_path_is_named_with_what_may_be_used(tmp_path: Path, monk
 
 def test_a_stack_in_an_environment_is_asked_for_by_its_folder(tmp_path: Path) -> None:
     environment = write_environment(tmp_path / "stack")
-    done = harness_here("doctor", "--environment", str(environment))
+    done = harness("doctor", "--environment", str(environment))
     assert "rebel-compiler 0.11.1" in " ".join(done.stdout.split())
 
 
@@ -63,7 +63,7 @@ def test_only_what_is_missing_is_asked_for_and_what_works_without_it_is_said(
 
 
 def test_an_environment_that_is_not_there_is_refused_in_one_line() -> None:
-    done = harness_here("doctor", "--environment", "/nowhere")
+    done = harness("doctor", "--environment", "/nowhere")
     assert done.returncode == 2
     assert done.stderr == (
         "harness: --environment /nowhere: there is no such folder. Make it, and install the stack there: "
@@ -98,7 +98,7 @@ def test_a_dry_run_names_everything_that_is_missing_at_once(tmp_path: Path, monk
         f'environment = "{tmp_path}/stack"\nartifact = "{tmp_path}/eight"\n[[condition]]\nname = "base"\n'
         f'[[condition]]\nname = "other"\nserver.artifact = "{tmp_path}/other"\n'
     )
-    done = harness_here("run", str(experiment), "--dry-run", "--runs", str(tmp_path / "runs"))
+    done = harness("run", str(experiment), "--dry-run", "--runs", str(tmp_path / "runs"))
     first, *faults = done.stderr.splitlines()
     assert (done.returncode, first) == (2, "harness: experiment 'npu': 5 faults. Mend each")
     for fault, named in zip(
@@ -117,8 +117,8 @@ def test_a_check_of_the_patch_names_every_missing_model_by_the_conditions_of_the
         f'environment = "{tmp_path}/stack"\nartifact = "{tmp_path}/eight"\n[[condition]]\nname = "base"\n'
         f'[[condition]]\nname = "other"\nserver.artifact = "{tmp_path}/other"\n'
     )
-    refused = harness_here("server", "patch", "check", str(experiment), "--runs", str(tmp_path / "runs"))
-    dry = harness_here("run", str(experiment), "--dry-run", "--runs", str(tmp_path / "runs"))
+    refused = harness("server", "patch", "check", str(experiment), "--runs", str(tmp_path / "runs"))
+    dry = harness("run", str(experiment), "--dry-run", "--runs", str(tmp_path / "runs"))
     assert refused.returncode == 2
     assert refused.stderr == dry.stderr
     assert "plain" not in refused.stderr

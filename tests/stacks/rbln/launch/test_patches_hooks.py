@@ -9,7 +9,7 @@ import pytest
 from harness.extras.twin.environment import TwinEnvironment, known_stacks
 from harness.stacks.rbln.launch.patches import HOOKS, OUTPUT_FIELDS, RUNTIME_HOOK, missing_hooks, verify_installed
 from harness.stacks.rbln.launch.serving import OBSERVER_FOLDER
-from tests.support.command_line import harness_here
+from tests.support.command_line import harness
 from tests.support.little_stack import write_little_stack
 from tests.support.stacks import write_patched_stack
 
@@ -30,7 +30,7 @@ def test_the_real_packages_of_a_twin_have_every_hook(twin: TwinEnvironment) -> N
 def test_a_stack_without_the_package_of_a_hook_is_not_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = write_patched_stack(tmp_path, monkeypatch)
     (root / "site" / "vllm_rbln" / "__init__.py").write_text("")
-    done = harness_here("server", "patch", "verify", "--environment", str(root))
+    done = harness("server", "patch", "verify", "--environment", str(root))
     assert done.returncode == 2
     assert "the observer does not fit: " in done.stderr
     assert "optimum/rbln/utils/runtime_utils.py is not there" in done.stderr
