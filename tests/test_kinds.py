@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -68,26 +70,30 @@ def test_what_people_get_without_choosing_needs_no_device() -> None:
     assert kind_named(DEFAULT_BACKEND).has_device is False
 
 
+@cache
+def modules_that_name_a_backend() -> dict[str, ast.Module]:
+    """Every module but a backend's own, by its path."""
+    texts = {str(path.relative_to(PACKAGE)): path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
+    return {
+        path: ast.parse(text)
+        for path, text in texts.items()
+        if path not in OWN_FILES and any(f"{mark}{name}{mark}" in text for name in KINDS for mark in "\"'")
+    }
+
+
+def nodes(*kinds: type[ast.AST]) -> Iterator[tuple[str, ast.AST]]:
+    """The nodes of these kinds, with their module's path."""
+    for path, tree in modules_that_name_a_backend().items():
+        yield from ((path, node) for node in ast.walk(tree) if isinstance(node, kinds))
+
+
 def test_no_file_but_its_own_compares_the_name_of_a_backend() -> None:
-    found = [
-        f"{path.relative_to(PACKAGE)}:{node.lineno}"
-        for path in sorted(PACKAGE.rglob("*.py"))
-        if str(path.relative_to(PACKAGE)) not in OWN_FILES and "inside" not in path.parts
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Compare) and _names(node)
-    ]
-    assert found == []
+    assert [path for path, node in nodes(ast.Compare) if _names(node) and "/inside/" not in path] == []
 
 
 def test_no_file_but_its_own_keeps_a_list_of_backends() -> None:
-    found = [
-        f"{path.relative_to(PACKAGE)}:{node.lineno}"
-        for path in sorted(PACKAGE.rglob("*.py"))
-        if str(path.relative_to(PACKAGE)) not in OWN_FILES
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Tuple | ast.List | ast.Set | ast.Subscript) and len(_names(node)) > 1
-    ]
-    assert found == []
+    lists = nodes(ast.Tuple, ast.List, ast.Set, ast.Subscript)
+    assert [path for path, node in lists if len(_names(node)) > 1] == []
 
 
 def _names(node: ast.AST) -> set[str]:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
+import typer
 
+import benchmarks.parser
+from benchmarks.__main__ import bench
 from benchmarks.compare import changes, read_figures, write_figures
 from benchmarks.figure import Figure, Measured, in_turns
 from harness.errors import SpecError
@@ -78,25 +82,26 @@ def test_own_code_and_reference_take_turns() -> None:
     assert str(measured) == "2 [2 .. 2] times as good as the other"
 
 
-def benchmarks(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "benchmarks", *words]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-
-
 def test_an_unknown_section_is_one_line_with_those_that_are_there() -> None:
-    done = benchmarks("nothing")
+    command = [sys.executable, "-m", "benchmarks", "nothing"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "unknown section 'nothing'. Use one of ['parser', " in done.stderr
 
 
-def test_the_parser_is_measured_written_and_found_slower_than_a_faster_past(tmp_path: Path) -> None:
+def test_the_parser_is_measured_written_and_found_slower_than_a_faster_past(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(benchmarks.parser, "bench_parser", partial(benchmarks.parser.bench_parser, 2_000))
     names = [f"log parser, {form} format" for form in ("precise", "default")]
     beside = "a loop that only splits the lines"
     write_figures(
         tmp_path / "old.json",
         [Figure(name, "x", "", "", Measured(times(QUIET, 100), (1.0,) * 5, beside, "more")) for name in names],
     )
-    done = benchmarks("parser", "-o", str(tmp_path / "now.json"), "--compare", str(tmp_path / "old.json"))
-    assert (done.returncode, done.stdout.count(" slower: ")) == (4, 2)
-    assert done.stdout.count("times as good as a loop that only splits the lines") == 2
+    with pytest.raises(typer.Exit) as ended:
+        bench(["parser"], output=tmp_path / "now.json", compare=tmp_path / "old.json")
+    shown = " ".join(capsys.readouterr().out.split())
+    assert (ended.value.exit_code, shown.count(" slower: ")) == (4, 2)
+    assert shown.count("times as good as a loop that only splits the lines") == 2
     assert list(read_figures(tmp_path / "now.json")) == names

@@ -12,12 +12,12 @@ pytestmark = pytest.mark.same_everywhere
 BRIEF = Effort(400_000, 200_000, 100_000, Thoroughness(3, 60), few=4)
 
 
-@pytest.mark.parametrize("number", [0, 1, 2, 8, 10, 37])
+@pytest.mark.parametrize("number", [0, 2, 37])
 def test_nothing_within_the_printed_bounds_is_better_than_the_proposal(number: int) -> None:
     assert held(number, BRIEF, rough=20, exact=300).is_good
 
 
-@pytest.mark.parametrize("number", [2, 4, 12])
+@pytest.mark.parametrize("number", [4, 12])
 def test_nothing_that_surely_meets_the_targets_is_better_than_what_is_proposed_within_them(number: int) -> None:
     found = aimed(number, BRIEF, rough=20, exact=200)
     assert found.is_good

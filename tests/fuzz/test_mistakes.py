@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false
 """Mistakes on purpose, drawn by hypothesis: each is refused with words that name it.
 
 On command lines: values of the options of every group, and names of options; the exit code is a documented one. In
@@ -10,7 +11,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.same_everywhere
 
 NUM_MISTAKES = int(os.environ.get("MISTAKES", "10"))
 tried = settings(
-    max_examples=NUM_MISTAKES, suppress_health_check=list(HealthCheck), derandomize="MISTAKES" not in os.environ
+    max_examples=NUM_MISTAKES, suppress_health_check=[*HealthCheck], derandomize="MISTAKES" not in os.environ
 )
 CODES = {int(code) for code in ExitCode}
 NOT_SHOWN = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -176,7 +177,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def only_what_was_there(folder: Path) -> Iterator[None]:
+def only_what_was_there(folder: Path) -> Generator[None]:
     """What is new in a folder afterwards is removed."""
     before = set(folder.iterdir())
     yield

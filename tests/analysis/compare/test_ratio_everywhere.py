@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportOptionalMemberAccess=false
 """The same runs have one ratio and one interval: in sentence, table, CSV, JSON, page, comparison and decision."""
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from harness.present.report import write_report
 from harness.present.report.answers import answers
 from harness.runner import run_experiment
 from harness.table import interval_ends
-from tests.support.command_line import harness_here
+from tests.support.command_line import harness
 from tests.support.experiments import small_experiment
 
 
@@ -56,7 +57,7 @@ def test_every_view_of_the_same_runs_has_one_ratio_and_one_interval(
     page = write_report(runs, tmp_path / "report.html", timelines=()).read_text(encoding="utf-8")
     page = re.sub("<[^>]*>", "", page).replace("&nbsp;", " ")
     csv_text, json_text = (
-        harness_here("table", "small", "--runs", str(tmp_path), "--format", form).stdout for form in ("csv", "json")
+        harness("table", "small", "--runs", str(tmp_path), "--format", form).stdout for form in ("csv", "json")
     )
     rows = [*csv.DictReader(csv_text.splitlines()), *json.loads(json_text)]
     compared = [row for row in compare(tmp_path).records() if row["measure"] == "cost_s_per_token"]

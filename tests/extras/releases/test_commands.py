@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from release_wheels import SOURCE, empty_table, stack
 from typer.testing import CliRunner
 
 from harness.cli.tree import app
 from tests.support.command_line import harness
+from tests.support.release_wheels import SOURCE, empty_table, stack
 
 runner = CliRunner()
 

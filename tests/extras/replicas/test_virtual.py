@@ -1,3 +1,4 @@
+# pyright: reportUnknownLambdaType=false
 """Replicas behind a router in virtual time: one is the simulator, several are as many simulators."""
 
 from __future__ import annotations

@@ -205,7 +205,7 @@ def drawn(rng: np.random.Generator, mean: float, num_blocks: int, sd: float = 0.
 
 def test_a_printed_end_beyond_the_limit_and_the_verdict_are_the_same_thing() -> None:
     rng = np.random.default_rng(1)
-    for _ in range(300):
+    for _ in range(100):
         ratios = {name: drawn(rng, float(rng.choice([0.0, 0.01, 0.03])), 6) for name in ("cost", "tpot")}
         base = runs_of({name: [10.0] * 6 for name in ratios})
         for test in judge(runs_of(ratios), base, gate_policy(["cost", "tpot"])).tests:

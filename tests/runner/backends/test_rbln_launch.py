@@ -24,7 +24,7 @@ from harness.runner.backends.rbln import RblnBackend
 from harness.runner.run import LaunchOptions
 from harness.stacks.rbln.launch.patches import patched_text
 from harness.stacks.rbln.launch.serving import OBSERVER_FOLDER, step_report_variables, visible_devices
-from tests.support.command_line import harness_here
+from tests.support.command_line import harness
 from tests.support.experiments import SHORT_PROMPTS, one_condition
 from tests.support.processes import HOST, NO_PORT, serving
 from tests.support.stacks import (
@@ -194,7 +194,7 @@ def test_a_dry_run_says_what_it_checked_and_what_its_time_assumes(
         f'name = "npu"\nbackend = "rbln"\nreplicates = 3\nbase_seed = 1\n[server]\nenvironment = "{environment}"\n'
         f'artifact = "{artifact}"\n[[condition]]\nname = "base"\n'
     )
-    done = harness_here("run", "npu.toml", "--dry-run", cwd=tmp_path)
+    done = harness("run", "npu.toml", "--dry-run", cwd=tmp_path)
     told = " ".join(done.stdout.split())
     assert "checked on this host: the compiled models and what compiled them, the stack" in told, done.stderr
     assert "No server was started" in told
