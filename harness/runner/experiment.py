@@ -397,13 +397,8 @@ def failed_alike(run: SealedRun) -> str:
 def will_fail_again(run: SealedRun) -> bool:
     """Whether no repetition of this INVALID run helps: INVALID for the same reason, or refused by its freeze."""
     is_lasting = any(reason.startswith(LASTING) for reason in run.invalid_reasons)
-    return is_lasting or _has_no_retry_left(run) or bool(failed_alike(run))
-
-
-def _has_no_retry_left(run: SealedRun) -> bool:
-    """Whether this run was frozen, and has been repeated as often as its freeze allows."""
-    manifest = run.manifest
-    return manifest.preregistration is not None and len(manifest.earlier_tries) >= run.limits.retries
+    is_frozen, num_tries = run.manifest.preregistration is not None, len(run.manifest.earlier_tries)
+    return is_lasting or (is_frozen and num_tries >= run.limits.retries) or bool(failed_alike(run))
 
 
 def _all_sealed(store: RunStore, spec: ExperimentSpec, performed: Iterable[RunKey]) -> tuple[SealedRun, ...]:

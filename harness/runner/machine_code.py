@@ -41,10 +41,6 @@ def _simulate_one(server: ServerSpec) -> None:
     run_batch(plan_arrays([plan]), EngineConfig.from_server(server), load_cost_model(server.cost_model))
 
 
-def _warm_up_simulator() -> None:
-    _simulate_one(ServerSpec())
-
-
 def _warm_up_paged_simulator() -> None:
     _simulate_one(ServerSpec(rules=PAGED, cost_model="emulated-gpu"))
     warm_up_paged_engine()
@@ -58,7 +54,7 @@ def _warm_up_replicas() -> None:
 # Longest first: this process compiles it, another process the rest.
 PARTS = {
     "replicas": Part((), _warm_up_replicas),
-    "simulator": Part((run_plans,), _warm_up_simulator),
+    "simulator": Part((run_plans,), lambda: _simulate_one(ServerSpec())),
     "paged simulator": Part((run_paged_plans, *PAGED_ENTRYPOINTS), _warm_up_paged_simulator),
     "engine": Part(ENTRYPOINTS, warm_up_engine),
 }

@@ -255,24 +255,12 @@ class RunProgress:
     def add(self, event: Began | Made) -> None:
         """Count an event of a run and report it."""
         if isinstance(event, Began):
-            self._began(event.key)
-        else:
-            self._made(event.run)
-
-    def _began(self, key: RunKey) -> None:
-        self._began_ns[key] = self._clock.now_ns()
-        run = self._runs[key]
-        self._on_progress(
-            RunStarted(
-                run.label,
-                run.position,
-                self._num_planned,
-                run.plan.num_requests,
-                place="" if run.place is None else str(run.place),
-            )
-        )
-
-    def _made(self, run: SealedRun) -> None:
+            self._began_ns[event.key] = self._clock.now_ns()
+            run = self._runs[event.key]
+            place = "" if run.place is None else str(run.place)
+            self._on_progress(RunStarted(run.label, run.position, self._num_planned, run.plan.num_requests, place))
+            return
+        run = event.run
         wall_s = (self._clock.now_ns() - self._began_ns[run.key]) / NS_PER_S
         self.performed.append(run.key)
         self._forecast.finished(run.key, wall_s)

@@ -348,7 +348,10 @@ class _Measurement:
         ):
             result = replay(run.plan, target, on_event=lateness.add, stop=stop)
         result.audit.update(started)
-        write_served(self.writer, result.audit.pop("replicas"))
+        if replicas := result.audit.pop("replicas"):
+            # A line for each answer that named its replica, by the client's id of the request.
+            lines = (json.dumps([name, replica], separators=(",", ":")) for name, replica in replicas.items())
+            self.writer.raw(layout.SERVED).write("".join(f"{line}\n" for line in lines).encode())
         self.timings["replay_start_ns"] = result.start_ns
         self.timings["replay_end_ns"] = self.clock.now_ns()
         return result, frozenset(neighbours)
@@ -388,23 +391,11 @@ def _asking(context: RunContext, launch: LaunchPlan, server: ServerSpec) -> Gene
         yield metrics, exporter or None
 
 
-def write_served(writer: RunWriter, replicas: Mapping[str, str]) -> None:
-    """A line for each answer that named its replica, by the client's id of the request."""
-    if replicas:
-        lines = (json.dumps([name, replica], separators=(",", ":")) for name, replica in replicas.items())
-        writer.raw(layout.SERVED).write("".join(f"{line}\n" for line in lines).encode())
-
-
 def with_hints(request: RequestSpec, server: ServerSpec) -> RequestSpec:
     """The request with what a router and a server that pins KV go by; as it is without these."""
     if server.keep_kv_s is not None:
         body = {KEEP_KV: "{expected_wait_ms}", **request.extra_body}
         request = request.model_copy(update={"extra_body": body})
-    return with_session_header(request, server)
-
-
-def with_session_header(request: RequestSpec, server: ServerSpec) -> RequestSpec:
-    """The request with the header by which a router knows its session; as it is where there is no router."""
     name = server.routing.session_header if server.is_routed else ""
     if not name or name.lower() in map(str.lower, request.headers):
         return request
@@ -494,7 +485,11 @@ def _seal(run: PlannedRun, context: RunContext, writer: RunWriter, measured: _Me
     for each in all_shown:
         findings += launch_findings(each, needs_observer=needs_observer)
     findings += replicas_findings(run.label, all_shown, launch.effective)
-    findings += _rules_that_differ(run.server, manifest, in_force.get("rules", ""))
+    server, version = run.server, manifest.vllm_version if run.server.is_vllm else manifest.serving_version
+    stack = f"{'vllm' if server.is_vllm else 'vllm-rbln'} {version}" if version else ""
+    # Of vllm-rbln the launch read the rules in its sources.
+    served = rules_for_vllm(version) if server.is_vllm else RULE_SETS.get(in_force.get("rules", ""))
+    findings += rules_findings(server.rules, stack, served, server.rule_set(version))
     return seal_run(writer, run, manifest, RunTables(measured.replay.requests, measured.replay.chunks), findings)
 
 
@@ -504,14 +499,6 @@ def _in_force(run: PlannedRun, log: StepLog | None, launch: LaunchPlan, shown: L
     in_force = shown.effective({**paged, **launch.effective, **({} if log is None else log.settings)})
     # Paged KV memory has no slots.
     return {key: value for key, value in in_force.items() if not (run.server.is_paged and key == "usable_kv_slots")}
-
-
-def _rules_that_differ(server: ServerSpec, manifest: Manifest, in_force: str) -> list[Finding]:
-    """in_force: the rules that a launch of vllm-rbln read in its sources."""
-    version = manifest.vllm_version if server.is_vllm else manifest.serving_version
-    stack = f"{'vllm' if server.is_vllm else 'vllm-rbln'} {version}" if version else ""
-    served = rules_for_vllm(version) if server.is_vllm else RULE_SETS.get(in_force)
-    return rules_findings(server.rules, stack, served, server.rule_set(version))
 
 
 class RunTables(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,8 +14,8 @@ from harness.extras.replicas.router_launch import router_launch
 from harness.measure.records import layout
 from harness.measure.records.findings import finding
 from harness.measure.records.manifest import Finding
-from harness.measure.server.life import HEALTH, LOOPBACK, LaunchPlan
-from harness.measure.server.process import ExitReport, ServerHandle, ServerLog, ServerProcess, free_port
+from harness.measure.server.life import LOOPBACK, LaunchPlan
+from harness.measure.server.process import ExitReport, HealthWait, ServerHandle, ServerLog, ServerProcess, free_port
 from harness.model.engine.config import requested_settings
 from harness.model.spec import ServerSpec
 from harness.runner.run import Launch, LaunchOptions
@@ -145,20 +145,9 @@ class ServerGroup(ServerHandle):
     def has_exited(self) -> bool:
         return any(process.has_exited for _name, process in self.named)
 
-    def wait_healthy(
-        self,
-        host: str,
-        port: int,
-        *,
-        deadline_s: float,
-        path: str = HEALTH,
-        is_stopped: Callable[[], bool] = lambda: False,
-    ) -> int:
-        """Wall ns until every replica and then the router was healthy; all are gone where one was not in time.
-
-        host, port: the router, which its plan has too.
-        """
-        del host, port
+    def _waited(self, wanted: HealthWait) -> int:
+        """Until every replica and then the router was healthy; all are gone where one was not in time."""
+        _host, _port, deadline_s, path, is_stopped = wanted
         began_ns = _wall_clock.now_ns()
 
         def wait(name: str, process: ServerProcess, launch: LaunchPlan, health: str) -> None:

@@ -19,7 +19,7 @@ from harness.measure.client.target import Endpoint
 from harness.measure.records.findings import finding
 from harness.measure.records.manifest import Finding, Observation
 from harness.measure.server.ask import HTTP_OK, METRICS, NO_ANSWER, Reply, ask, ask_metrics
-from harness.measure.server.process import ExitReport, ServerHandle, ServerLog, ServerProcess
+from harness.measure.server.process import ExitReport, HealthWait, ServerHandle, ServerLog, ServerProcess
 from harness.redact import redacted_arguments, redacted_env
 from harness.secrets import without_secrets
 
@@ -119,24 +119,15 @@ class AttachedServer(ServerHandle):
     def has_exited(self) -> bool:
         return get_at(self._endpoint, MODELS).status == NO_ANSWER
 
-    def wait_healthy(
-        self,
-        host: str,
-        port: int,
-        *,
-        deadline_s: float,
-        path: str = "/health",
-        is_stopped: Callable[[], bool] = lambda: False,
-    ) -> int:
-        """Wall ns until the server answered, and did not say that it is unhealthy. It may still be starting."""
-        del host, port, path
-        started_ns, sick = self._clock.now_ns(), ""
+    def _waited(self, wanted: HealthWait) -> int:
+        """Until it did not say that it is unhealthy either. It may still be starting."""
+        deadline_s, started_ns, sick = wanted.deadline_s, self._clock.now_ns(), ""
         while (waited_ns := self._clock.now_ns() - started_ns) < int(deadline_s * NS_PER_S):
             left_s = deadline_s - waited_ns / NS_PER_S
             if get_at(self._endpoint, MODELS, left_s).status == HTTP_OK and not (sick := unhealthy(self._endpoint)):
                 self._identity = self._asked_identity()
                 return waited_ns
-            if is_stopped():
+            if wanted.is_stopped():
                 return waited_ns
             self._clock.sleep_until_ns(self._clock.now_ns() + POLL_NS)
         raise ServerError(

@@ -146,6 +146,16 @@ class ServerLog(NamedTuple):
 _Handle = TypeVar("_Handle", bound="ServerHandle")
 
 
+class HealthWait(NamedTuple):
+    """What a server is asked until it answers 200, for how long, and whether somebody still waits."""
+
+    host: str
+    port: int
+    deadline_s: float
+    path: str
+    is_stopped: Callable[[], bool]
+
+
 class ServerHandle(ABC):
     """A server as a run uses it, from its first healthy answer to its end. Leaving the context ends the server."""
 
@@ -166,7 +176,6 @@ class ServerHandle(ABC):
     def has_exited(self) -> bool:
         """Whether it has ended, requested or not, or stopped answering."""
 
-    @abstractmethod
     def wait_healthy(
         self,
         host: str,
@@ -177,6 +186,11 @@ class ServerHandle(ABC):
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> int:
         """Wall ns until it answered, or nobody waits any more; ServerError when it does not in time."""
+        return self._waited(HealthWait(host, port, deadline_s, path, is_stopped))
+
+    @abstractmethod
+    def _waited(self, wanted: HealthWait) -> int:
+        """``wait_healthy``."""
 
     def changes(self) -> tuple[Finding, ...]:
         """Findings where it is not what it was when it was healthy."""
@@ -307,19 +321,9 @@ class ServerProcess(ServerHandle):
                 f"its log cannot be written ({self._log_error})", where=self._where, hint="Free some disk space"
             )
 
-    def wait_healthy(
-        self,
-        host: str,
-        port: int,
-        *,
-        deadline_s: float,
-        path: str = "/health",
-        is_stopped: Callable[[], bool] = lambda: False,
-    ) -> int:
-        """Poll ``path`` until it answers 200, or nobody waits any more; returns the wall ns that took.
-
-        Raises ServerError when the server ends first or ``deadline_s`` wall seconds pass; it is then gone.
-        """
+    def _waited(self, wanted: HealthWait) -> int:
+        """Polls until the path answers 200. Where the server ends first or is too late, it is then gone."""
+        host, port, deadline_s, path, is_stopped = wanted
         started_ns = _wall_clock.now_ns()
         deadline_ns = started_ns + int(deadline_s * NS_PER_S)
         answer = ""

@@ -124,7 +124,8 @@ class AttachedBackend(ServerBackend):
             return (
                 ServingStack.vllm if is_paged(str(facts.emulator.get("rules", ""))) else ServingStack.rbln
             ), "the emulator's metrics"
-        if (found := stack_of(_scheduler_of(server))) is not None:
+        header = _first_header(server)
+        if header is not None and (found := stack_of(header.engine_settings.get("scheduler"))) is not None:
             return found, "the scheduler's class in its step log"
         if facts.paged().get("block_size", 0) % PREFILL_CHUNK_TOKENS:
             return ServingStack.vllm, "its metrics: blocks that no prefill chunk of vllm-rbln fits"
@@ -207,18 +208,14 @@ def _in_force(server: ServerSpec, facts: LaunchFacts, *, has_paged: bool) -> dic
     """The settings that metrics, list of models and step log show. has_paged: with the blocks of paged KV memory."""
     paged = facts.paged(server.num_gpu_blocks) if has_paged else {}
     models = _shown_by_models(get_at(endpoint_of(server), MODELS), server.model)
-    in_force = facts.effective({**paged, **models, **_header_of(server)})
+    header = _first_header(server)
+    in_force = facts.effective({**paged, **models, **(header.settings if header else {})})
     return {key: value for key, value in in_force.items() if not (server.is_paged and key == "usable_kv_slots")}
 
 
-def _header_of(server: ServerSpec) -> dict[str, Any]:
-    """The settings in the first line of the server's step log, of replicas that of the first."""
-    return next((_header_at(step_log).settings for step_log in _step_logs(server)), {})
-
-
-def _scheduler_of(server: ServerSpec) -> object:
-    """The scheduler's class in the first line of the server's step log; None where it does not show it."""
-    return next((_header_at(step_log).engine_settings.get("scheduler") for step_log in _step_logs(server)), None)
+def _first_header(server: ServerSpec) -> StepLog | None:
+    """The first line of the server's step log, of replicas that of the first; None without one."""
+    return next(map(_header_at, _step_logs(server)), None)
 
 
 def _header_at(step_log: str) -> StepLog:

@@ -17,7 +17,6 @@ from harness.kinds import KINDS
 from harness.measure.server.doctor import Check, first_line_of
 from harness.measure.server.life import LOOPBACK, LaunchPlan
 from harness.measure.server.process import require_port
-from harness.measure.server.vllm_serve import Stack
 from harness.model.spec import ServerSpec
 from harness.plugins import BackendKind, service
 from harness.redact import filled_env
@@ -246,22 +245,20 @@ def libc_in_words(name: str, version: str, *, has_vllm: bool = False) -> str:
 def _check_stack(server: ServerSpec) -> None:
     """Refuse a stack that is not whole, not as declared, or not the one that compiled the model."""
     stack = find_rbln_stack(server.environment)
+    folder = str(stack.vllm.parent.parent)
+
+    def require_compiler() -> None:
+        # The runtime comes with it.
+        if COMPILER not in stack.versions:
+            what = f"no {COMPILER} beside vllm-rbln: install it from the vendor's index"
+            raise ServerError(what, where=folder, hint=f"harness doctor{_asked(server.environment)}")
+
     check_all(
         lambda: check_installed(server, stack.site_packages),
         lambda: require_fresh(Path(server.artifact), stack.versions),
-        lambda: _require_compiler(stack, server.environment),
-        where=str(stack.vllm.parent.parent),
+        require_compiler,
+        where=folder,
     )
-
-
-def _require_compiler(stack: Stack, environment: str) -> None:
-    """The runtime comes with the compiler."""
-    if COMPILER not in stack.versions:
-        raise ServerError(
-            f"no {COMPILER} beside vllm-rbln: install it from the vendor's index",
-            where=str(stack.vllm.parent.parent),
-            hint=f"harness doctor{_asked(environment)}",
-        )
 
 
 def _check_devices(server: ServerSpec) -> None:

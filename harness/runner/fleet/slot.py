@@ -23,7 +23,6 @@ from harness.errors import SpecError
 from harness.inputs import open_regular
 from harness.measure.records import layout
 from harness.measure.records.manifest import FleetRecord
-from harness.measure.records.run import SealedRun
 from harness.measure.records.store import RunStore
 from harness.model.experiment import PlannedRun
 from harness.model.spec import DeviceSlot
@@ -159,7 +158,12 @@ def device_states(runs_root: Path, experiment: str) -> list[DeviceState]:
     runs_of = {
         place: [run for run in sealed if run.replicate % len(places) == number] for number, place in enumerate(places)
     }
-    done = {place: _num_whole_blocks(runs, num_conditions) for place, runs in runs_of.items()}
+    per_block = {place: Counter(run.replicate for run in runs) for place, runs in runs_of.items()}
+    done = {place: sum(num == num_conditions for num in blocks.values()) for place, blocks in per_block.items()}
+    heat_c = {
+        place: [record.temperature_c[1] for run in runs if (record := run.manifest.fleet) and record.temperature_c]
+        for place, runs in runs_of.items()
+    }
     return [
         DeviceState(
             place=place,
@@ -169,17 +173,7 @@ def device_states(runs_root: Path, experiment: str) -> list[DeviceState]:
             blocks_left=num_blocks // len(places) - done[place],
             blocks_behind=max(done.values()) - done[place],
             num_invalid=sum(not run.is_valid for run in runs),
-            warmest_c=_warmest_c(runs),
+            warmest_c=heat_c[place][-1] if heat_c[place] else None,
         )
         for place, runs in runs_of.items()
     ]
-
-
-def _num_whole_blocks(runs: Iterable[SealedRun], num_conditions: int) -> int:
-    per_block = Counter(run.replicate for run in runs)
-    return sum(num_runs == num_conditions for num_runs in per_block.values())
-
-
-def _warmest_c(runs: Iterable[SealedRun]) -> float | None:
-    highest_c = [record.temperature_c[1] for run in runs if (record := run.manifest.fleet) and record.temperature_c]
-    return highest_c[-1] if highest_c else None
