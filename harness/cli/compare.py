@@ -179,6 +179,7 @@ def _looked(new: str, against: str, runs: Path, policy: GatePolicy, session_targ
     """The gate, as one more look at the new runs, which is recorded beside them."""
     from harness.judge.decisions.gate import judge, pair_keys, same_run
     from harness.judge.decisions.gate_looks import placed, read_looks, write_looks
+    from harness.present.export.baseline import is_baseline
 
     ours, theirs = (_side(address, runs, session_target_s) for address in (new, against))
     if same := same_run(ours, theirs):
@@ -187,22 +188,15 @@ def _looked(new: str, against: str, runs: Path, policy: GatePolicy, session_targ
             where="harness gate",
             hint="Name the runs of another server, or of another day, as --against",
         )
-    folder = _records_of(new, runs)
-    if folder is None:
+    if is_baseline(Path(new)):
         result = judge(ours, theirs, policy)
         note = "the new side is a saved baseline: no look is recorded, so it cannot be extended"
         return replace(result, notes=(*result.notes, note))
+    folder = valid_runs(new, runs)[0].path.parents[1]
     look = placed(read_looks(folder), policy, pair_keys(ours, theirs))
     result = judge(ours, theirs, policy, look.earlier)
     not_written = write_looks(folder, look.file)
     return replace(result, notes=(*result.notes, *([not_written] if not_written else look.notes)))
-
-
-def _records_of(address: str, runs: Path) -> Path | None:
-    """The folder of the experiment whose sealed runs lie at an address; None of a saved baseline."""
-    from harness.present.export.baseline import is_baseline
-
-    return None if is_baseline(Path(address)) else valid_runs(address, runs)[0].path.parents[1]
 
 
 def _side(address: str, runs: Path, session_target_s: float | None) -> list[GateRun]:

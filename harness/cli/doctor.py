@@ -75,7 +75,7 @@ def doctor(
 
 def _show_plugins(console: Console) -> None:
     """Print the plug-ins that are here, a line for each that does not load, and what they say of this machine."""
-    from harness.plugins import plugged, plugins
+    from harness.plugins import part_at, plugged, plugins
 
     found = plugins()
     for plugin in found.usable:
@@ -84,19 +84,13 @@ def _show_plugins(console: Console) -> None:
         why = f"{broken.name} ({broken.package}) does not load and is left out: {broken.why}"
         say(console, f"[yellow]plug-in[/]  {escape_markup(printable_lines(why))}", hang=9)
     for name, place in plugged("doctor").items():
-        for line in _lines_of(name, place):
+        try:
+            lines = part_at(place)()
+        # Other people's code: the doctor goes on.
+        except (Exception, SystemExit) as error:
+            lines = [f"{name} of a plug-in failed ({place}): {in_one_line(error)}"]
+        for line in lines:
             say(console, escape_markup(line), "dim")
-
-
-def _lines_of(name: str, place: str) -> list[str]:
-    """What a plug-in says of this machine, or why it cannot."""
-    from harness.plugins import part_at
-
-    try:
-        return part_at(place)()
-    # Other people's code: the doctor goes on.
-    except (Exception, SystemExit) as error:
-        return [f"{name} of a plug-in failed ({place}): {in_one_line(error)}"]
 
 
 def _ask_server(url: str, api_key_env: str, metrics_url: str, wait_s: float) -> None:

@@ -109,7 +109,9 @@ def recorded(wanted: Recordings, read: ReadTrace, start: FirstExperiment, predic
         return Workload((*lines, *population), slots, notes, at_once, server, shared)
 
     if agents:
-        return made([(f"agents = {agents}", _of_agents(trace, shared))])
+        dealt = f"at once, begun within the mean wait; recordings dealt to them: {len(trace.recordings)}"
+        share = "the blocks that several recordings name" if shared else "no tokens"
+        return made([(f"agents = {agents}", f"{dealt}; they share {share}")])
 
     def took_s(chosen: Sequence[Line]) -> float:
         return predicted(made(chosen))
@@ -117,12 +119,6 @@ def recorded(wanted: Recordings, read: ReadTrace, start: FirstExperiment, predic
     if trace.head.arrivals == "recorded":
         return made(_as_recorded(trace, took_s, has_costs=start.has_costs))
     return made(_taking_turns(trace, took_s))
-
-
-def _of_agents(trace: TraceFile, shared: float) -> str:
-    """What so many agents do with the recordings, and which tokens they share."""
-    dealt = f"at once, begun within the mean wait; recordings dealt to them: {len(trace.recordings)}"
-    return f"{dealt}; they share {'the blocks that several recordings name' if shared else 'no tokens'}"
 
 
 def _as_recorded(trace: TraceFile, took_s: Callable[[Sequence[Line]], float], *, has_costs: bool) -> list[Line]:

@@ -96,7 +96,12 @@ def init(
     def changed(draft: Draft) -> Draft:
         if slots is not None or buckets:
             return _with_change(draft, slots, _sizes(buckets))
-        return _fitted(draft) if source and len(servers) < 2 else draft
+        if not source or len(servers) > 1:
+            return draft
+        # The change that fits the recording.
+        if not draft.is_modelled:
+            return _with_a_difference(draft)
+        return _with_best_change(_without_prefix_caching(draft) if draft.workload.server else draft)
 
     name = name.removesuffix(".toml")
     path, start = Path(f"{name}.toml"), write_experiment(name, asked, changed).start
@@ -304,13 +309,6 @@ def _with_keys(draft: Draft, keys: Mapping[str, Any], words: str, note: str = ""
     if words.startswith("compile "):
         question = f"Does it pay for these agents to {words}?"
     return draft.asking(question, lines, note)
-
-
-def _fitted(draft: Draft) -> Draft:
-    """The draft with the change that fits its recording."""
-    if not draft.is_modelled:
-        return _with_a_difference(draft)
-    return _with_best_change(_without_prefix_caching(draft) if draft.workload.server else draft)
 
 
 def _without_prefix_caching(draft: Draft) -> Draft:

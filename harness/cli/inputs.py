@@ -325,7 +325,9 @@ def _show(trace: str, *, is_whole: bool = False) -> None:
         kind: [line for each in reasons or ["nothing"] for line in _wrapped(printable_lines(each), is_whole=is_whole)]
         for kind, reasons in changes.items()
     }
-    parts["replay"] = [shlex.join(["harness", "init", _experiment_name(name), "--from", trace])]
+    # A name that ``harness init`` takes, for a trace of any name.
+    experiment = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:20].strip("-") or "replay"
+    parts["replay"] = [shlex.join(["harness", "init", experiment, "--from", trace])]
     if not is_whole:
         _cut_to_screen(
             parts, tuple(changes), "... all of it: " + shlex.join(["harness", "trace", "show", trace, "--all"])
@@ -353,8 +355,3 @@ def _cut_to_screen(parts: dict[str, list[str]], kinds: Sequence[str], note: str)
         parts[longest] = [*parts[longest][:-2], parts[longest][-2].rstrip(" .") + " ..."]
     if is_cut:
         parts[""] = [note]
-
-
-def _experiment_name(trace: str) -> str:
-    """A name that ``harness init`` takes, for a trace of any name."""
-    return re.sub(r"[^a-z0-9]+", "-", trace.lower()).strip("-")[:20].strip("-") or "replay"

@@ -291,8 +291,9 @@ def _needs(needs: Sequence[Needed], goal: Goal, costs: WallCosts) -> Iterator[st
     for need in needs:
         cells = [need.precision, need.equivalence, need.difference, need.as_predicted]
         cells += [need.superiority] if goal.rule else []
+        in_hours = [DASH if count is None else f"{count} ({count * costs.block_s / 3600:.2f} h)" for count in cells]
         looked = ", ".join(_blocks(count) for count in (need.looked_50, need.looked_90))
-        rows.append((need.components.condition, *(_with_hours(count, costs) for count in cells), looked))
+        rows.append((need.components.condition, *in_hours, looked))
     table = Table("", "", ("", *heads, "stopped when known: half, 9 of 10"), tuple(rows))
     yield from to_text(table, terminal_width()).splitlines()[1:]
     yield f"+-: for an interval of that half width; equal: to show that the costs differ by less than {margin};"
@@ -354,10 +355,6 @@ def _paste(needs: Sequence[Needed], goal: Goal, rule: str) -> Iterator[str]:
         yield f"margin = {goal.margin:g}"
         yield f"alpha = {goal.alpha:g}"
         yield f"budget = {max(5, budget)}"
-
-
-def _with_hours(count: int | None, costs: WallCosts) -> str:
-    return DASH if count is None else f"{count} ({count * costs.block_s / 3600:.2f} h)"
 
 
 def _blocks(count: int | None) -> str:

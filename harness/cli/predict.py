@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from harness.model.experiment import PlannedRuns
     from harness.model.spec import ExperimentSpec
 
+LONG_S = 3.0
+"""What lasts longer is announced."""
+REQUESTS_PER_S = {True: 20_000, False: 200_000}
+"""Requests that a second simulates, paged and slots; only to say beforehand what will last."""
+
 
 def simulate(
     experiment: MaybeExperimentArgument = None,
@@ -49,22 +54,12 @@ def simulate(
         return
     if experiment is None:
         raise SpecError("nothing to simulate", hint="Give an experiment file, or --jsonl FILE")
-    _simulate_experiment(experiment, draws)
-
-
-LONG_S = 3.0
-"""What lasts longer is announced."""
-REQUESTS_PER_S = {True: 20_000, False: 200_000}
-"""Requests that a second simulates, paged and slots; only to say beforehand what will last."""
-
-
-def _simulate_experiment(path: Path, draws: int | None) -> None:
     from harness.judge.prereg.predict import predict_experiment, predict_until_sure
     from harness.model.experiment import resolve
     from harness.model.sim.draws import perturbation_of
     from harness.runner.experiment import checked
 
-    spec, _, _ = experiment_with(path)
+    spec, _, _ = experiment_with(experiment)
     if draws is not None:
         spec = spec.model_copy(update={"prediction": spec.prediction.model_copy(update={"draws": draws})})
     planned = checked(resolve(spec))

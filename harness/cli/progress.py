@@ -151,7 +151,7 @@ class TerminalProgress:
             f"{event.place} {event.label}".lstrip(),
             total=event.num_requests,
             note="",
-            folder=self._folder(event.label),
+            folder=None if self._runs is None else self._runs / self._name / f"{event.label}{layout.PARTIAL}",
         )
 
     def _server_starting(self, event: ServerStarting) -> None:
@@ -166,9 +166,6 @@ class TerminalProgress:
     def _remove_bar(self, label: str) -> None:
         if (task := self._requests_tasks.pop(label, None)) is not None:
             self._bars.remove_task(task)
-
-    def _folder(self, label: str) -> Path | None:
-        return None if self._runs is None else self._runs / self._name / f"{label}{layout.PARTIAL}"
 
     def _run_sealed(self, event: RunSealed) -> None:
         self._num_sealed += 1

@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -140,23 +141,19 @@ def _encoded(rows: pa.Table, form: RowForm) -> bytes:
 
     from harness.measure.records.disk import csv_bytes, parquet_bytes
 
-    encode = {"csv": csv_bytes, "json": _json, "jsonl": _json_lines, "parquet": parquet_bytes}[form]
+    to_json = partial(json.dumps, default=_json_text, allow_nan=False)
     try:
-        return encode(rows)
+        if form == "json":
+            return to_json(rows.to_pylist(), indent=1).encode() + b"\n"
+        if form == "jsonl":
+            return "".join(f"{to_json(row)}\n" for row in rows.to_pylist()).encode()
+        return csv_bytes(rows) if form == "csv" else parquet_bytes(rows)
     except (pa.ArrowException, ValueError, OverflowError) as error:
         raise SpecError(
             f"a cell of the answer cannot be written as {form}: {in_one_line(error)}",
             where="--format",
             hint="Cast its column to text, select COLUMN::varchar, or choose another format",
         ) from error
-
-
-def _json_lines(rows: pa.Table) -> bytes:
-    return "".join(json.dumps(row, default=_json_text, allow_nan=False) + "\n" for row in rows.to_pylist()).encode()
-
-
-def _json(rows: pa.Table) -> bytes:
-    return json.dumps(rows.to_pylist(), default=_json_text, allow_nan=False, indent=1).encode() + b"\n"
 
 
 def _json_text(cell: object) -> str:

@@ -6,9 +6,8 @@ Nothing is computed here.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -36,6 +35,9 @@ if TYPE_CHECKING:
     from harness.measure.records.run import SealedRun
     from harness.present.report.view import Results
     from harness.tune.hint import Hint
+
+Figures = Literal["conditions", "serving", "reuse by wait"]
+"""What ``harness table`` shows."""
 
 
 def report(
@@ -96,9 +98,7 @@ def table(
     if serving + reuse_by_wait + predicted > 1:
         hint = "Ask for each in a command of its own"
         raise SpecError("--serving, --reuse-by-wait and --predicted are a table each", where="table", hint=hint)
-    figures = (
-        FiguresShown.serving if serving else FiguresShown.reuse_by_wait if reuse_by_wait else FiguresShown.conditions
-    )
+    figures: Figures = "serving" if serving else "reuse by wait" if reuse_by_wait else "conditions"
     sealed = sealed_runs(runs, experiment)
     note_look(sealed, "table")
     if predicted:
@@ -112,7 +112,7 @@ def table(
     out = terminal()
     if standing := standing_of(runs):
         print_folded(standing)
-    if figures is FiguresShown.conditions:
+    if figures == "conditions":
         _print_answer(out, summary, sealed)
         out.print()
     for shown in _tables(summary, figures):
@@ -120,21 +120,11 @@ def table(
         out.print()
 
 
-class FiguresShown(Enum):
-    """What ``harness table`` shows."""
-
-    conditions = "conditions"
-    serving = "serving"
-    reuse_by_wait = "reuse by wait"
-
-
-def conditions_written(
-    sealed: Sequence[SealedRun], form: TableForm, figures: FiguresShown = FiguresShown.conditions
-) -> str:
-    """A row per condition, or other figures: every column for programs, the terminal's tables for documents."""
+def conditions_written(sealed: Sequence[SealedRun], form: TableForm) -> str:
+    """A row per condition: every column for programs, the terminal's tables for documents."""
     from harness.analysis.summary import summarise
 
-    return _figures_written(summarise(sealed), form, figures)
+    return _figures_written(summarise(sealed), form, "conditions")
 
 
 def _summarised(sealed: Sequence[SealedRun], *, time_in_steps: bool, costs: str) -> ExperimentSummary:
@@ -158,27 +148,23 @@ def _summarised(sealed: Sequence[SealedRun], *, time_in_steps: bool, costs: str)
     return summary
 
 
-def _figures_written(summary: ExperimentSummary, form: TableForm, figures: FiguresShown) -> str:
+def _figures_written(summary: ExperimentSummary, form: TableForm, figures: Figures) -> str:
     from harness.present.report.terminal import for_documents
 
     if form in (TableForm.csv, TableForm.json):
-        to_arrow = {
-            FiguresShown.conditions: summary.to_arrow,
-            FiguresShown.serving: summary.serving_to_arrow,
-            FiguresShown.reuse_by_wait: summary.reuse_by_wait_to_arrow,
-        }
-        rows = to_arrow[figures]().to_pylist()
+        to_arrow = {"serving": summary.serving_to_arrow, "reuse by wait": summary.reuse_by_wait_to_arrow}
+        rows = to_arrow.get(figures, summary.to_arrow)().to_pylist()
         return written([table_of(summary.experiment, "", rows)], form)
     return written(list(map(for_documents, _tables(summary, figures))), form)
 
 
-def _tables(summary: ExperimentSummary, figures: FiguresShown) -> list[Table]:
+def _tables(summary: ExperimentSummary, figures: Figures) -> list[Table]:
     from harness.present.report import serving_tables, summary_tables
     from harness.present.report.terminal import reuse_by_wait_table
 
-    if figures is FiguresShown.conditions:
+    if figures == "conditions":
         return summary_tables(summary)
-    return serving_tables(summary) if figures is FiguresShown.serving else [reuse_by_wait_table(summary)]
+    return serving_tables(summary) if figures == "serving" else [reuse_by_wait_table(summary)]
 
 
 def _predicted_written(sealed: Sequence[SealedRun], form: TableForm) -> str:

@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -136,24 +136,17 @@ def print_answers(path: Path, answers: Callable[[Iterable[str]], Iterable[str]])
 
     SpecError where the file cannot be read, and in the end where no line was a case.
     """
-    if str(path) == "-":
-        _print_answers(answers(sys.stdin), "-")
-        return
+    is_piped, num_lines, num_errors = str(path) == "-", 0, 0
     with SpecError.on_os_error("cannot be read", where=path, hint="Check the path"):
-        lines = path.open(encoding="utf-8")
-    with lines:
-        _print_answers(answers(lines), str(path))
-
-
-def _print_answers(results: Iterable[str], source: str) -> None:
-    num_lines = num_errors = 0
-    for line in results:
-        print(escape_controls(line), flush=source == "-")
-        num_lines += 1
-        num_errors += '"error": ' in line
+        source = nullcontext(sys.stdin) if is_piped else path.open(encoding="utf-8")
+    with source as lines:
+        for line in answers(lines):
+            print(escape_controls(line), flush=is_piped)
+            num_lines += 1
+            num_errors += '"error": ' in line
     if num_lines and num_errors == num_lines:
         what = f"none of its {num_lines} lines is a case"
-        raise SpecError(what, where=source, hint="Write one JSON object in each line")
+        raise SpecError(what, where=str(path), hint="Write one JSON object in each line")
 
 
 def print_facts(facts: Mapping[str, object]) -> None:

@@ -238,11 +238,8 @@ class Root(Group):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, [*FIRST_WORDS.get(args[0], args[:1]), *args[1:]] if args else args)
 
+    @_words_that_can_be_shown()
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        with _words_that_can_be_shown():
-            return self._resolved(ctx, args)
-
-    def _resolved(self, ctx: Any, args: list[str]) -> Any:
         if args[0] not in self.commands:
             groups = {name: command for name in self.commands if isinstance(command := self.commands[name], Group)}
             below = [f"{name} {word}" for name, group in groups.items() for word in group.commands]

@@ -156,27 +156,18 @@ def serving_table(runs: Sequence[SealedRun]) -> pa.Table:
     )
 
 
+def _plain(name: str, no_room: tuple[str, ...], *, has_tokens: bool) -> Format:
+    """Tables as files of this name's kind."""
+    tables = {"requests": partial(requests_table, has_tokens=has_tokens), "sessions": sessions_table}
+    tables["serving"] = serving_table
+    return Format(name, no_room, of_all={f"{table}.{name}": make for table, make in tables.items()})
+
+
 FORMATS: Mapping[str, Format] = Registry(
     "export_formats",
     {
-        "csv": Format(
-            "csv",
-            ("instants of tokens and gaps between them (Parquet has them)",),
-            of_all={
-                "requests.csv": partial(requests_table, has_tokens=False),
-                "sessions.csv": sessions_table,
-                "serving.csv": serving_table,
-            },
-        ),
-        "parquet": Format(
-            "parquet",
-            (),
-            of_all={
-                "requests.parquet": partial(requests_table, has_tokens=True),
-                "sessions.parquet": sessions_table,
-                "serving.parquet": serving_table,
-            },
-        ),
+        "csv": _plain("csv", ("instants of tokens and gaps between them (Parquet has them)",), has_tokens=False),
+        "parquet": _plain("parquet", (), has_tokens=True),
     },
 )
 """The plain tables, and the formats of plug-ins."""

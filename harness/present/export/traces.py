@@ -93,11 +93,6 @@ def _conversation(plan: Plan, session: int) -> int:
     return session
 
 
-def _milliseconds(time_ns: int) -> int | float:
-    """Whole where it is, as TraceLab writes it."""
-    return time_ns / NS_PER_MS if time_ns % NS_PER_MS else time_ns // NS_PER_MS
-
-
 def _table(run: SealedRun) -> bytes:
     plan = run.plan
     if any(session.predecessors for session in plan.sessions):
@@ -109,12 +104,13 @@ def _table(run: SealedRun) -> bytes:
             "session_id": session.index,
             "input_len": request.new_tokens,
             "output_len": request.generate_tokens,
-            "arrival_time": _milliseconds(session.start_offset_ns),
+            # Whole where it is, as TraceLab writes it.
+            "arrival_time": start_ns / NS_PER_MS if start_ns % NS_PER_MS else start_ns // NS_PER_MS,
             "round_idx": place,
             "tool_wait_after_ms": request.wait_after_ns / NS_PER_MS,
             "prefix_len": request.keep_tokens,
         }
-        for session in plan.sessions
+        for session, start_ns in ((session, session.start_offset_ns) for session in plan.sessions)
         for place, request in enumerate(session.requests)
     ]
     text = io.StringIO()

@@ -262,16 +262,12 @@ def _other_changes(summary: ExperimentSummary, condition: ConditionFigures) -> l
     return changes
 
 
-def missing_runs(summary: ExperimentSummary) -> list[str]:
-    """Runs, "condition/replicate", without which a replicate of another condition stands alone."""
-    seen = sorted({run.replicate for run in summary.runs})
-    valid = {(run.condition, run.replicate) for run in summary.runs if run.is_valid}
-    return [f"{each.name}/{k}" for k in seen for each in summary.conditions if (each.name, k) not in valid]
-
-
 def counted_words(summary: ExperimentSummary) -> str:
     """Which runs the sums of a table count, and what is missing; one or two sentences."""
-    common, missing = summary.replicates, missing_runs(summary)
+    common, seen = summary.replicates, sorted({run.replicate for run in summary.runs})
+    valid = {(run.condition, run.replicate) for run in summary.runs if run.is_valid}
+    # Without these a replicate of another condition stands alone.
+    missing = [f"{each.name}/{k}" for k in seen for each in summary.conditions if (each.name, k) not in valid]
     plan = f" {summary.one_plan.capitalize()}." if summary.one_plan else ""
     if not missing:
         return f"Costs and counts are sums over {count(len(common), 'replicate')}.{plan}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import starmap
 from pathlib import Path
 
 from harness.analysis.calibration.cost_file import (
@@ -72,9 +71,16 @@ def _calibration_page(
     for note in (f"{calibration.origin.artifact}; {calibration.origin.words}.", measured, *calibration.notes):
         yield f"- {note}"
     yield f"\n![measured and fitted]({plot})\n\n## Coefficients\n"
-    yield markdown_rows(
-        ("coefficient", "fitted", "interval"), starmap(_coefficient_row, coefficients(calibration).items())
-    )
+    rows = [
+        (
+            name,
+            f"{each.estimate:.5f}",
+            f"[{interval_text(each.low, each.high, 5, ', ')}] {100 * each.level:.0f} % {each.method}; "
+            f"{each.num_units} {each.unit}, seed {each.seed}",
+        )
+        for name, each in coefficients(calibration).items()
+    ]
+    yield markdown_rows(("coefficient", "fitted", "interval"), rows)
     yield "\n## Errors\n"
     yield markdown_rows(
         ("", "residual rms", "largest", "held-out rms", "held-out largest", "largest share, and where", "good"),
@@ -102,12 +108,6 @@ def _calibration_page(
                 for point in residuals
             ],
         )
-
-
-def _coefficient_row(name: str, interval: Interval) -> tuple[str, str, str]:
-    how = f"{100 * interval.level:.0f} % {interval.method}; {interval.num_units} {interval.unit}, seed {interval.seed}"
-    ends = interval_text(interval.low, interval.high, 5, ", ")
-    return name, f"{interval.estimate:.5f}", f"[{ends}] {how}"
 
 
 def _error_cells(error: FitError) -> list[str]:

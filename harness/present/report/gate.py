@@ -28,8 +28,11 @@ COLUMNS = {
 def gate_table(result: GateResult) -> Table:
     """A row for each figure of each condition, as programs read it."""
     alpha = result.policy.alpha
+    # Figures whose ratio is the other way round.
+    names = dict.fromkeys(test.figure for test in result.tests if not test.measure.is_lower_better)
+    turned = f" ({', '.join(names)}: baseline over new)" if names else ""
     caption = (
-        f"ratio: new over baseline{_turned(result)}, above 1 is worse, over pairs of runs of the same plan; interval: "
+        f"ratio: new over baseline{turned}, above 1 is worse, over pairs of runs of the same plan; interval: "
         "the limits that decide. Pass: its upper end lies below the limit; with a ratio at the limit that comes with "
         f"probability {alpha:g} at most. Worse: its lower end lies above the limit; of all figures together that comes "
         f"by chance with probability {alpha:g} at most. Both hold over all looks at these runs (looks: how many there "
@@ -37,12 +40,6 @@ def gate_table(result: GateResult) -> Table:
     )
     rows = (cells(test, COLUMNS) for test in result.tests)
     return table_of(f"Gate of {result.experiment}", caption, rows, result.origin)
-
-
-def _turned(result: GateResult) -> str:
-    """Figures whose ratio is the other way round."""
-    names = dict.fromkeys(test.figure for test in result.tests if not test.measure.is_lower_better)
-    return f" ({', '.join(names)}: baseline over new)" if names else ""
 
 
 def gate_lines(result: GateResult) -> list[str]:

@@ -292,7 +292,11 @@ def _timeline(view: ReportView, timeline: TimelineView, index: int) -> dict[str,
         resting += f"; {len(timeline.replicas)} replicas, each with its line below the requests that it served"
     if not any(steps):
         resting += "; the log carries no usable step times, so n and bucket are not drawn"
-    frame = Frame(f"tl{index}", view.seconds_unit, _shared_end(view, timeline), view.buckets, lanes)
+    # Runs under one treatment share a time axis, so that their lengths compare by eye.
+    treatment = {condition.name: condition.treatment for condition in view.summary.conditions}
+    mine = treatment.get(timeline.condition)
+    end_s = max(other.end_s for other in view.timelines if treatment.get(other.condition) == mine)
+    frame = Frame(f"tl{index}", view.seconds_unit, end_s, view.buckets, lanes)
     return {
         "svg": timeline_svg(timeline, frame),
         "json": json.dumps({"unit": unit, "steps": steps, "bars": bars}, separators=(",", ":")),
@@ -301,13 +305,6 @@ def _timeline(view: ReportView, timeline: TimelineView, index: int) -> dict[str,
         "replicate": timeline.label.rpartition("/")[2],
         "resting": resting,
     }
-
-
-def _shared_end(view: ReportView, timeline: TimelineView) -> float:
-    """Runs under one treatment share a time axis, so that their lengths compare by eye."""
-    treatment = {condition.name: condition.treatment for condition in view.summary.conditions}
-    mine = treatment.get(timeline.condition)
-    return max(other.end_s for other in view.timelines if treatment.get(other.condition) == mine)
 
 
 def _callers(view: ReportView) -> list[str]:

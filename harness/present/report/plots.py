@@ -263,7 +263,9 @@ def reuse_by_wait_plot(sheet: Sheet, view: ReportView, *, is_narrow: bool = Fals
         axes.set(title=title, ylim=(-3, 103), xlabel=f"wait before the return [{view.seconds_unit}]")
         axes.grid(visible=True, axis="y")
     first = [(each.condition, one.reused) for each in shown for one in (each.bins[0], each.bins[-1])]
-    words = "; ".join(f"{name} {_percent_of(share)}" for name, share in first)
+    words = "; ".join(
+        f"{name} not known" if share is None else f"{name} {100 * share.value:.1f} %" for name, share in first
+    )
     label = f"Reuse by the wait before the return; of the shortest and the longest waits: {words}."
     return sheet.render(figure, name="reuse-by-wait-narrow" if is_narrow else "reuse-by-wait", label=label)
 
@@ -299,10 +301,6 @@ def _wait_axis(axes: Axes, bins: Sequence[WaitBin]) -> None:
     axes.set_xlim(first - 0.5, last + 0.5)
     edges = range(first, min(last + 2, len(EDGES_S)))
     axes.set_xticks([edge - 0.5 for edge in edges], [f"{EDGES_S[edge]:g}" for edge in edges])
-
-
-def _percent_of(share: ReuseShare | None) -> str:
-    return "not known" if share is None else f"{100 * share.value:.1f} %"
 
 
 def _reuse_bars(axes: Axes, condition: ConditionFigures, color: str) -> None:
