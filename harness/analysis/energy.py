@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.analysis.cost.reconstruct import Span, union_of
 from harness.clock import NS_PER_S
 from harness.measure.records import layout
 from harness.measure.records.run import SealedRun, once_per_run
@@ -24,7 +25,6 @@ from harness.stacks.rbln.launch.device_watch import total_power_w
 
 MOST_BETWEEN_NS = NS_PER_S
 """Longest time between two samples during which requests are in flight."""
-Interval = tuple[int, int]
 Samples = Sequence[tuple[int, float]]
 
 
@@ -49,12 +49,12 @@ class Energy:
         )
 
 
-def energy_of(samples: Samples, flights: Sequence[Interval]) -> Energy | None:
+def energy_of(samples: Samples, flights: Sequence[Span]) -> Energy | None:
     """The energy of samples (instant in ns, W), in order, over the union of ``flights`` in ns.
 
     None where no request was in flight, or the samples do not cover that time at least once a second.
     """
-    union = np.array(_union(flights), dtype=np.int64).reshape(-1, 2)
+    union = np.array(union_of(flights), dtype=np.int64).reshape(-1, 2)
     at_ns = np.array([at_ns for at_ns, _watts in samples], dtype=np.int64)
     watts = np.array([watts for _at_ns, watts in samples], dtype=np.float64)
     # Pieces of time in flight, each between two samples.
@@ -75,16 +75,6 @@ def energy_of(samples: Samples, flights: Sequence[Interval]) -> Energy | None:
     # A piece may lie near one sample while power was that of the other all the time.
     error = (np.abs(moves) * np.maximum(passed, 1 - passed) * seconds).sum()
     return Energy(float(joules), float(error), int(num_samples.sum()))
-
-
-def _union(intervals: Sequence[Interval]) -> list[Interval]:
-    union: list[Interval] = []
-    for start_ns, end_ns in sorted(intervals):
-        if union and start_ns <= union[-1][1]:
-            union[-1] = (union[-1][0], max(union[-1][1], end_ns))
-        else:
-            union.append((start_ns, end_ns))
-    return union
 
 
 def power_samples(path: Path) -> Samples:

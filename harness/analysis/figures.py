@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from harness.analysis.cost.padding import Padding, padding, steps_by_n_b, total_padding
 from harness.analysis.cost.reconstruct import (
     ChannelA,
-    StepCost,
     channel_b,
     modelled,
     residual_ns,
@@ -49,6 +48,7 @@ from harness.measure.records import schema
 from harness.measure.records.manifest import Manifest
 from harness.measure.records.run import SealedRun, once_per_run
 from harness.measure.records.schema import values_of
+from harness.model.engine import CostModel
 from harness.model.spec import DeviceSlot
 from harness.model.spec.sections import Basis
 from harness.run_key import RunKey
@@ -351,7 +351,7 @@ def run_figures(run: SealedRun) -> RunFigures:
     return figures_at(run, run.cost_model)
 
 
-def figures_at(run: SealedRun, cost_model: StepCost) -> RunFigures:
+def figures_at(run: SealedRun, cost_model: CostModel) -> RunFigures:
     """Every figure of one sealed run, channel A at the prices of ``cost_model``.
 
     Channel A is None when the run has no step log although it decoded, or when its reuse is unknown.
@@ -409,7 +409,7 @@ def figures_at(run: SealedRun, cost_model: StepCost) -> RunFigures:
 
 
 def modelled_of(
-    servers: Sequence[ServerTables], requests: pa.Table, served: Mapping[RequestKey, int], cost_model: StepCost
+    servers: Sequence[ServerTables], requests: pa.Table, served: Mapping[RequestKey, int], cost_model: CostModel
 ) -> ChannelA | None:
     """Channel A of every server of a run, and its sum; None where it is unknown of one, or of whose work a request is.
 
@@ -446,7 +446,7 @@ def loading_ns(manifest: Manifest, metrics: pa.Table, block_tokens: int) -> int:
 
 
 def _waiting_ns(
-    servers: Sequence[ServerTables], requests: pa.Table, served: Mapping[RequestKey, int], cost_model: StepCost
+    servers: Sequence[ServerTables], requests: pa.Table, served: Mapping[RequestKey, int], cost_model: CostModel
 ) -> int | None:
     return sum_or_none(
         waiting_session_ns(server.kv_events, requests_of(requests, served, number, len(servers)), cost_model)

@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from harness.analysis.cost.reconstruct import StepCost
 from harness.analysis.run_tables import RequestKey, join_request_id
 from harness.analysis.stats import sum_or_none
 from harness.measure.records.run import SealedRun
 from harness.measure.records.schema import rows_where, values_of
+from harness.model.engine import CostModel
 from harness.model.plan.model import Plan
 
 BLOCK_TOKENS = 128
@@ -153,7 +153,7 @@ def prompt_tokens(requests: pa.Table) -> int:
     return sum(prompt for _session, _request, prompt, _cached in _answered(requests))
 
 
-def extra_prefill_ns(cost_model: StepCost, prompt_tokens: int, lost_tokens: int) -> int:
+def extra_prefill_ns(cost_model: CostModel, prompt_tokens: int, lost_tokens: int) -> int:
     """T(L) - T(L - C): what computing again ``lost_tokens`` of a prompt of L tokens costs."""
     return cost_model.prefill_ns(prompt_tokens, 0) - cost_model.prefill_ns(prompt_tokens - lost_tokens, lost_tokens)
 

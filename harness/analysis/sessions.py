@@ -281,25 +281,22 @@ def overloads(runs: Sequence[SealedRun], figures: Sequence[RunFigures]) -> Mappi
     by_condition: dict[str, float] = {}
     valid = [(run, each) for run, each in zip(runs, figures, strict=True) if run.is_valid]
     for name, group in grouped(valid, lambda pair: pair[1].condition).items():
-        factors = [_factor(run, each) for run, each in group]
-        known = [factor for factor in factors if factor is not None]
-        if len(known) == len(factors):
+        plans = [run.plan_if_readable if has_costs(run) else None for run, _ in group]
+        known = [
+            factor
+            for (run, each), plan in zip(group, plans, strict=True)
+            if plan is not None and (factor := overload(plan, each.a_ns, run.server.num_replicas)) is not None
+        ]
+        if len(known) == len(group):
             by_condition[name] = sum(known) / len(known)
     return by_condition
 
 
-def _factor(run: SealedRun, figures: RunFigures) -> float | None:
-    plan = run.plan_if_readable if figures.a_ns is not None and has_costs(run) else None
-    return None if plan is None else overload(plan, figures.a_ns, run.server.num_replicas)
-
-
 def has_costs(run: SealedRun) -> bool:
     """Whether the costs of its server are known: named, those that it runs by, or those that it shows."""
-    is_fresh = kind_of_run(run.manifest.backend).is_restarted
-    is_usual = run.server.cost_model == DEFAULT_COSTS
-    return not is_usual or not (run.server.is_paged or not (is_fresh or _shows_costs(run)))
-
-
-def _shows_costs(run: SealedRun) -> bool:
-    """Whether the server shows by which costs it runs, as an emulator does."""
-    return kind_of_run(run.manifest.backend).has_device is False and bool(run.manifest.effective.get("shown"))
+    if run.server.cost_model != DEFAULT_COSTS:
+        return True
+    kind = kind_of_run(run.manifest.backend)
+    # An emulator shows by which costs it runs.
+    shows_costs = kind.has_device is False and bool(run.manifest.effective.get("shown"))
+    return not run.server.is_paged and (kind.is_restarted or shows_costs)

@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.cost.devices import DeviceEffect, device_order
+from harness.analysis.cost.devices import device_order
 from harness.analysis.figures import RunFigures, cells, figure_at, run_figures
 from harness.analysis.stats import DEFAULT_LEVEL, Estimate, FloatArray, contrast, grouped, holm, percent
 from harness.measure.records.findings import finding
@@ -23,15 +23,8 @@ from harness.measure.records.manifest import Finding, FleetRecord
 from harness.measure.records.run import SealedRun
 from harness.table import Cell, Table, interval_text, table_of
 
-
-class ComparedByDevice(Protocol):
-    """A comparison of a condition, whose effects on each device are known by channel."""
-
-    @property
-    def baseline(self) -> str: ...
-
-    @property
-    def device_effects(self) -> Mapping[str, DeviceEffect]: ...
+if TYPE_CHECKING:
+    from harness.analysis.compare.channels import Comparison
 
 
 class Speed(NamedTuple):
@@ -140,14 +133,24 @@ def device_findings(
     runs: Sequence[SealedRun],
     figures: Sequence[RunFigures],
     measured: Speeds | None,
-    compared: Mapping[str, ComparedByDevice | None],
+    compared: Mapping[str, Comparison | None],
 ) -> list[Finding]:
     """All that a reader must know of the devices of an experiment; compared: its comparisons by condition."""
-    findings = [*split_blocks(figures), *missing_neighbours(runs)]
+    findings, places = list[Finding](), dict[int, set[str]]()
+    for run in figures:
+        places.setdefault(run.replicate, set()).add(run.device)
+    # No pair of theirs counts.
+    if split := sorted(block for block, devices in places.items() if len(devices) > 1):
+        evidence = f"replicates {', '.join(map(str, split))} have runs on several devices"
+        findings.append(finding("block-split", evidence))
+    findings += missing_neighbours(runs)
     findings += [] if measured is None else speed_findings(measured)
     for condition, comparison in compared.items():
         for channel, effect in ({} if comparison is None else comparison.device_effects).items():
-            findings += effect_findings(condition, effect, channel)
+            if effect.interaction is not None and effect.interaction.is_found:
+                means = ", ".join(f"{mean.device} {percent(mean.mean)}" for mean in effect.devices)
+                evidence = f"{condition}: its effect on channel {channel} {effect.interaction} ({means})"
+                findings.append(finding("device-interaction", evidence))
     return findings
 
 
@@ -168,15 +171,6 @@ def speed_findings(found: Speeds) -> Iterator[Finding]:
         )
 
 
-def split_blocks(figures: Sequence[RunFigures]) -> Iterator[Finding]:
-    """Blocks whose runs lie on several devices: no pair of theirs counts."""
-    places: dict[int, set[str]] = {}
-    for run in figures:
-        places.setdefault(run.replicate, set()).add(run.device)
-    if split := sorted(block for block, devices in places.items() if len(devices) > 1):
-        yield finding("block-split", f"replicates {', '.join(map(str, split))} have runs on several devices")
-
-
 def missing_neighbours(runs: Sequence[SealedRun]) -> Iterator[Finding]:
     """Runs of a fleet that keeps step beside which fewer devices, or more, were busy than planned."""
     others: list[str] = []
@@ -186,15 +180,6 @@ def missing_neighbours(runs: Sequence[SealedRun]) -> Iterator[Finding]:
             others += [f"{run.label} ({busy} of {planned})"] if busy != planned else []
     if others:
         yield finding("neighbours-other", f"other neighbours were busy than planned: {', '.join(others)}")
-
-
-def effect_findings(condition: str, effect: DeviceEffect, channel: str) -> Iterator[Finding]:
-    """A comparison whose effect differs between devices."""
-    if effect.interaction is not None and effect.interaction.is_found:
-        means = ", ".join(f"{mean.device} {percent(mean.mean)}" for mean in effect.devices)
-        yield finding(
-            "device-interaction", f"{condition}: its effect on channel {channel} {effect.interaction} ({means})"
-        )
 
 
 SPEEDS_CAPTION = (
@@ -207,7 +192,7 @@ EFFECTS_CAPTION = (
 )
 
 
-def device_tables(measured: Speeds | None, compared: Mapping[str, ComparedByDevice | None]) -> list[Table]:
+def device_tables(measured: Speeds | None, compared: Mapping[str, Comparison | None]) -> list[Table]:
     """Both tables of an experiment; compared: by condition. Empty where fewer than two devices made it."""
     known = {name: comparison for name, comparison in compared.items() if comparison is not None}
     rows = [row for name, comparison in known.items() for row in _effect_rows(name, comparison)]
@@ -258,7 +243,7 @@ def _speed_rows(found: Speeds) -> Iterator[Mapping[str, Cell]]:
         }
 
 
-def _effect_rows(condition: str, compared: ComparedByDevice) -> Iterator[Mapping[str, Cell]]:
+def _effect_rows(condition: str, compared: Comparison) -> Iterator[Mapping[str, Cell]]:
     for channel, effect in compared.device_effects.items():
         named: dict[str, Cell] = {"comparison": f"{condition} / {compared.baseline}", "channel": channel}
         for mean in effect.devices:

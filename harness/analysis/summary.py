@@ -26,7 +26,6 @@ from harness.analysis.compare.pairs import (
 from harness.analysis.compare.ratio import Family
 from harness.analysis.compare.stopping import SequentialStatus, status_until_decided
 from harness.analysis.cost.padding import bucket_rule, removed_slots, shapley_split
-from harness.analysis.cost.reconstruct import StepCost
 from harness.analysis.cost.step_parts import BETWEEN
 from harness.analysis.figures import (
     Figures,
@@ -42,16 +41,17 @@ from harness.analysis.run_tables import COUNT_COLUMNS, count_cells
 from harness.analysis.serving import ServingFigures, serving_figures, serving_rows, window_of
 from harness.analysis.sessions import SessionFigures, overloads, session_figures, session_rows
 from harness.analysis.speeds import Speeds, device_findings, device_tables, speeds
-from harness.analysis.stats import grouped, most_missed
+from harness.analysis.stats import grouped, most_missed, seconds
 from harness.analysis.validity.invariants import check_experiment
 from harness.clock import NS_PER_S
 from harness.errors import SpecError, unknown_name
 from harness.kinds import kind_of_run, origin_note
 from harness.measure.records.manifest import Finding
 from harness.measure.records.run import SealedRun, declared_by, kind_of, served_by
+from harness.model.engine import CostModel
 from harness.model.spec import Factor, Factors
 from harness.model.spec.sections import Basis
-from harness.table import Cell, Table, interval_text, table_of, to_html
+from harness.table import Table, interval_text, table_of, to_html
 
 Shown = TypeVar("Shown")
 # Columns of ``to_arrow`` that a notebook shows.
@@ -238,7 +238,13 @@ class ExperimentSummary:
     def _repr_html_(self) -> str:
         """What a notebook shows: costs in seconds of the run's clock, ratios, and where they are from."""
         shown = [{name: row[name] for name in SHOWN} for row in self.to_arrow().to_pylist()]
-        rows = [{name.replace("_ns", "_s"): _in_seconds(name, value) for name, value in row.items()} for row in shown]
+        rows = [
+            {
+                name.replace("_ns", "_s"): seconds(value) if name.endswith("_ns") else value
+                for name, value in row.items()
+            }
+            for row in shown
+        ]
         return to_html(table_of(self.title, "", rows, self.origin))
 
     @property
@@ -303,10 +309,14 @@ class ExperimentSummary:
     @property
     def energy(self) -> Table | None:
         """Joules of each condition's counted runs, and their error from sampling; None where no run has any."""
-        known = [one for one in self.conditions if one.energy is not None]
+        known = [
+            (one.name, one.energy, sum(run.generated_tokens for run in one.counted))
+            for one in self.conditions
+            if one.energy is not None
+        ]
         if not known:
             return None
-        is_emulated = any(one.energy is not None and one.energy.is_emulated for one in known)
+        is_emulated = any(energy.is_emulated for _, energy, _ in known)
         return table_of(
             f"Energy in flight ({'emulated power' if is_emulated else 'measured power'})",
             "Power between two samples is taken to go straight; the error is what sampling can have hidden where power "
@@ -314,19 +324,20 @@ class ExperimentSummary:
             "were in flight in a part of that time. It says nothing of pulses between two samples: so many samples can "
             "all miss (5 % of the time) a state as rare as the last column."
             + (" The power is emulated: no device that served was measured." if is_emulated else ""),
-            [_energy_row(one) for one in known],
+            [
+                {
+                    "condition": name,
+                    "samples": energy.num_samples,
+                    "J": energy.joules,
+                    "sampling error, J": energy.error_joules,
+                    "J/token": energy.joules / tokens if tokens else None,
+                    "sampling error, %": 100 * energy.error_joules / energy.joules if energy.joules else None,
+                    "may miss, % of time": 100 * most_missed(energy.num_samples),
+                }
+                for name, energy, tokens in known
+            ],
             self.origin,
         )
-
-
-def _energy_row(condition: ConditionFigures) -> dict[str, Any]:
-    energy, tokens = condition.energy, sum(run.generated_tokens for run in condition.counted)
-    assert energy is not None
-    row = {"condition": condition.name, "samples": energy.num_samples, "J": energy.joules}
-    row["sampling error, J"] = energy.error_joules
-    row |= {"J/token": energy.joules / tokens if tokens else None}
-    row["sampling error, %"] = 100 * energy.error_joules / energy.joules if energy.joules else None
-    return {**row, "may miss, % of time": 100 * most_missed(energy.num_samples)}
 
 
 def _arrow(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
@@ -335,17 +346,7 @@ def _arrow(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     return pa.table({name: [row.get(name) for row in rows] for name in names})
 
 
-def _name_of(cost_model: StepCost) -> str:
-    return getattr(cost_model, "name", "a given cost model")
-
-
-def _given_prices(cost_model: StepCost) -> Prices:
-    name = _name_of(cost_model)
-    note = f"A of every run is by the costs of {name}, which need not be those that the run was made with."
-    return Prices(cost_model, note, f"A by the costs of {name}")
-
-
-def summarise(runs: Sequence[SealedRun], cost_model: StepCost | None = None, basis: Basis = "a") -> ExperimentSummary:
+def summarise(runs: Sequence[SealedRun], cost_model: CostModel | None = None, basis: Basis = "a") -> ExperimentSummary:
     """Figures of an experiment from its sealed runs.
 
     runs: of one experiment, in any order. cost_model: prices channel A of every run; default: each run's own. basis:
@@ -358,7 +359,9 @@ def summarise(runs: Sequence[SealedRun], cost_model: StepCost | None = None, bas
     ordered = sorted(runs, key=lambda run: (run.replicate, run.manifest.order_index))
     prices = prices_by_condition(ordered)
     if cost_model is not None:
-        prices = dict.fromkeys(prices, _given_prices(cost_model))
+        given = f"by the costs of {cost_model.name}"
+        note = f"A of every run is {given}, which need not be those that the run was made with."
+        prices = dict.fromkeys(prices, Prices(cost_model, note, f"A {given}"))
     figures = [prices[run.condition].figures(run) for run in ordered]
     family, status = Family.of(ordered), status_until_decided(runs)
     counted = counted_runs(figures if status is None else status.seen_by_all(figures))
@@ -408,7 +411,7 @@ def summarise(runs: Sequence[SealedRun], cost_model: StepCost | None = None, bas
         declared=declared_by(ordered),
         # By other costs than those of its server nothing is known of its load.
         overloads=overloads(ordered, figures) if cost_model is None else {},
-        given_costs="" if cost_model is None else _name_of(cost_model),
+        given_costs="" if cost_model is None else cost_model.name,
         serving=_of_each(serving_figures, of_counted),
         sessions=_of_each(session_figures, of_counted),
         speeds=by_device,
@@ -496,9 +499,6 @@ def _part_rows(condition: ConditionFigures) -> list[dict[str, Any]]:
     def row(part: str, **figures: float | None) -> dict[str, Any]:
         columns = dict.fromkeys(("steps", "measured_s", "modelled_s", "error_s", "share_of_B"))
         return {"condition": condition.name, "part": part, **columns, **figures}
-
-    def seconds(time_ns: int | None) -> float | None:
-        return None if time_ns is None else time_ns / NS_PER_S
 
     return [
         *(
@@ -627,7 +627,3 @@ def _in_words(answer: Answer) -> str:
     channels = answer.comparison.agreement
     shown = f"{answer.label} (channels: {channels.value})" if channels.is_missing else answer.label
     return f"{answer.ratio:.4f} of {answer.baseline}{interval}, {shown}"
-
-
-def _in_seconds(name: str, value: Cell) -> Cell:
-    return value / NS_PER_S if name.endswith("_ns") and isinstance(value, int) else value

@@ -295,7 +295,10 @@ class _Form(NamedTuple):
 
     def solve(self, measured: FloatArray, rows: NDArray[np.bool_] | slice = slice(None)) -> FloatArray:
         """Coefficients by the points of ``rows``. measured: shape (points,), or (points, fits) of several at once."""
-        return _least_squares(self.weighted(self.columns)[rows], self.weighted(measured)[rows])
+        columns = self.weighted(self.columns)[rows]
+        norms = np.linalg.norm(columns, axis=0)
+        solved = np.linalg.lstsq(columns / norms, self.weighted(measured)[rows], rcond=None)[0]
+        return np.asarray((solved.T / norms).T, dtype=np.float64)
 
 
 def _decode_form(points: Sequence[StepPoint], *, with_context: bool) -> _Form:
@@ -375,13 +378,6 @@ def _is_determined(columns: FloatArray) -> bool:
     # Columns differ by orders of magnitude: the rank is that of directions, not of sizes.
     norms = np.linalg.norm(columns, axis=0)
     return bool(np.all(norms > 0)) and int(np.linalg.matrix_rank(columns / norms)) == columns.shape[1]
-
-
-def _least_squares(columns: FloatArray, measured: FloatArray) -> FloatArray:
-    """Coefficients. measured: shape (points,), or (points, fits) of several fits at once."""
-    norms = np.linalg.norm(columns, axis=0)
-    solved = np.linalg.lstsq(columns / norms, measured, rcond=None)[0]
-    return np.asarray((solved.T / norms).T, dtype=np.float64)
 
 
 def _drawn_medians(samples: Sequence[FloatArray], seed: int) -> FloatArray:

@@ -214,7 +214,10 @@ def _measures(side: Side, base: Side) -> list[Measure]:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One pair in one measure, before its family is known. ratio: None where a side counts none."""
+    """One pair in one measure, before its family is known. ratio: None where a side counts none.
+
+    costs, replicates: of paired runs, in a cost that the channels may contradict, and in any cost; empty of others.
+    """
 
     measure: Measure
     names: Mapping[str, Cell]
@@ -227,9 +230,18 @@ class _Row:
     costs: tuple[Sequence[RunFigures], Sequence[RunFigures]] | None = None
     replicates: Sequence[int] = ()
 
-    def cells(self, family: int) -> dict[str, Cell]:
-        result = self._result(Family(family, is_checked=self.is_checked))
-        apart = self._apart(Family(family, is_checked=self.is_checked))
+    def cells(self, size: int) -> dict[str, Cell]:
+        """Its row. size: of the family."""
+        family, shape = Family(size, is_checked=self.is_checked), ""
+        if self.why_not or self.ratio is None:
+            ratio = math.nan if self.ratio is None else self.ratio.ratio
+            result = Result(ratio, None, None, None, Verdict.TOO_FEW, size)
+        else:
+            result = result_of(self.ratio, self.num_plans, family, self.looks)
+        if result.interval is not None and self.replicates and self.ratio is not None:
+            shape = shape_in_words(self.ratio.of_blocks, self.replicates)
+        compared = None if self.costs is None else compare("", *self.costs, family=family)
+        apart = "" if compared is None else why_apart(compared)
         given = GIVEN_COSTS.removeprefix(", ") if result.interval and result.interval.is_given_costs else ""
         return {
             **self.names,
@@ -239,28 +251,8 @@ class _Row:
             **cells(result.interval, same("low", "high")),
             **cells(result, same("p", "p_adjusted", "family")),
             "verdict": self.why_not or (Verdict.WITHHELD if apart else result.verdict).label(self.measure.words),
-            "note": "; ".join(filter(None, (apart, result.note, given, self._shape if result.interval else ""))),
+            "note": "; ".join(filter(None, (apart, result.note, given, shape))),
         }
-
-    @property
-    def _shape(self) -> str:
-        """What the pairs of a cost leave open; empty of unpaired runs and other measures."""
-        return (
-            "" if not self.replicates or self.ratio is None else shape_in_words(self.ratio.of_blocks, self.replicates)
-        )
-
-    def _apart(self, family: Family) -> str:
-        """Why the channels of the paired runs answer nothing of a cost; empty where they may, or another is asked."""
-        if self.costs is None:
-            return ""
-        compared = compare("", *self.costs, family=family)
-        return "" if compared is None else why_apart(compared)
-
-    def _result(self, family: Family) -> Result:
-        if self.why_not or self.ratio is None:
-            ratio = math.nan if self.ratio is None else self.ratio.ratio
-            return Result(ratio, None, None, None, Verdict.TOO_FEW, family.size)
-        return result_of(self.ratio, self.num_plans, family, self.looks)
 
 
 def _rows(side: Side | PeerSide, base: Side | PeerSide, measure: Measure, prices: Prices) -> Iterator[_Row]:

@@ -51,7 +51,8 @@ class Result:
 def result_of(of: Ratio, num_plans: int, family: Family, looks: ComparisonLooks | None = None) -> Result:
     """What one ratio shows. num_plans: different inputs among the blocks. looks: of the stopping rule that decides."""
     if looks is not None and num_plans != 1:
-        return _of_looks(of.ratio, looks)
+        note = looks.why_no_interval if looks.interval is None else ""
+        return Result(of.ratio, looks.interval, None, None, looks.verdict, looks.family, note)
     ratio, values, estimate = of.ratio, of.values, of.estimate
     is_varied = bool(len(values)) and float(np.ptp(values)) >= NO_SCATTER
     if num_plans == 1 and len(values) > 1:
@@ -69,12 +70,6 @@ def result_of(of: Ratio, num_plans: int, family: Family, looks: ComparisonLooks 
         return Result(ratio, None, None, None, Verdict.TOO_FEW, family.size)
     p = None if family.is_checked else estimate.p
     return Result(ratio, interval, p, p and min(1.0, family.size * p), shown(interval), family.size)
-
-
-def _of_looks(ratio: float, looks: ComparisonLooks) -> Result:
-    """What a stopping rule shows at its last look, whose blocks ``ratio`` is of."""
-    note = looks.why_no_interval if looks.interval is None else ""
-    return Result(ratio, looks.interval, None, None, looks.verdict, looks.family, note)
 
 
 def shown(interval: Interval) -> Verdict:
@@ -205,24 +200,17 @@ def answers(
     Each pair has its main answer, then the other channels beside it. Simulated runs have the main one alone, as all
     channels are the same cost.
     """
-    return tuple(
-        answer for name, pair in compared.items() for answer in _of_pair(name, pair, source_of(backend), family, status)
-    )
-
-
-def _of_pair(
-    name: str, pair: Compared, source: Source, family: Family, status: SequentialStatus | None
-) -> Iterator[Answer]:
-    comparison = pair.comparison
-    looks = None if status is None else status.of(name)
-    main: Basis = comparison.rests_on if looks is None else looks.channel
-    others = () if comparison.is_predicted else BASES
-    for channel in dict.fromkeys((main, *others)):
-        is_main, figures = channel == main, comparison.on(channel)
-        if figures is None:
-            continue
-        result = result_of(figures, pair.num_plans, family, looks if is_main else None)
-        yield Answer(name, comparison, channel, source, result, is_main, pair.without_a, pair.prices)
+    source, made = source_of(backend), list[Answer]()
+    for name, pair in compared.items():
+        comparison, looks = pair.comparison, None if status is None else status.of(name)
+        main: Basis = comparison.rests_on if looks is None else looks.channel
+        others = () if comparison.is_predicted else BASES
+        for channel in dict.fromkeys((main, *others)):
+            is_main, figures = channel == main, comparison.on(channel)
+            if figures is not None:
+                result = result_of(figures, pair.num_plans, family, looks if is_main else None)
+                made.append(Answer(name, comparison, channel, source, result, is_main, pair.without_a, pair.prices))
+    return tuple(made)
 
 
 def main_answers(every: Sequence[Answer]) -> dict[str, Answer]:

@@ -87,11 +87,11 @@ def boundaries_at(looks: tuple[int, ...], spent: tuple[float, ...], *, is_one_si
 C2 = 1.0
 
 
-def t_mixture_boundary(num_blocks: int, alpha: float, c2: float = C2) -> float:
+def t_mixture_boundary(num_blocks: int, alpha: float) -> float:
     """The |t| that a Gaussian sample of mean 0 exceeds at any n, ever, with probability at most ``alpha``.
 
     inf where the sample is too small to say anything. The mixture of t likelihood ratios over a Gaussian prior of
-    variance 1 / c2 on the standardised mean is a test martingale; by Ville's inequality it reaches 1 / alpha with
+    variance 1 / C2 on the standardised mean is a test martingale; by Ville's inequality it reaches 1 / alpha with
     probability at most alpha, and solving it for t gives this. Exact for Gaussian data with unknown variance.
     Source: Lai (1976), On confidence sequences; Wang and Ramdas (2023), Anytime-valid t-tests and confidence sequences
     for Gaussian means with unknown variance.
@@ -99,6 +99,6 @@ def t_mixture_boundary(num_blocks: int, alpha: float, c2: float = C2) -> float:
     if num_blocks < 2:
         return math.inf
     n = num_blocks
-    k = (math.sqrt((n + c2) / c2) / alpha) ** (2 / n)
-    r = c2 / (n + c2)
+    k = (math.sqrt((n + C2) / C2) / alpha) ** (2 / n)
+    r = C2 / (n + C2)
     return math.sqrt((n - 1) * (k - 1) / (1 - r * k)) if r * k < 1 else math.inf

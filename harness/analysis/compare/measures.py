@@ -22,6 +22,7 @@ from harness.clock import NS_PER_MS, NS_PER_S
 from harness.measure.records.manifest import Manifest, table_at
 from harness.measure.records.run import SealedRun, once_per_run
 from harness.model.plan.event_queue import whole_sessions
+from harness.model.spec.sections import Basis
 
 
 class Value(NamedTuple):
@@ -166,16 +167,8 @@ def _percentile_bounds(metric: str, q: float) -> Callable[[SealedRun], Bounds | 
 BOTH: tuple[End, End] = ("at_least", "at_most")
 
 
-def _a(run: SealedRun) -> Value | None:
-    return per_token(run, run_figures(run).a_ns)
-
-
-def _s(run: SealedRun) -> Value | None:
-    return per_token(run, run_figures(run).steps_ns)
-
-
-def _b(run: SealedRun) -> Value | None:
-    return per_token(run, run_figures(run).b_ns)
+def _cost(basis: Basis) -> Callable[[SealedRun], Value | None]:
+    return lambda run: per_token(run, run_figures(run).cost_ns(basis))
 
 
 def per_token(run: SealedRun, cost_ns: int | None) -> Value | None:
@@ -280,28 +273,28 @@ MEASURES: Mapping[str, Measure] = {
             "A",
             "A_s_per_token",
             "modelled device time (A) per generated token, s",
-            _a,
+            _cost("a"),
             words=COST_WORDS,
         ),
         Measure(
             "S",
             "S_s_per_token",
             "time in steps (S), measured in the engine, per generated token, s",
-            _s,
+            _cost("s"),
             words=COST_WORDS,
         ),
         Measure(
             "B",
             "B_s_per_token",
             "time in flight (B) per generated token, s",
-            _b,
+            _cost("b"),
             words=COST_WORDS,
         ),
         Measure(
             "cost",
             "cost_s_per_token",
             "time in flight (B) per generated token, s",
-            _b,
+            _cost("b"),
             words=COST_WORDS,
             limit=1.01,
         ),

@@ -12,11 +12,11 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
-from harness.analysis.cost.reconstruct import StepCost
 from harness.analysis.figures import RunFigures, figures_at, run_figures
 from harness.analysis.stats import grouped
 from harness.measure.records import layout
 from harness.measure.records.run import SealedRun
+from harness.model.engine import CostModel
 from harness.model.spec import ExperimentSpec
 
 Run = TypeVar("Run")
@@ -71,7 +71,7 @@ class Prices(NamedTuple):
     note: what a reader must know of them; short: the same for a sentence. Both are empty where one model priced all.
     """
 
-    model: StepCost | None = None
+    model: CostModel | None = None
     note: str = ""
     short: str = ""
 
@@ -85,7 +85,7 @@ class _At:
     """Prices a run; equal for equal costs."""
 
     costs: str
-    model: StepCost = field(compare=False)
+    model: CostModel = field(compare=False)
 
     def __call__(self, run: SealedRun) -> RunFigures:
         return figures_at(run, self.model)
@@ -97,7 +97,7 @@ def cost_models(runs: Iterable[SealedRun]) -> dict[str, str]:
     for run in runs:
         entry = run.manifest.files.get(layout.COST_MODEL)
         if entry is not None and entry.sha256 not in found:
-            found[entry.sha256] = getattr(run.cost_model, "name", entry.sha256[:12])
+            found[entry.sha256] = run.cost_model.name
     return found
 
 

@@ -25,20 +25,16 @@ SIDES = {-1: "cheaper", 0: "no difference shown", 1: "more expensive"}
 
 def shape_in_words(blocks: Sequence[BlockCosts], replicates: Sequence[int]) -> str:
     """What stands beside a verdict on blocks: that they are few, the one that decides, a skew, and what is not seen."""
+    held = HELD_OF_FEW.get(len(blocks))
+    few = "" if held is None else f"an interval of {len(blocks)} replicates may hold too seldom: in {held}, not .95"
     of_one = deciding(replicates, lambda places: _side([blocks[place] for place in places]))
     parts = (
-        few_in_words(len(blocks)),
+        few,
         "" if of_one is None else f"replicate {of_one[0]} decides: without it, {SIDES[of_one[1]]}",
         skew_in_words(values_of_blocks(blocks)),
         unseen_in_words(len(blocks)),
     )
     return "; ".join(filter(None, parts))
-
-
-def few_in_words(num_blocks: int) -> str:
-    """How seldom an interval of so few blocks may hold; empty where they are more."""
-    held = HELD_OF_FEW.get(num_blocks)
-    return "" if held is None else f"an interval of {num_blocks} replicates may hold too seldom: in {held}, not .95"
 
 
 def unseen_in_words(num_plans: int) -> str:

@@ -213,19 +213,16 @@ class Family:
         ends = None
         if self.is_checked:
             alpha = ALPHA / self.size
-            t = self._boundary(int(blocks.degrees) + 1, alpha / 2 if ratio.costs.parts else alpha)
+            num_blocks, for_blocks = int(blocks.degrees) + 1, alpha / 2 if ratio.costs.parts else alpha
+            t = t_mixture_boundary(num_blocks, for_blocks)
+            if num_blocks in self.looks:
+                t = spending_boundaries(self.looks, self.looks[-1], for_blocks)[self.looks.index(num_blocks)]
             if math.isinf(t):
                 return None
             (low, high), more = blocks.ends(t), half_width(ratio.costs, alpha / 2)
             ends = low - more, high + more
         found = estimate.interval(of, family=self.size, ends=ends)
         return found if math.isfinite(found.high) else None
-
-    def _boundary(self, num_blocks: int, alpha: float) -> float:
-        """|t| at so many blocks: that of a preset look, else one that holds at any number."""
-        if num_blocks in self.looks:
-            return spending_boundaries(self.looks, self.looks[-1], alpha)[self.looks.index(num_blocks)]
-        return t_mixture_boundary(num_blocks, alpha)
 
 
 ALONE = Family()

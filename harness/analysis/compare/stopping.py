@@ -145,11 +145,6 @@ def verdict(low: float, high: float, margin: float) -> Verdict:
     return Verdict.HIGHER if low > 1 else Verdict.GO_ON
 
 
-def log_half_width(t: float, sd: float, num_blocks: int) -> float:
-    """About half of the log of a look's interval whose blocks scatter by ``sd``."""
-    return t * math.hypot(sd, UNSEEN / math.sqrt(num_blocks)) / math.sqrt(num_blocks)
-
-
 def blocks_left(look: Look, stop: StopSpec) -> int | None:
     """Blocks until the next look that decides, should ratio and spread stay as they are; None: not within the budget,
     or not known, as the channels lie apart or nothing varied.
@@ -161,7 +156,8 @@ def blocks_left(look: Look, stop: StopSpec) -> int | None:
         t = boundary(num_blocks)
         if t is None or math.isinf(t):
             continue
-        half = log_half_width(t, look.sd, num_blocks) + (look.of_costs or 0.0)
+        # About half of the log of the interval.
+        half = t * math.hypot(look.sd, UNSEEN / math.sqrt(num_blocks)) / math.sqrt(num_blocks) + (look.of_costs or 0.0)
         if verdict(look.ratio / math.exp(half), look.ratio * math.exp(half), stop.margin).is_answer:
             return num_blocks - look.num_blocks
     return None
@@ -374,7 +370,10 @@ def sequential_status(spec: ExperimentSpec, runs: Sequence[SealedRun], stop: Sto
     each = bonferroni(stop, family)
     comparisons: list[ComparisonLooks] = []
     counted = [run for run in runs if run.replicate in whole[: stop.budget]]
-    is_uncalibrated = stop.channel == "a" and any(map(_is_uncalibrated, counted))
+    # A device served by costs of which no calibration states the errors: B has to decide.
+    is_uncalibrated = stop.channel == "a" and any(
+        run.manifest.kind.has_device and not run.cost_model.errors for run in counted
+    )
     channel = "b" if is_uncalibrated else stop.channel
     for compared in compared_blocks(spec, counted, channel, Family.under(spec, stop)):
         looks: tuple[Look, ...] = ()
@@ -390,11 +389,6 @@ def sequential_status(spec: ExperimentSpec, runs: Sequence[SealedRun], stop: Sto
         of_rule = (compared.channel, stop.alpha, family, bool(compared.costs.given))
         comparisons.append(ComparisonLooks(*names, *of_rule))
     return SequentialStatus(stop, len(whole), tuple(comparisons), is_uncalibrated)
-
-
-def _is_uncalibrated(run: SealedRun) -> bool:
-    """Whether a device served by costs of which no calibration states the errors, so that B has to decide."""
-    return bool(run.manifest.kind.has_device) and not run.cost_model.errors
 
 
 def _asked(look: Look, compared: ComparedBlocks, stop: StopSpec, *, is_over: bool) -> Look:
@@ -453,7 +447,9 @@ def compared_blocks(
             sides = [list(side) for side in zip(*pairs, strict=True)]
             one = replace(main_blocks(channel, name, compared), num_plans=num_plans(sides[0]))
             if one.channel != channel:
-                one = replace(one, without=_without(channel, [run for side in sides for run in side]))
+                without = "no steps that the engine stamped"
+                without = without_a([run for side in sides for run in side]) if channel == "a" else without
+                one = replace(one, without=without)
             found.append(replace(one, prices=prices[name].short, asked=blocks))
     return found
 
@@ -492,10 +488,6 @@ def _is_silent(compared: Comparison, effect: float) -> bool:
     if asked is None or compared.agreement is Agreement.AGREE:
         return False
     return asked.noticed is None or asked.noticed > abs(effect)
-
-
-def _without(channel: Basis, runs: Sequence[RunFigures]) -> str:
-    return without_a(runs) if channel == "a" else "no steps that the engine stamped"
 
 
 def main_blocks(channel: Basis, condition: str, compared: Comparison) -> ComparedBlocks:

@@ -157,8 +157,13 @@ def device_effect(blocks: Sequence[BlockRatio]) -> DeviceEffect:
     devices less one: it also holds where the effect differs between devices, and speaks of devices like these. Blocks
     that ran at once by plan are averaged first, as they shared their host's noise.
     """
-    by_device = _by_device(blocks)
-    groups = _groups(blocks)
+    names = sorted({one.device for one in blocks}, key=device_order)
+    by_device = {name: [one.value for one in blocks if one.device == name] for name in names}
+    # By the device, or the devices at once, that data are from; each datum the mean over its unit's blocks.
+    groups: dict[tuple[str, ...], list[float]] = {}
+    for members in grouped(blocks, lambda one: one.unit).values():
+        where = tuple(sorted(one.device for one in members))
+        groups.setdefault(where, []).append(float(np.mean([one.value for one in members])))
     are_rounds = any(len(where) > 1 for where in groups)
     estimate = within = _within(list(groups.values()), "rounds" if are_rounds else "blocks")
     if len(groups) >= MIN_REPLICATES:
@@ -167,11 +172,6 @@ def device_effect(blocks: Sequence[BlockRatio]) -> DeviceEffect:
     devices = tuple(_mean_of(name, values) for name, values in by_device.items())
     these = within if len(groups) >= MIN_REPLICATES else None
     return DeviceEffect(devices, estimate, these, _interaction(list(by_device.values())))
-
-
-def _by_device(blocks: Sequence[BlockRatio]) -> dict[str, list[float]]:
-    names = sorted({one.device for one in blocks}, key=device_order)
-    return {name: [one.value for one in blocks if one.device == name] for name in names}
 
 
 def device_order(device: str) -> tuple[str, int, str]:
@@ -183,15 +183,6 @@ def device_order(device: str) -> tuple[str, int, str]:
 def _mean_of(device: str, values: Sequence[float]) -> DeviceMean:
     spread = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
     return DeviceMean(device, len(values), float(np.mean(values)), spread)
-
-
-def _groups(blocks: Sequence[BlockRatio]) -> dict[tuple[str, ...], list[float]]:
-    """Data by the device, or the devices at once, that they are from; each the mean over its unit's blocks."""
-    groups: dict[tuple[str, ...], list[float]] = {}
-    for members in grouped(blocks, lambda one: one.unit).values():
-        where = tuple(sorted(one.device for one in members))
-        groups.setdefault(where, []).append(float(np.mean([one.value for one in members])))
-    return groups
 
 
 def _within(groups: Sequence[Sequence[float]], unit: str) -> Estimate | None:

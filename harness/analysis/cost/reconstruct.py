@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +18,7 @@ from harness.analysis.logs.engine_steps import attended_by_step, decode_contexts
 from harness.analysis.run_tables import join_request_id
 from harness.clock import NS_PER_MS
 from harness.measure.records.schema import values_of
+from harness.model.engine import CostModel
 from harness.model.engine.config import Drafts
 from harness.model.engine.cost import US_PER_MS, size_name
 
@@ -25,39 +26,11 @@ if TYPE_CHECKING:
     from harness.stacks.vllm.step_log import StepLog
 
 IntArray = NDArray[np.int64]
+Span = tuple[int, int]
 ToleranceRule = Literal["revised", "initial"]
 DEFAULT_TAU = 0.02
 # Decimal inputs are held as doubles: a difference equal to its limit must count as equal.
 ROUNDING = 1e-9
-
-
-class StepCost(Protocol):
-    """What channel A needs of a cost model (harness.model.engine.CostModel is one)."""
-
-    def decode_step_ns(self, bucket: int, num_seqs: int, context_tokens: int = 0) -> int: ...
-
-    def prefill_ns(self, computed_tokens: int, cached_tokens: int = 0) -> int: ...
-
-
-@runtime_checkable
-class ChunkedStepCost(StepCost, Protocol):
-    """What channel A needs beside it for steps of a vLLM.
-
-    chunk_step_fs: of steps that compute parts of prompts; None: not stated. eager_ns, chunk_eager_ns: extra time of a
-    decode step, and of a step with parts of prompts, without a graph. draft_pass_ns: of a pass of the drafter; None:
-    not stated.
-    """
-
-    chunk_step_fs: int | None
-    eager_ns: int
-    chunk_eager_ns: int
-    draft_pass_ns: int | None
-
-    def chunked_step_ns(
-        self, bucket: int, num_seqs: int, context_tokens: int, chunk_tokens: int, attended: int = 0
-    ) -> int: ...
-
-    def is_prefill_extrapolated(self, computed_tokens: int) -> bool: ...
 
 
 class StepContexts(NamedTuple):
@@ -88,7 +61,7 @@ class ChannelA:
     num_extrapolated_prefills: int = 0
     context_problem: str = ""
     usage: Mapping[str, float] = field(default_factory=dict[str, float], repr=False)
-    cost_model: StepCost | None = field(default=None, compare=False, repr=False)
+    cost_model: CostModel | None = field(default=None, compare=False, repr=False)
 
     @property
     def total_ns(self) -> int:
@@ -119,7 +92,9 @@ def together(parts: Sequence[ChannelA]) -> ChannelA:
     return first
 
 
-def channel_a(steps: pa.Table, requests: pa.Table, cost_model: StepCost, kv_events: pa.Table | None = None) -> ChannelA:
+def channel_a(
+    steps: pa.Table, requests: pa.Table, cost_model: CostModel, kv_events: pa.Table | None = None
+) -> ChannelA:
     """Channel A of one run.
 
     steps: columns n, b. requests: prompt_tokens, cached_tokens. kv_events: needed only by a cost model whose steps
@@ -127,14 +102,13 @@ def channel_a(steps: pa.Table, requests: pa.Table, cost_model: StepCost, kv_even
     """
     contexts: IntArray = np.zeros(steps.num_rows, dtype=np.int64)
     problem = ""
-    if _depends_on_context(cost_model):
+    if cost_model.context_fs:
         rebuilt = step_contexts(steps, kv_events, requests)
         problem = rebuilt.why_not
         contexts = rebuilt.context_tokens if rebuilt.is_exact else contexts
     decode_ns, extrapolated_steps = _decode(steps, contexts, cost_model)
     columns = values_of(requests, "prompt_tokens", "cached_tokens")
     prompts = [(prompt, cached) for prompt, cached in columns if prompt is not None]
-    is_extrapolated = getattr(cost_model, "is_prefill_extrapolated", _never)
     return ChannelA(
         decode_ns=decode_ns,
         prefill_ns=sum(cost_model.prefill_ns(prompt - cached, cached) for prompt, cached in prompts),
@@ -142,11 +116,11 @@ def channel_a(steps: pa.Table, requests: pa.Table, cost_model: StepCost, kv_even
             prompt is None and sent is not None for prompt, sent in values_of(requests, "prompt_tokens", "sent_ns")
         ),
         num_extrapolated_steps=extrapolated_steps,
-        num_extrapolated_prefills=sum(bool(is_extrapolated(prompt - cached)) for prompt, cached in prompts),
-        context_problem=problem,
-        usage=_summed(
-            _decode_usage(*_sizes(steps), contexts), _prefill_usage(prompts, getattr(cost_model, "chunk_tokens", 1))
+        num_extrapolated_prefills=sum(
+            cost_model.is_prefill_extrapolated(prompt - cached) for prompt, cached in prompts
         ),
+        context_problem=problem,
+        usage=_summed(_decode_usage(*_sizes(steps), contexts), _prefill_usage(prompts, cost_model.chunk_tokens)),
         cost_model=cost_model,
     )
 
@@ -154,17 +128,17 @@ def channel_a(steps: pa.Table, requests: pa.Table, cost_model: StepCost, kv_even
 def modelled(
     steps: pa.Table,
     requests: pa.Table,
-    cost_model: StepCost,
+    cost_model: CostModel,
     kv_events: pa.Table | None = None,
     log: StepLog | None = None,
 ) -> ChannelA | None:
     """Channel A of a run; log: of a vLLM, else None. None where the cost model states no price of its steps."""
     if log is None:
         return channel_a(steps, requests, cost_model, kv_events)
-    return chunked_channel_a(log, steps, cost_model) if isinstance(cost_model, ChunkedStepCost) else None
+    return chunked_channel_a(log, steps, cost_model)
 
 
-def chunked_channel_a(log: StepLog, steps: pa.Table, cost_model: ChunkedStepCost) -> ChannelA | None:
+def chunked_channel_a(log: StepLog, steps: pa.Table, cost_model: CostModel) -> ChannelA | None:
     """Channel A of a vLLM: its pure decode steps, and each other step by its decodes and tokens of prompts.
 
     None where the cost model does not state what parts of prompts cost, or the log does not show each step's work.
@@ -172,22 +146,25 @@ def chunked_channel_a(log: StepLog, steps: pa.Table, cost_model: ChunkedStepCost
     prices, works = step_prices(log, cost_model), _works(log, cost_model)
     if prices is None or steps.num_rows != log.num_by_kind.get("decode", 0):
         return None
-    needs_contexts = _depends_on_context(cost_model)
     decodes = [(work.b or 0, work.n, work.context) for work in works if work.kind == "decode"]
     others = [work for work in works if work.kind not in ("decode", *WITHOUT_WORK)]
     sizes, requests, of_decodes = np.array(decodes, dtype=np.int64).reshape(-1, 3).T
     of_drafter = {"per_pass_ms": float(_passes(log) * (len(decodes) + len(others)))} if log.num_drafts else {}
     decode_ns = sum(price for price, work in zip(prices, works, strict=True) if work.kind == "decode")
     chunks = [(work.tokens, work.n, work.size, work.context, work.attended) for work in others]
+    eager = {
+        "eager_ms": float(sum(log.eager_by_n.values())),
+        "per_step_eager_ms": float(sum(work.is_eager and work.tokens > 0 for work in others)),
+    }
     return ChannelA(
         decode_ns=decode_ns,
         prefill_ns=sum(prices) - decode_ns,
         num_extrapolated_steps=_decode(steps, of_decodes, cost_model)[1],
         num_extrapolated_prefills=sum(cost_model.is_prefill_extrapolated(work.tokens) for work in others),
-        context_problem="the step log shows no KV memory" if needs_contexts and decode_contexts(log) is None else "",
-        usage=_summed(
-            _decode_usage(sizes, requests, of_decodes), _chunk_usage(chunks) | _eager_usage(log, others) | of_drafter
-        ),
+        context_problem="the step log shows no KV memory"
+        if cost_model.context_fs and decode_contexts(log) is None
+        else "",
+        usage=_summed(_decode_usage(sizes, requests, of_decodes), _chunk_usage(chunks) | eager | of_drafter),
         cost_model=cost_model,
     )
 
@@ -211,9 +188,9 @@ class _Work(NamedTuple):
     attended: int
 
 
-def _works(log: StepLog, cost_model: StepCost) -> list[_Work]:
+def _works(log: StepLog, cost_model: CostModel) -> list[_Work]:
     """Every step, without contexts where no price depends on them."""
-    contexts = decode_contexts(log) if _depends_on_context(cost_model) else None
+    contexts = decode_contexts(log) if cost_model.context_fs else None
     rounded = np.zeros(log.steps.num_rows, dtype=np.int64) if contexts is None else np.rint(contexts).astype(np.int64)
     of_size = ("generation_requests", "generation_tokens", "n", "b")
     rows = values_of(log.steps, "kind", "context_tokens", *of_size, "runtime_mode")
@@ -234,7 +211,7 @@ def _passes(log: StepLog) -> int:
     return Drafts(log.num_drafts, str(log.effective.get("speculative_method"))).num_passes
 
 
-def step_prices(log: StepLog, cost_model: ChunkedStepCost) -> list[int] | None:
+def step_prices(log: StepLog, cost_model: CostModel) -> list[int] | None:
     """What each step of a vLLM costs by the model, ns; their sum is channel A.
 
     None where the cost model does not state what parts of prompts and drafts cost, or the log does not show each step's
@@ -256,7 +233,7 @@ def _is_shown(work: _Work) -> bool:
     return work.kind in WITHOUT_WORK or (work.kind in ("prefill", "mixed") and work.is_counted)
 
 
-def _price_ns(work: _Work, cost_model: ChunkedStepCost, drafter_ns: int) -> int:
+def _price_ns(work: _Work, cost_model: CostModel, drafter_ns: int) -> int:
     if work.kind in WITHOUT_WORK:
         return 0
     if work.b is not None and work.kind == "decode":
@@ -274,7 +251,7 @@ def channel_b(requests: pa.Table, served: Mapping[tuple[int, int], int] | None =
     """
     if not served:
         return union_ns(span for span in values_of(requests, "sent_ns", "done_ns") if None not in span)
-    spans: dict[int | None, list[tuple[int, int]]] = {}
+    spans: dict[int | None, list[Span]] = {}
     for session, request, sent_ns, done_ns in values_of(requests, "session", "request", "sent_ns", "done_ns"):
         if None not in (sent_ns, done_ns):
             spans.setdefault(served.get((session, request)), []).append((sent_ns, done_ns))
@@ -294,17 +271,20 @@ def received_ns(chunks: pa.Table) -> IntArray:
     )
 
 
-def union_ns(intervals: Iterable[tuple[int, int]]) -> int:
-    """Length of a union of closed intervals."""
-    total_ns, reached_ns = 0, None
+def union_of(intervals: Iterable[Span]) -> list[Span]:
+    """The union of closed intervals: those that it consists of, in order."""
+    union: list[Span] = []
     for start_ns, end_ns in sorted(intervals):
-        if reached_ns is None or start_ns > reached_ns:
-            total_ns += end_ns - start_ns
-            reached_ns = end_ns
-        elif end_ns > reached_ns:
-            total_ns += end_ns - reached_ns
-            reached_ns = end_ns
-    return total_ns
+        if union and start_ns <= union[-1][1]:
+            union[-1] = (union[-1][0], max(union[-1][1], end_ns))
+        else:
+            union.append((start_ns, end_ns))
+    return union
+
+
+def union_ns(intervals: Iterable[Span]) -> int:
+    """Length of a union of closed intervals."""
+    return sum(end_ns - start_ns for start_ns, end_ns in union_of(intervals))
 
 
 def residual_ns(channel_b_ns: int, channel_a_ns: int) -> int:
@@ -332,20 +312,24 @@ class ChannelAgreement(NamedTuple):
         return self.difference <= self.tau + ROUNDING
 
 
-def waiting_session_ns(kv_events: pa.Table, requests: pa.Table, cost_model: StepCost) -> int | None:
+def waiting_session_ns(kv_events: pa.Table, requests: pa.Table, cost_model: CostModel) -> int | None:
     """W, modelled: sum over prefills of T(prompt - cached) times the other requests that were ready to decode.
 
     Every other running request has its first token and is held back by an exclusive prefill, so the running set is
     all the log needs to give. Kept apart from device time. None when a prefill in the log joins no request.
     """
-    prompts = _by_response_id(requests)
-    total_ns = 0
-    for log_id, others_running in _prefills(kv_events):
-        request = join_request_id(log_id, prompts)
-        if request is None:
-            return None
-        prompt, cached = prompts[request]
-        total_ns += cost_model.prefill_ns(prompt - cached, cached) * others_running
+    prompts, running, total_ns = _by_response_id(requests), set[str](), 0
+    for kind, log_id, _step in _kv_walk(kv_events):
+        if kind == "free_request":
+            running.discard(log_id)
+        elif log_id not in running:
+            # A further ALLOC of a running request is a decode step that needed one more slot.
+            request = join_request_id(log_id, prompts)
+            if request is None:
+                return None
+            prompt, cached = prompts[request]
+            total_ns += cost_model.prefill_ns(prompt - cached, cached) * len(running)
+            running.add(log_id)
     return total_ns if kv_events.num_rows else None
 
 
@@ -406,18 +390,6 @@ def _kv_walk(kv_events: pa.Table) -> Iterator[tuple[str, str, int]]:
             yield kind, request_id, step
 
 
-def _prefills(kv_events: pa.Table) -> Iterator[tuple[str, int]]:
-    """(request id, other running requests) of each prefill."""
-    running: set[str] = set()
-    for kind, request_id, _step in _kv_walk(kv_events):
-        if kind == "free_request":
-            running.discard(request_id)
-        elif request_id not in running:
-            # A further ALLOC of a running request is a decode step that needed one more slot.
-            yield request_id, len(running)
-            running.add(request_id)
-
-
 def _stays(kv_events: pa.Table, num_steps: int) -> Iterator[_Stay]:
     running: dict[str, int] = {}
     generated: dict[str, int] = {}
@@ -434,16 +406,7 @@ def _stays(kv_events: pa.Table, num_steps: int) -> Iterator[_Stay]:
         yield _Stay(request_id, first_step, num_steps, generated.get(request_id, 0))
 
 
-def _never(*_numbers: int) -> bool:
-    """Stands for the flags of a cost model that does not say for which range it was fitted."""
-    return False
-
-
-def _depends_on_context(cost_model: StepCost) -> bool:
-    return cost_model.decode_step_ns(1, 1, 1_000_000) != cost_model.decode_step_ns(1, 1, 0)
-
-
-def decode_step_ns(steps: pa.Table, contexts: IntArray, cost_model: StepCost) -> IntArray:
+def decode_step_ns(steps: pa.Table, contexts: IntArray, cost_model: CostModel) -> IntArray:
     """What the cost model says of each decode step, ns, shape (steps,). contexts: see ``step_contexts``."""
     distinct, back = _distinct(steps, contexts)
     return np.array([cost_model.decode_step_ns(*row) for row in distinct], dtype=np.int64)[back]
@@ -456,16 +419,15 @@ def _distinct(steps: pa.Table, contexts: IntArray) -> tuple[list[tuple[int, int,
     return list(places), np.fromiter((places[row] for row in rows), np.int64, len(rows))
 
 
-def _decode(steps: pa.Table, contexts: IntArray, cost_model: StepCost) -> tuple[int, int]:
+def _decode(steps: pa.Table, contexts: IntArray, cost_model: CostModel) -> tuple[int, int]:
     """(sum of step times, steps outside the fitted contexts or in a bucket that was never measured)."""
     distinct, back = _distinct(steps, contexts)
-    is_interpolated = getattr(cost_model, "is_bucket_interpolated", _never)
-    is_outside = getattr(cost_model, "is_context_extrapolated", _never)
     has_contexts = bool(np.any(contexts))
     total_ns = extrapolated = 0
     for (b, n, context), count in zip(distinct, np.bincount(back).tolist(), strict=True):
         total_ns += count * cost_model.decode_step_ns(b, n, context)
-        if is_interpolated(b) or (has_contexts and is_outside(n, context)):
+        is_outside = has_contexts and cost_model.is_context_extrapolated(n, context)
+        if is_outside or cost_model.is_bucket_interpolated(b):
             extrapolated += count
     return total_ns, extrapolated
 
@@ -497,12 +459,6 @@ def _prefill_usage(prompts: Sequence[tuple[int, int]], chunk_tokens: int) -> dic
         "per_call_us_per_token": float((calls * computed).sum()) / US_PER_MS,
         "per_call_us_per_position": float(positions.sum()) / US_PER_MS,
     }
-
-
-def _eager_usage(log: StepLog, others: Iterable[_Work]) -> dict[str, float]:
-    """The ``usage`` of steps without a graph. others: than decode steps."""
-    num_with_prompts = sum(work.is_eager and work.tokens > 0 for work in others)
-    return {"eager_ms": float(sum(log.eager_by_n.values())), "per_step_eager_ms": float(num_with_prompts)}
 
 
 def _chunk_usage(steps: Sequence[Sequence[int]]) -> dict[str, float]:

@@ -15,14 +15,14 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from harness.analysis.cost.reconstruct import ChunkedStepCost, IntArray, StepCost, step_prices
+from harness.analysis.cost.reconstruct import IntArray, Span, step_prices, union_of
 from harness.analysis.logs.engine_steps import step_spans
 from harness.clock import ScaledClock
 from harness.measure.records.schema import values_of
+from harness.model.engine import CostModel
 from harness.stacks.vllm.core_steps import StepDetails
 from harness.stacks.vllm.step_log import StepLog
 
-Span = tuple[int, int]
 NUM_QUARTERS = 4
 BETWEEN = "between steps"
 # A quarter of fewer holds the noise of single steps.
@@ -123,7 +123,7 @@ class _Step(NamedTuple):
 
 
 def step_parts(
-    log: StepLog, requests: pa.Table, clock: ScaledClock, cost_model: StepCost | None = None
+    log: StepLog, requests: pa.Table, clock: ScaledClock, cost_model: CostModel | None = None
 ) -> StepParts | None:
     """The parts of a run; None for several engines, and where no engine core stamped its steps.
 
@@ -149,12 +149,7 @@ class _TimeInFlight:
     """The union of the requests' intervals. total_ns: its length, which is B."""
 
     def __init__(self, flights: Iterable[Span]) -> None:
-        merged: list[list[int]] = []
-        for sent_ns, done_ns in sorted(flights):
-            if merged and sent_ns <= merged[-1][1]:
-                merged[-1][1] = max(merged[-1][1], done_ns)
-            else:
-                merged.append([sent_ns, done_ns])
+        merged = union_of(flights)
         self._starts: IntArray = np.array([start for start, _end in merged], dtype=np.int64)
         self._before = [0, *accumulate(end - start for start, end in merged)]
         self._ends = [end for _start, end in merged]
@@ -169,8 +164,8 @@ class _TimeInFlight:
         return self._before[place] - (max(0, self._ends[place - 1] - instant_ns) if place else 0)
 
 
-def _steps(log: StepLog, in_flight: _TimeInFlight, clock: ScaledClock, cost_model: StepCost | None) -> Iterator[_Step]:
-    prices = step_prices(log, cost_model) if isinstance(cost_model, ChunkedStepCost) else None
+def _steps(log: StepLog, in_flight: _TimeInFlight, clock: ScaledClock, cost_model: CostModel | None) -> Iterator[_Step]:
+    prices = None if cost_model is None else step_prices(log, cost_model)
     rows = values_of(log.steps, "kind", "n", "b", "runtime_mode")
     details = (step.details for step in log.cores[0].steps)
     places = zip(step_spans(log), rows, details, prices or [None] * log.steps.num_rows, strict=True)

@@ -45,18 +45,13 @@ class Glance:
     start_spread_ms: float | None = None
     stand_in: str = ""
 
-    @property
-    def waits_for(self) -> str:
-        """What happens now, in a few words."""
-        if self.num_running is None:
-            return "the server is starting"
-        if not self.num_running and not self.num_waiting:
-            return "sessions wait for tools" if self.num_finished else "no request has begun"
-        return f"{self.num_running} run" + (f", {self.num_waiting} wait for a slot" if self.num_waiting else "")
-
     def in_words(self) -> str:
         """One line: what is waited for, n and bucket, rate, and how late the client was so far."""
-        parts = [self.waits_for]
+        parts = [f"{self.num_running} run"] + ([f"{self.num_waiting} wait for a slot"] if self.num_waiting else [])
+        if self.num_running is None:
+            parts = ["the server is starting"]
+        elif not self.num_running and not self.num_waiting:
+            parts = ["sessions wait for tools" if self.num_finished else "no request has begun"]
         if self.num_running and self.num_seqs is not None:
             parts.append(f"{self.num_seqs} in bucket {self.bucket}")
         if self.tokens_per_s is not None:

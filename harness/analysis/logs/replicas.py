@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
@@ -65,9 +65,7 @@ def servers_of(
 def _rows_of(table: pa.Table, replica: int) -> pa.Table:
     """The rows of a replica with its own numbers."""
     numbers = table["step"].to_numpy()
-    own = table.filter(pa.array(numbers // STEPS_OF_A_REPLICA == replica))
-    own = _shifted(own, "step", -replica * STEPS_OF_A_REPLICA)
-    return _with_slots(own, -replica * SLOTS_OF_A_REPLICA) if "slots" in own.schema.names else own
+    return _renumbered(table.filter(pa.array(numbers // STEPS_OF_A_REPLICA == replica)), -replica)
 
 
 def replicas_in_headers(path: Path, launch: Mapping[str, Any]) -> dict[str, int]:
@@ -106,7 +104,9 @@ def served_by(
     place_of = {name: (session, request) for name, session, request in columns if name}
     served = by_header
     for number, server in enumerate(servers):
-        for log_id in _named_in(server):
+        cores = () if server.log is None else server.log.cores
+        named = [server.kv_events["request_id"].unique(), *(core.requests["request_id"] for core in cores)]
+        for log_id in (log_id for ids_of_part in named for log_id in ids_of_part.to_pylist() if log_id):
             if (name := join_request_id(log_id, place_of)) is not None:
                 served[place_of[name]] = number
     return served
@@ -179,12 +179,6 @@ def _readings(samples: pa.Table, num_replicas: int) -> Iterator[_Reading]:
         yield _Reading(min(asked_ns[scrape]), max(asked_ns[scrape]), counts[scrape])
 
 
-def _named_in(server: ServerTables) -> Iterable[str]:
-    yield from filter(None, server.kv_events["request_id"].unique().to_pylist())
-    for core in () if server.log is None else server.log.cores:
-        yield from core.requests["request_id"].to_pylist()
-
-
 def requests_of(requests: pa.Table, served: Mapping[RequestKey, int], number: int, num_servers: int) -> pa.Table:
     """The rows of the requests that a server served; all of one server."""
     if num_servers == 1:
@@ -205,8 +199,10 @@ def merged_derived(parts: Sequence[Derived], of_all: Metrics) -> Derived:
     whole = replace(
         first,
         tables={
-            "steps": pa.concat_tables(_of_replicas([part.tables["steps"] for part in parts])),
-            "kv_events": pa.concat_tables(_of_replicas([part.tables["kv_events"] for part in parts])),
+            **{
+                name: pa.concat_tables([_renumbered(part.tables[name], at) for at, part in enumerate(parts)])
+                for name in ("steps", "kv_events")
+            },
             "metrics": metrics,
         },
         counts=_summed(ParseCounts(), [part.counts for part in parts]),
@@ -228,23 +224,16 @@ def merged_derived(parts: Sequence[Derived], of_all: Metrics) -> Derived:
     return whole
 
 
-def _of_replicas(tables: Sequence[pa.Table]) -> Iterator[pa.Table]:
-    for replica, table in enumerate(tables):
-        shifted = _shifted(table, "step", replica * STEPS_OF_A_REPLICA)
-        yield _with_slots(shifted, replica * SLOTS_OF_A_REPLICA) if "slots" in table.schema.names else shifted
-
-
-def _shifted(table: pa.Table, name: str, by: int) -> pa.Table:
-    place = table.schema.get_field_index(name)
-    field = table.schema.field(place)
-    shifted = table[name].to_numpy().astype(np.int64) + by
-    return table.set_column(place, field, pa.array(shifted, field.type))
-
-
-def _with_slots(table: pa.Table, shift: int) -> pa.Table:
-    place = table.schema.get_field_index("slots")
-    slots = [[slot + shift for slot in row] for row in table["slots"].to_pylist()]
-    return table.set_column(place, table.schema.field(place), pa.array(slots, table.schema.field(place).type))
+def _renumbered(table: pa.Table, replica: int) -> pa.Table:
+    """Steps or KV events with the numbers of steps and slots that a replica has among all; -replica: its own again."""
+    moved: dict[str, Any] = {"step": table["step"].to_numpy().astype(np.int64) + replica * STEPS_OF_A_REPLICA}
+    if "slots" in table.schema.names:
+        shift = replica * SLOTS_OF_A_REPLICA
+        moved["slots"] = [[slot + shift for slot in row] for row in table["slots"].to_pylist()]
+    for name, values in moved.items():
+        place = table.schema.get_field_index(name)
+        table = table.set_column(place, table.schema.field(place), pa.array(values, table.schema.field(place).type))
+    return table
 
 
 def merged_metrics(parts: Sequence[Derived]) -> Metrics:

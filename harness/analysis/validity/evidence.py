@@ -10,13 +10,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from harness.analysis.cost.reconstruct import StepCost
 from harness.analysis.logs.replicas import ServerTables, who_served
 from harness.analysis.run_tables import RequestKey, request_keys
 from harness.measure.records.manifest import Manifest
 
 if TYPE_CHECKING:
     from harness.analysis.logs.derived import Derived
+    from harness.model.engine import CostModel
     from harness.model.plan.model import Plan
 
 
@@ -32,7 +32,7 @@ class Evidence:
     requests: pa.Table
     derived: Derived
     plan: Plan | None = None
-    cost_model: StepCost | None = None
+    cost_model: CostModel | None = None
 
     @cached_property
     def keys(self) -> NDArray[np.int64]:

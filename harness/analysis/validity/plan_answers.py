@@ -231,7 +231,11 @@ TEXT_MARGIN = 1.1
 def check_clean_start(run: Evidence) -> Iterator[Finding]:
     """The finding ``cache-not-clean``; nothing is judged without the plan, or where reuse is not reported."""
     is_fresh = kind_of_run(run.manifest.backend).is_restarted
-    if run.plan is None or (is_fresh and _has_unknown_template(run.manifest, run.plan)):
+    if run.plan is None:
+        return
+    # A server adds words to every prompt, and nobody told their number.
+    is_told = table_at(run.manifest.client_audit, "text_sizes").get("first_tokens")
+    if is_fresh and run.plan.prompt_form == "chat" and not is_told:
         return
     explained = _explained(run.manifest, run.plan)
     columns = values_of(run.requests, "session", "request", "cached_tokens", "prompt_tokens")
@@ -250,11 +254,6 @@ def check_clean_start(run: Evidence) -> Iterator[Finding]:
         if is_fresh
         else None,
     )
-
-
-def _has_unknown_template(manifest: Manifest, plan: Plan) -> bool:
-    """Whether a server adds words to every prompt of which nobody told the number."""
-    return plan.prompt_form == "chat" and not table_at(manifest.client_audit, "text_sizes").get("first_tokens")
 
 
 def _explained(manifest: Manifest, plan: Plan) -> dict[tuple[int, int], int]:

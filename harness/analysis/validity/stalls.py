@@ -8,14 +8,14 @@ Definitions: docs/reference/method.md, "A run and its invariants".
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from harness.analysis.cost.reconstruct import ChunkedStepCost, union_ns
+from harness.analysis.cost.reconstruct import union_ns
 from harness.analysis.logs.engine_steps import attended_by_step
 from harness.clock import NS_PER_MS, ScaledClock
 from harness.measure.records.findings import finding
@@ -24,7 +24,7 @@ from harness.measure.records.schema import rows_where, values_of
 from harness.model.spec import LimitsSpec
 
 if TYPE_CHECKING:
-    from harness.analysis.cost.reconstruct import StepCost
+    from harness.model.engine import CostModel
     from harness.stacks.vllm.step_log import StepLog
 
 IntArray = NDArray[np.int64]
@@ -114,7 +114,7 @@ def check_held_tokens(manifest: Manifest) -> Iterator[Finding]:
 
 
 def check_server_stalls(
-    manifest: Manifest, requests: pa.Table, steps: pa.Table, kv_events: pa.Table, cost_model: StepCost | None
+    manifest: Manifest, requests: pa.Table, steps: pa.Table, kv_events: pa.Table, cost_model: CostModel | None
 ) -> Iterator[Finding]:
     """Whether the engine stood still while requests were in flight, longer than its work explains.
 
@@ -136,7 +136,7 @@ def check_server_stalls(
 
 
 def check_step_log_stalls(
-    manifest: Manifest, requests: pa.Table, log: StepLog, cost_model: StepCost | None
+    manifest: Manifest, requests: pa.Table, log: StepLog, cost_model: CostModel | None
 ) -> Iterator[Finding]:
     """As ``check_server_stalls``, of a vLLM: each step of its log is a sign, and the next step is the work between two.
 
@@ -153,7 +153,7 @@ def check_step_log_stalls(
         return
     signs_ns = np.array(list(work), dtype=np.int64)
     median_ns = float(np.median(np.diff(signs_ns)))
-    costs = cost_model if isinstance(cost_model, ChunkedStepCost) and cost_model.chunk_step_fs is not None else None
+    costs = None if cost_model.chunk_step_fs is None else cost_model
 
     def most_ns(end_ns: int) -> float:
         kind, decodes, tokens, n, b, attended = work.get(end_ns, ("idle", 0, 0, 0, 0, 0))
@@ -177,7 +177,11 @@ def _longest(manifest: Manifest, gaps: Iterable[tuple[int, int, float]]) -> Iter
     limits = limits_of(manifest)
     ms = manifest.clock.scale * NS_PER_MS
     pauses = [(start, start + ns) for start, ns in manifest.client_audit.get("client_pauses_ns", ())]
-    stalls = ((end - start - work_ns - _paused_ns(pauses, start, end), start) for start, end, work_ns in gaps)
+
+    def paused_ns(start: int, end: int) -> int:
+        return union_ns((max(start, begin), min(end, past)) for begin, past in pauses if begin < end and past > start)
+
+    stalls = ((end - start - work_ns - paused_ns(start, end), start) for start, end, work_ns in gaps)
     longest_ns, at_ns = max(stalls, default=(0, 0))
     if longest_ns <= NOTICED_MS * ms:
         return
@@ -187,11 +191,6 @@ def _longest(manifest: Manifest, gaps: Iterable[tuple[int, int, float]]) -> Iter
         f"requests were in flight (at {at_ns} clock ns); the limit is {limits.server_stall_ms:g} ms",
         severity="invalid" if longest_ns > limits.server_stall_ms * ms else "warning",
     )
-
-
-def _paused_ns(pauses: Sequence[tuple[int, int]], start: int, end: int) -> int:
-    """How much of a stretch some pause covers. pauses: from and to."""
-    return union_ns([(max(start, begin), min(end, past)) for begin, past in pauses if begin < end and past > start])
 
 
 def _gaps(requests: pa.Table, instants_ns: IntArray, least_ns: float) -> list[tuple[int, int]]:
@@ -216,7 +215,7 @@ def _gaps(requests: pa.Table, instants_ns: IntArray, least_ns: float) -> list[tu
 class _Work:
     """What the engine may have been busy with between two signs of it in the log."""
 
-    def __init__(self, requests: pa.Table, steps: pa.Table, admitted_ns: IntArray, cost_model: StepCost) -> None:
+    def __init__(self, requests: pa.Table, steps: pa.Table, admitted_ns: IntArray, cost_model: CostModel) -> None:
         """steps: with their stamps. admitted_ns: instants of the admissions in the log, ascending."""
         self.admitted_ns = admitted_ns
         self.median_step_ns = float(np.median(np.diff(np.sort(steps["log_ns"].to_numpy()))))

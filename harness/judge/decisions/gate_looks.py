@@ -40,9 +40,6 @@ class LookSequence(BaseModel):
             looks.append(frozenset(seen))
         return looks
 
-    def is_of(self, policy: GatePolicy) -> bool:
-        return (self.limits, set(self.asked), self.alpha) == (dict(policy.limits), set(policy.asked), policy.alpha)
-
 
 class LooksFile(BaseModel):
     """Every sequence of looks at the runs of one experiment's folder, the newest last."""
@@ -67,10 +64,11 @@ def placed(file: LooksFile, policy: GatePolicy, pairs: frozenset[PairKey]) -> Pl
     The same pairs under the same policy are the same look. More pairs are the next look. Anything else is another
     sequence, with an alpha of its own, and said.
     """
+    wanted = (dict(policy.limits), set(policy.asked), policy.alpha)
     for place in reversed(range(len(file.sequences))):
         sequence = file.sequences[place]
         looks = sequence.looks
-        if not sequence.is_of(policy):
+        if (sequence.limits, set(sequence.asked), sequence.alpha) != wanted:
             continue
         if pairs in looks:
             earlier = looks[: looks.index(pairs)]

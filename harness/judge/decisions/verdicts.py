@@ -48,7 +48,12 @@ def decide_experiment(
     """Every rule on everything it applies to, in the order of the rules and the conditions."""
     decisions: list[Decision] = []
     for rule in rules:
-        judged = list(_apply(rule, experiment))
+        of_cases = [(case, experiment.factors.get(case.condition, {})) for case in cases_of(rule, experiment)]
+        judged = [
+            replace(_decided(rule, case, factors), num_blocks=case.num_replicates)
+            for case, factors in of_cases
+            if not case.condition or rule.applies_to(case.condition, factors)
+        ]
         absent = dict.fromkeys(rule.missing_from(experiment.factors), "no condition of this experiment is that")
         if not judged:
             absent = {"-": "no condition of this experiment is subject to it"}
@@ -64,14 +69,6 @@ def decide_experiment(
 def cases_of(rule: DecisionRule, experiment: ExperimentRuns) -> Iterator[Case]:
     """What a rule of any kind is applied to."""
     yield from part_at(rule.cases_at)(rule, experiment)
-
-
-def _apply(rule: DecisionRule, experiment: ExperimentRuns) -> Iterator[Decision]:
-    for case in cases_of(rule, experiment):
-        factors = experiment.factors.get(case.condition, {})
-        if case.condition and not rule.applies_to(case.condition, factors):
-            continue
-        yield replace(_decided(rule, case, factors), num_blocks=case.num_replicates)
 
 
 def _decided(rule: DecisionRule, case: Case, factors: Mapping[str, Factor]) -> Decision:
@@ -129,23 +126,8 @@ def margin_cases(rule: EquivalenceRule | SuperiorityRule, experiment: Experiment
     decided = [one for one in every if _is_decided(rule, experiment, one.condition)]
     for ratios in (replace(one, family=max(1, len(decided))) for one in every):
         subject = f"{ratios.condition} vs {ratios.baseline}"
-        decision = partial(_with_rare_plans, rule, experiment, ratios, status)
+        decision = partial(_on_margin, rule, experiment, ratios, status)
         yield Case(subject, len(ratios.values), decision, ratios.condition)
-
-
-def _with_rare_plans(
-    rule: EquivalenceRule | SuperiorityRule,
-    experiment: ExperimentRuns,
-    ratios: ComparedBlocks,
-    status: SequentialStatus | None,
-) -> Decision:
-    """The decision; of a PASS, whether so few plans pass too often, as far as a simulation tells."""
-    decision = _on_margin(rule, experiment, ratios, status)
-    if decision.outcome is not Outcome.PASS or rule.channel == "b":
-        return decision
-    asked = plans_asked(experiment.all_runs[0].spec, ratios.condition).get(ratios.condition, 0)
-    words = few_plans_in_words(asked, len(ratios.values))
-    return replace(decision, reason="; ".join(filter(None, (decision.reason, words))))
 
 
 def _is_decided(rule: DecisionRule, experiment: ExperimentRuns, condition: str) -> bool:
@@ -160,7 +142,10 @@ def _on_margin(
     ratios: ComparedBlocks,
     status: SequentialStatus | None,
 ) -> Decision:
-    """The decision on device time, unless B contradicts it, or what the decision says of the margin."""
+    """The decision on device time, unless B contradicts it, or what the decision says of the margin.
+
+    Of a PASS it says whether so few plans pass too often, as far as a simulation tells.
+    """
     if isinstance(rule, EquivalenceRule):
         claim, decision = (1 / (1 + rule.margin), 1 + rule.margin), decide.decide_equivalence(rule, ratios, status)
     else:
@@ -170,10 +155,14 @@ def _on_margin(
     if is_claim or rule.channel != "b":
         decision = as_asked(decision, experiment.asked(ratios.condition, ratios.baseline, ratios.channel))
     compared = experiment.compare(ratios.condition, ratios.baseline, ratios.channel)
-    if decision.outcome is not Outcome.PASS or compared is None or not compared.is_denied(*claim):
+    if decision.outcome is Outcome.PASS and compared is not None and compared.is_denied(*claim):
+        denied = (
+            f"{BASIS_NAMES[compared.rests_on]} gives a cost ratio of {compared.main.ratio:.4f} and {BASIS_NAMES['b']} "
+            f"{compared.ratio_b:.4f}, wholly beyond the margin"
+        )
+        return as_asked(decision, ChannelWords(denied))
+    if decision.outcome is not Outcome.PASS or rule.channel == "b":
         return decision
-    denied = (
-        f"{BASIS_NAMES[compared.rests_on]} gives a cost ratio of {compared.main.ratio:.4f} and {BASIS_NAMES['b']} "
-        f"{compared.ratio_b:.4f}, wholly beyond the margin"
-    )
-    return as_asked(decision, ChannelWords(denied))
+    asked = plans_asked(experiment.all_runs[0].spec, ratios.condition).get(ratios.condition, 0)
+    words = few_plans_in_words(asked, len(ratios.values))
+    return replace(decision, reason="; ".join(filter(None, (decision.reason, words))))

@@ -73,13 +73,17 @@ class Account:
         return [run for run in self.runs if run.state == state]
 
     @property
-    def num_sealed(self) -> int:
-        return len(self.runs) - len(self.of_state("missing"))
+    def repetitions(self) -> dict[str, int]:
+        """Repetitions of INVALID runs: allowed of each, used and unused of all."""
+        return {
+            "allowed_per_run": max((run.retries for run in self.runs), default=0),
+            "used": sum(run.num_repeated for run in self.runs),
+            "unused": sum(run.retries_left for run in self.runs),
+        }
 
     @property
-    def may_be_repeated(self) -> list[FrozenRun]:
-        """INVALID runs whose repetitions are not used up."""
-        return [run for run in self.runs if run.retries_left]
+    def num_sealed(self) -> int:
+        return len(self.runs) - len(self.of_state("missing"))
 
     def open_ends(self) -> Iterator[str]:
         """Why what is decided now could still be changed, each a clause; none once every frozen run has its end."""
@@ -87,7 +91,7 @@ class Account:
         if self.num_sealed < len(self.runs) and not self.is_decided:
             yield f"{self.num_sealed} of {len(self.runs)} frozen runs are sealed"
         # So would a free choice of which INVALID runs are repeated.
-        if repeatable := self.may_be_repeated:
+        if repeatable := [run for run in self.runs if run.retries_left]:
             first, more = repeatable[0], len(repeatable) - 1
             others = f"; so may {more} more" if more else ""
             yield (
@@ -120,8 +124,8 @@ class Account:
             *([f"{missing} not made{', as its stopping rule had decided' * self.is_decided}"] if missing else []),
             f"{self.num_valid_blocks} of {self.num_blocks} blocks valid as a whole",
         ]
-        used, unused = (sum(getattr(run, name) for run in self.runs) for name in ("num_repeated", "retries_left"))
-        if (allowed := max((run.retries for run in self.runs), default=0)) == 0:
+        allowed, used, unused = self.repetitions.values()
+        if not allowed:
             return "; ".join([*parts, "no repetition of an INVALID run allowed"])
         return "; ".join([*parts, f"repetitions: at most {allowed} of a run, {used} used, {unused} may still be made"])
 

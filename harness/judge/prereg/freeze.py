@@ -219,7 +219,10 @@ def freeze(
         prediction_rules = _prediction_rules(planned, options)
         # All that may refuse comes before the first file is written.
         files = tuple(named(repository, path) for path in sorted(set(_inputs(repository, planned))))
-        is_priced = _has_costs(planned)
+        # Of a server that somebody else started the usual costs are a guess.
+        is_priced = all(
+            kind_named(run.spec.backend).is_restarted or run.server.cost_model != DEFAULT_COSTS for run in planned
+        )
         predictions = (
             predict_experiment(planned, prediction_rules or None, on_progress, _num_draws(spec)) if is_priced else {}
         )
@@ -247,7 +250,7 @@ def freeze(
             rule_code=rule_code([each.rule for each in rules]),
             files=files,
             artifacts=artifacts,
-            parent_commit=repository.resolved("HEAD"),
+            parent_commit=repository.resolved("HEAD^{commit}"),
             is_tree_dirty=bool(dirty),
             dirty_paths=tuple(dirty[:50]),
         ).sealed()
@@ -268,11 +271,6 @@ def _prediction_rules(planned: PlannedRuns, options: FreezeOptions) -> str:
         return rule_set(options.prediction_rules).name
     rules = {run.server.rule_set().name for run in planned}
     return rules.pop() if len(rules) == 1 and all(run.server.rules == AUTO for run in planned) else ""
-
-
-def _has_costs(planned: PlannedRuns) -> bool:
-    """Whether the costs of every server are named: of one that somebody else started the usual costs are a guess."""
-    return all(kind_named(run.spec.backend).is_restarted or run.server.cost_model != DEFAULT_COSTS for run in planned)
 
 
 def _num_draws(spec: ExperimentSpec) -> int:

@@ -159,7 +159,7 @@ def _doubts_of_commit(proof: Proof, frozen: Preregistration, run: SealedRun) -> 
     """Doubts that the frozen file is in this commit and no other, and that the commit is not older than the file."""
     record, repository, commit = run.manifest.preregistration, proof.ledger.repository, proof.claims.commit
     assert record is not None, "only confirmatory runs come here"
-    if repository.name_at(commit, record.path) != repository.name_of(run.file(layout.FROZEN)):
+    if repository.resolved(f"{commit}:{record.path}") != repository.name_of(run.file(layout.FROZEN)):
         yield f"the frozen file is not in commit {commit[:12]}"
         return
     if proof.claims.commits != (commit,):

@@ -78,9 +78,7 @@ def publish(
     runs: Sequence[SealedRun], archive: Path, *, repository: Path | None = None, signing_key: Path | None = None
 ) -> Judgement:
     """Write the archive of one experiment's runs; SpecError when they are exploratory or the archive exists."""
-    if archive.exists():
-        raise SpecError("exists already, and an archive is never changed", where=str(archive), hint="Choose a new name")
-    check_output(archive)
+    _check_new(archive)
     frozen = check_sealed_runs(runs)
     if frozen is None:
         raise SpecError(
@@ -108,9 +106,7 @@ def publish(
 
 def publish_exploratory(runs: Sequence[SealedRun], archive: Path, *, signing_key: Path | None = None) -> None:
     """Write the archive of runs before which nothing was fixed, marked as such; SpecError where they were frozen."""
-    if archive.exists():
-        raise SpecError("exists already, and an archive is never changed", where=str(archive), hint="Choose a new name")
-    check_output(archive)
+    _check_new(archive)
     if check_sealed_runs(runs) is not None:
         raise SpecError("these runs were frozen", where="--exploratory", hint="Leave it out: publish says the verdict")
     with tempfile.TemporaryDirectory(prefix="harness-publish-") as temporary:
@@ -118,6 +114,12 @@ def publish_exploratory(runs: Sequence[SealedRun], archive: Path, *, signing_key
         _copy_runs(runs, folder)
         (folder / EXPLORATORY).write_text(f"{EXPLORATORY_NOTE}.\n", encoding="utf-8")
         _pack(folder, archive, _crate(folder, runs[0].manifest.title, EXPLORATORY_NOTE), signing_key)
+
+
+def _check_new(archive: Path) -> None:
+    if archive.exists():
+        raise SpecError("exists already, and an archive is never changed", where=str(archive), hint="Choose a new name")
+    check_output(archive)
 
 
 def _copy_runs(runs: Sequence[SealedRun], folder: Path) -> None:
@@ -299,11 +301,7 @@ def _verdict(judgement: Judgement) -> str:
         "decisions": [{name: getattr(decision, name) for name in names} for decision in judgement.decisions],
         "blocks": {"frozen": account.num_blocks, "valid": account.num_valid_blocks},
         "runs": {"frozen": len(account.runs), **states},
-        "repetitions": {
-            "allowed_per_run": max((run.retries for run in account.runs), default=0),
-            "used": sum(run.num_repeated for run in account.runs),
-            "unused": sum(run.retries_left for run in account.runs),
-        },
+        "repetitions": account.repetitions,
         "invalid_or_repeated": [
             {**asdict(run), "retries_left": run.retries_left}
             for run in account.runs

@@ -73,9 +73,9 @@ class Repository:
         """Let a reference name a commit."""
         _git(self.root, "update-ref", ref, sha)
 
-    def name_at(self, commit: str, path: str) -> str:
-        """git's name of the file at ``path`` in a commit; "" where it is not there."""
-        return (_git_if(self.root, "rev-parse", "--verify", "--quiet", f"{commit}:{path}") or "").strip()
+    def resolved(self, name: str) -> str:
+        """git's name of the object that this one names, e.g. COMMIT:PATH or HEAD^{commit}; "" where there is none."""
+        return (_git_if(self.root, "rev-parse", "--verify", "--quiet", name) or "").strip()
 
     def name_of(self, path: Path) -> str:
         """The name that git gives to the bytes of a file."""
@@ -106,8 +106,8 @@ class Repository:
     def is_checked_out(self, path: Path) -> bool:
         """Whether the commit that is checked out holds the file as it is, ignored files included."""
         name = self.relative(path)
-        held = _git_if(self.root, "rev-parse", "--verify", "--quiet", f"HEAD:{name}")
-        return held is not None and held == _git(self.root, "hash-object", "--", name)
+        held = self.resolved(f"HEAD:{name}")
+        return bool(held) and held == _git(self.root, "hash-object", "--", name).strip()
 
     def commits_of(self, path: str) -> list[Commit]:
         """Every commit on any branch that changed ``path`` (from the root), newest first."""
@@ -126,10 +126,6 @@ class Repository:
             contents.append(text[:size])
             text = text[size + 1 :]
         return contents
-
-    def resolved(self, name: str) -> str:
-        """The commit that a reference names, e.g. HEAD; "" when it names none."""
-        return (_git_if(self.root, "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}") or "").strip()
 
     def line_of(self, since: str, ref: str) -> list[str]:
         """Commits of a reference that ``since`` does not have, oldest first; none where there is no such reference."""
