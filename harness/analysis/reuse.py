@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_right
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple
@@ -249,24 +249,14 @@ def ceilings(
 ) -> Ceilings:
     """Ceilings and losses of one run; ``plan``: which session continues which, and which begin alike.
 
-    engine_of: see ``rearrivals``.
-    """
-    return sum(_ceilings(requests, kv_events, plan, rule, engine_of), Ceilings())
-
-
-def _ceilings(
-    requests: pa.Table, kv_events: pa.Table, plan: Plan, rule: ReuseRule, engine_of: Mapping[RequestKey, int]
-) -> Iterator[Ceilings]:
-    """Those of each answered request, in the order of sending.
-
-    endless >= by_turn >= shared (kept of the turn before) >= blocks >= here (of these, on the request's engine). Their
-    differences are losses, each of one cause.
+    engine_of: see ``rearrivals``. Of each answered request: endless >= by_turn >= shared (kept of the turn before) >=
+    blocks >= here (of these, on the request's engine). Their differences are losses, each of one cause.
     """
     parents, kept = continuations(plan)
     rows = {(row.session, row.request): row for row in map(_Request._make, values_of(requests, *_Request._fields))}
     answered = sorted((row for row in rows.values() if row.prompt_tokens is not None), key=attrgetter("sent_ns"))
     evictions = _Evictions(kv_events, (row.response_id for row in answered))
-    known = _SharedBeginnings(plan)
+    known, total = _SharedBeginnings(plan), Ceilings()
     generated_of = _generated(requests)
 
     def stored(place: RequestKey) -> int:
@@ -297,7 +287,8 @@ def _ceilings(
             gained -= covered
         parts[cause] = here - min(reused, here)
         lost = {name: tokens for name, tokens in parts.items() if tokens}
-        yield Ceilings(prompt, endless, by_turn, here, reused, max(0, reused - endless), lost)
+        total += Ceilings(prompt, endless, by_turn, here, reused, max(0, reused - endless), lost)
+    return total
 
 
 class _SharedBeginnings:

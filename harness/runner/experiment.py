@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from harness.analysis.stats import grouped
 from harness.errors import (
     HarnessError,
     RecordsError,
@@ -169,10 +170,7 @@ def refuse_what_is_missing(runs: Sequence[PlannedRun]) -> None:
 
 
 def _by_server(runs: Iterable[PlannedRun]) -> list[list[PlannedRun]]:
-    groups: dict[tuple[str, str, str], list[PlannedRun]] = {}
-    for run in runs:
-        groups.setdefault((run.server.url, run.server.api_key_env, run.server.model), []).append(run)
-    return list(groups.values())
+    return [*grouped(runs, lambda run: (run.server.url, run.server.api_key_env, run.server.model)).values()]
 
 
 def refuse_unshown_settings(runs: Iterable[PlannedRun]) -> None:

@@ -223,9 +223,9 @@ def freeze(
         is_priced = all(
             kind_named(run.spec.backend).is_restarted or run.server.cost_model != DEFAULT_COSTS for run in planned
         )
-        predictions = (
-            predict_experiment(planned, prediction_rules or None, on_progress, _num_draws(spec)) if is_priced else {}
-        )
+        # As the experiment says, else enough for an interval that everybody will be held to.
+        draws = spec.prediction.draws if "draws" in spec.prediction.model_fields_set else FROZEN_DRAWS
+        predictions = predict_experiment(planned, prediction_rules or None, on_progress, draws) if is_priced else {}
         artifacts = _artifacts(planned)
         repository.relative(folder)
         plans, plan_paths = _save_plans(repository, planned, folder / spec.name)
@@ -271,11 +271,6 @@ def _prediction_rules(planned: PlannedRuns, options: FreezeOptions) -> str:
         return rule_set(options.prediction_rules).name
     rules = {run.server.rule_set().name for run in planned}
     return rules.pop() if len(rules) == 1 and all(run.server.rules == AUTO for run in planned) else ""
-
-
-def _num_draws(spec: ExperimentSpec) -> int:
-    """Of each prediction: as the experiment says, else enough for an interval that everybody will be held to."""
-    return spec.prediction.draws if "draws" in spec.prediction.model_fields_set else FROZEN_DRAWS
 
 
 def _perturbations(planned: PlannedRuns) -> dict[str, FrozenPerturbation]:

@@ -150,7 +150,7 @@ def write_report(  # noqa: PLR0913  # an option each
 def render_page(view: ReportView) -> str:
     """The whole page as HTML text."""
     template = _environment().get_template("page.html.j2")
-    script = _resource("script.js")
+    script = files("harness.present.report").joinpath("script.js").read_text(encoding="utf-8")
     page = template.render(
         view=view,
         devices=view.device_tables,
@@ -347,11 +347,6 @@ def _check_value(check: FigureCheck | None) -> str:
 
 def _share(part: int | None, whole: int | None) -> str:
     return DASH if not whole or part is None else f"{part:,} of {whole:,}"
-
-
-@lru_cache
-def _resource(name: str) -> str:
-    return files("harness.present.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def _interval(shown: Interval) -> str:
