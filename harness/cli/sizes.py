@@ -92,7 +92,7 @@ def notes_of(spec: ExperimentSpec) -> list[str]:
     notes: list[str] = []
     for condition in spec.condition:
         server = spec.server_of(condition)
-        if server.is_paged and (server.model or server.url):
+        if server.is_paged and (server.model or server.url or server.num_speculative_tokens):
             with suppress(ValueError):
                 lost = lost_graphs(graph_flags({**_installed(server.environment), **flags_of_server(server)}))
                 notes += [f"{condition.name}: {lost}; harness server sizes lists them"] if lost else []

@@ -25,7 +25,7 @@ from harness.tune.diagnose import Diagnosis
 from harness.tune.explore import Explored
 from harness.tune.plans import MARGIN
 from harness.tune.predict import Option
-from harness.tune.setups import Baseline, Setup
+from harness.tune.setups import NUM_DRAFTS, Baseline, Setup
 
 State = Literal["keep", "confirmed", "not told apart", "predicted", "cannot tell", "none within the targets"]
 EXIT_CODES = {
@@ -333,6 +333,10 @@ def commands(spec: ExperimentSpec, setup: Setup, base: Baseline, backend: str = 
     memory += f" --num-gpu-blocks {setup.num_gpu_blocks}" if has_blocks else ""
     changed = [key for key in base.levers(setup) if key in VALUE_LEVERS]
     memory += "".join(f" --{key.replace('_', '-')} {str(setup.value_of(key)).lower()}" for key in changed)
+    if setup.query > 1 and server.synthetic_acceptance_rates:
+        drafts = "" if NUM_DRAFTS in changed else f" --num-speculative-tokens {setup.query - 1}"
+        rates = ",".join(map(str, server.synthetic_acceptance_rates))
+        memory += f"{drafts} --speculative-method {server.speculative_method} --synthetic-acceptance-rates {rates}"
     sizes = ",".join(map(str, setup.decode_buckets))
     yield f"harness server emulator --max-num-seqs {setup.max_num_seqs} --decode-buckets {sizes}{memory}"
 

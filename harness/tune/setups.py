@@ -28,6 +28,7 @@ from harness.model.spec.server import (
 )
 from harness.stacks.rbln.rules.kv_rules import PAGED
 
+NUM_DRAFTS = "num_speculative_tokens"
 STEPS = (1.25, 1.5, 2.0)
 """Rungs of a ladder, between a number and its double."""
 MOST_RUNGS = 24
@@ -38,8 +39,8 @@ MORE_SIZES, MOST_SIZES = 2, 8
 class Setup(NamedTuple):
     """A configuration of a server. kv_slots: physical ones; None under paged rules. num_gpu_blocks: only there.
 
-    replicas, policy: of servers behind a router; 1 and "" of a server alone. others: (key, value) of VALUE_LEVERS, in
-    their order; empty without paged KV memory.
+    decode_buckets: in requests; of a server with drafts in tokens. replicas, policy: of servers behind a router; 1 and
+    "" of a server alone. others: (key, value) of those of VALUE_LEVERS that it has, in their order.
     """
 
     max_num_seqs: int
@@ -64,12 +65,23 @@ class Setup(NamedTuple):
             server.prefix_caching,
             server.num_replicas,
             server.routing.policy if server.is_routed else "",
-            () if config is None else tuple((key, getattr(paged, SCALAR_OF.get(key, key))) for key in VALUE_LEVERS),
+            ()
+            if config is None
+            else tuple((key, getattr(paged, SCALAR_OF.get(key, key))) for key in levers_of(server)),
         )
 
+    @property
+    def query(self) -> int:
+        """Tokens of a request in a decode step."""
+        return 1 + int(self.value_of(NUM_DRAFTS) or 0)
+
     def with_other(self, key: str, value: int) -> Setup:
-        """With another value of one of VALUE_LEVERS; with blocks of another size, as many tokens of KV memory."""
+        """With another value of one of VALUE_LEVERS. With blocks of another size there are as many tokens of KV memory,
+        and with other drafts sizes for as many requests."""
         others = tuple((name, value if name == key else old) for name, old in self.others)
+        if key == NUM_DRAFTS:
+            sizes = {-(-size // self.query) * (1 + value) for size in self.decode_buckets}
+            return self._replace(others=others, decode_buckets=tuple(sorted(sizes)))
         if key != "block_size" or self.num_gpu_blocks is None:
             return self._replace(others=others)
         blocks = (self.num_gpu_blocks - 1) * int(self.value_of(key)) // value + 1
@@ -98,7 +110,7 @@ class Setup(NamedTuple):
         caching = "" if self.prefix_caching else ", no prefix caching"
         behind = f", {self.replicas} x {self.policy}" if self.replicas > 1 else ""
         usual = dict(_usual_others()) if self.others else {}
-        others = "".join(f", {key} {value:d}" for key, value in self.others if value != usual[key])
+        others = "".join(f", {key} {value:d}" for key, value in self.others if value != usual.get(key))
         return f"{sizes}/{self.max_num_seqs}{slots}{blocks}{caching}{behind}{others}"
 
 
@@ -129,7 +141,8 @@ class Baseline:
         base = self.setup
         if limit == base.max_num_seqs:
             return base
-        sizes = tuple(sorted({size for size in base.decode_buckets if size < limit} | {limit}))
+        most = limit * base.query
+        sizes = tuple(sorted({size for size in base.decode_buckets if size < most} | {most}))
         slots, blocks = base.kv_slots, base.num_gpu_blocks
         if self.follows and blocks is not None:
             blocks = (blocks - 1) * limit // base.max_num_seqs + 1
@@ -146,7 +159,9 @@ class Baseline:
         """The keys that have to be changed; what follows from another key is none."""
         base, implied = self.setup, self.implied(setup.max_num_seqs)
         if setup.others:
-            implied = implied.with_other("block_size", setup.value_of("block_size"))._replace(others=base.others)
+            for key in ("block_size", NUM_DRAFTS):
+                implied = implied.with_other(key, setup.value_of(key) or 0)
+            implied = implied._replace(others=base.others)
         usual = {key: (base if key == "max_num_seqs" else implied).value_of(key) for key in LEVERS}
         return tuple(key for key in LEVERS if setup.value_of(key) != usual[key])
 
@@ -216,19 +231,25 @@ class Baseline:
         return None if self.server.is_vllm else self.device.compile_s(self.shape(setup))
 
 
+def levers_of(server: ServerSpec) -> list[str]:
+    """The levers of a row alone that a server has: drafts only where it is known how many are accepted."""
+    has_rates = bool(server.synthetic_acceptance_rates)
+    return [key for key in VALUE_LEVERS if server.is_paged and (key != NUM_DRAFTS or has_rates)]
+
+
 def default_levers(server: ServerSpec) -> tuple[str, ...]:
     """What can be changed of a server by default; sizes that are left to a vLLM stay with it."""
     memory = "num_gpu_blocks" if server.is_paged else "kv_slots"
     sizes = ("decode_buckets",) if server.decode_buckets else ()
     caching = () if server.prefix_caching else ("prefix_caching",)
-    others = [key for key in VALUE_LEVERS if server.is_paged and not SERVER_KEYS[key].is_asked]
+    others = [key for key in levers_of(server) if key == NUM_DRAFTS or not SERVER_KEYS[key].is_asked]
     return (memory, "max_num_seqs", *sizes, *caching, *(("router",) if server.is_routed else ()), *others)
 
 
 def possible_levers(server: ServerSpec) -> tuple[str, ...]:
     """Every key that a search can change of a server."""
     kinds = ("paged",) if server.is_vllm else ("paged", "modelled")
-    others = [key for key in VALUE_LEVERS if server.is_paged and SERVER_KEYS[key].kind in kinds]
+    others = [key for key in levers_of(server) if SERVER_KEYS[key].kind in kinds]
     sizes = ["decode_buckets"] if server.is_vllm and server.is_paged else []
     return tuple(dict.fromkeys([*default_levers(server), "prefix_caching", *sizes, *others]))
 
@@ -300,10 +321,10 @@ def best_for_steps(
     return best
 
 
-def neighbours(sizes: tuple[int, ...], limit: int) -> Iterator[tuple[int, ...]]:
-    """The sets in which one size, the last apart, is one or two larger or smaller."""
+def neighbours(sizes: tuple[int, ...], limit: int, query: int = 1) -> Iterator[tuple[int, ...]]:
+    """The sets in which one size, the last apart, is one or two requests larger or smaller. query: tokens of each."""
     for place in range(len(sizes) - 1):
         for shift in (-2, -1, 1, 2):
-            moved = sizes[place] + shift
-            if 1 <= moved < limit and moved not in sizes:
+            moved = sizes[place] + shift * query
+            if 1 <= moved < limit * query and moved not in sizes:
                 yield tuple(sorted({*sizes[:place], moved, *sizes[place + 1 :]}))

@@ -21,6 +21,7 @@ from harness.tune.setups import (
     MORE_SIZES,
     MOST_RUNGS,
     MOST_SIZES,
+    NUM_DRAFTS,
     Baseline,
     Setup,
     best_for_steps,
@@ -79,7 +80,7 @@ class Space:
         self._ends: dict[Setup, float] = {}
         self._misfit = self._left_out = ""
         self._rungs: set[int] = set()
-        self._cost_ns: dict[int, list[list[int]]] = {}
+        self._cost_ns: dict[tuple[int, int], list[list[int]]] = {}
 
     def _limits(self) -> list[int]:
         base, levers = self.base.setup, self.question.levers
@@ -95,6 +96,8 @@ class Space:
         today, values = self.base.setup.value_of(key), sorted(SERVER_KEYS[key].values)
         if key == "long_prefill_tokens":
             values = [value for value in values if value < self.longest]
+        if key == NUM_DRAFTS:
+            values = [value for value in values if value <= len(self.question.server.synthetic_acceptance_rates or ())]
         if key == "max_num_batched_tokens":
             most = self.longest * self.width + self.width
             values = [value for value, less in zip(values, [0, *values], strict=False) if less < most]
@@ -186,7 +189,8 @@ class Space:
 
     def with_every_size(self, setup: Setup) -> Setup:
         most = min(setup.max_num_seqs, self.width)
-        return setup._replace(decode_buckets=tuple(sorted({*range(1, most + 1), setup.max_num_seqs})))
+        sizes = sorted({*range(1, most + 1), setup.max_num_seqs})
+        return setup._replace(decode_buckets=tuple(size * setup.query for size in sizes))
 
     def _chain(self, start: Setup, end: Setup) -> Iterator[Setup]:
         """One number of requests at once with each KV memory, from today's up to where more changes nothing."""
@@ -235,13 +239,15 @@ class Space:
         """For each load the best sets for the steps of this combination with every size, the fewest sizes first."""
         limit = setup.max_num_seqs
         for histogram in self.judge.steps(self.with_every_size(setup)):
-            yield best_for_steps(histogram, self._step_ns(limit), limit, min(self.most_sizes, limit))
+            best = best_for_steps(histogram, self._step_ns(limit, setup.query), limit, min(self.most_sizes, limit))
+            yield [tuple(size * setup.query for size in sizes) for sizes in best]
 
-    def _step_ns(self, limit: int) -> list[list[int]]:
-        if limit not in self._cost_ns:
+    def _step_ns(self, limit: int, query: int) -> list[list[int]]:
+        if (limit, query) not in self._cost_ns:
             step_ns = self.question.model.decode_step_ns
-            self._cost_ns[limit] = [[step_ns(max(b, 1), n) for n in range(b + 1)] for b in range(limit + 1)]
-        return self._cost_ns[limit]
+            costs_ns = [[step_ns(max(b, 1) * query, n) for n in range(b + 1)] for b in range(limit + 1)]
+            self._cost_ns[limit, query] = costs_ns
+        return self._cost_ns[limit, query]
 
     def _search_sizes(self, effort: Thoroughness) -> None:
         """All sizes of the combinations that can be best, of the smallest change among them, and of today's."""
@@ -295,14 +301,15 @@ class Space:
         place = self.limits.index(setup.max_num_seqs)
         for limit in self.limits[max(0, place - 2) : place + 3]:
             if limit != setup.max_num_seqs:
-                sizes = (*(size for size in setup.decode_buckets if size < limit), limit)[-self.most_sizes :]
+                most = limit * setup.query
+                sizes = (*(size for size in setup.decode_buckets if size < most), most)[-self.most_sizes :]
                 memory = {self.memory: getattr(self._implied(limit), self.memory)} if self.base.follows else {}
                 yield setup._replace(max_num_seqs=limit, decode_buckets=sizes if setup.decode_buckets else (), **memory)
         for memory in sorted(self._rungs if self.memory in self.question.levers else ()):
             yield setup._replace(**{self.memory: memory})
         yield from (setup._replace(**kind) for kind in self._kinds())
         if self.has_sizes:
-            near = neighbours(setup.decode_buckets, setup.max_num_seqs)
+            near = neighbours(setup.decode_buckets, setup.max_num_seqs, setup.query)
             yield from (setup._replace(decode_buckets=sizes) for sizes in near)
 
     def _sizes_of(self, setup: Setup, most_sets: int) -> None:
@@ -311,15 +318,15 @@ class Space:
         def with_sizes(sizes: tuple[int, ...]) -> float:
             return self.value(setup._replace(decode_buckets=sizes))
 
-        limit = setup.max_num_seqs
+        limit, query = setup.max_num_seqs, setup.query
         every = sets_of_sizes(limit, self.width, self.most_sizes, most_sets)
         for sizes in [] if every is None else every:
-            with_sizes(sizes)
+            with_sizes(tuple(size * query for size in sizes))
         for built in [] if every is not None else self._for_steps(setup):
             for best in built:
-                step = min([best, *neighbours(best, limit)], key=with_sizes)
+                step = min([best, *neighbours(best, limit, query)], key=with_sizes)
                 while step != best:
-                    best, step = step, min([step, *neighbours(step, limit)], key=with_sizes)
+                    best, step = step, min([step, *neighbours(step, limit, query)], key=with_sizes)
 
     @property
     def _made(self) -> str:

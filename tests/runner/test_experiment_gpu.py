@@ -53,6 +53,12 @@ def figures_of(runs_of: Runs) -> Figures:
     return lambda name: {run.condition: run_figures(run) for run in runs_of(name)}
 
 
+def padding_of(figures: RunFigures) -> float:
+    """Its share of padded positions."""
+    assert figures.padding.ratio is not None
+    return figures.padding.ratio
+
+
 def test_channels_of_every_experiment_agree_with_a_calibrated_cost_model(tmp_path: Path, runs_of: Runs) -> None:
     words = [
         "server",
@@ -83,8 +89,8 @@ def test_channels_of_every_experiment_agree_with_a_calibrated_cost_model(tmp_pat
 def test_a_captured_size_of_six_lowers_the_padding_of_six_agents(figures_of: Figures) -> None:
     figures = figures_of("gpu-capture-sizes")
     for kind in ("waits", "nowaits"):
-        assert figures[f"{kind}-6"].padding.ratio < figures[f"{kind}-8"].padding.ratio
-    assert figures["nowaits-8"].padding.ratio > figures["waits-8"].padding.ratio
+        assert padding_of(figures[f"{kind}-6"]) < padding_of(figures[f"{kind}-8"])
+    assert padding_of(figures["nowaits-8"]) > padding_of(figures["waits-8"])
 
 
 def test_without_prefix_caching_no_return_finds_its_prefix(figures_of: Figures) -> None:
@@ -102,7 +108,16 @@ def test_returns_find_less_with_fewer_blocks_and_preempted_runs_stay_valid(figur
 
 def test_a_captured_size_that_fits_the_limit_lowers_its_padding(figures_of: Figures) -> None:
     figures = figures_of("gpu-max-num-seqs")
-    assert figures["limit-12-captured"].padding.ratio < figures["limit-12"].padding.ratio
+    assert padding_of(figures["limit-12-captured"]) < padding_of(figures["limit-12"])
+
+
+def test_covering_the_largest_batch_pays_more_than_any_number_of_drafts(figures_of: Figures) -> None:
+    figures = figures_of("gpu-drafts")
+    cost_ns = {name: each.a_ns or 0 for name, each in figures.items()}
+    assert cost_ns["three"] < cost_ns["six-covered"] < cost_ns["none"] < cost_ns["six"]
+    # One plan draws the same for both: they differ in the graph of full batches alone.
+    assert figures["six"].histogram == figures["six-covered"].histogram
+    assert figures["six"].counts == figures["six-covered"].counts
 
 
 def test_the_log_gives_the_device_time_of_the_simulator_with_mixed_steps_and_steps_without_a_graph(

@@ -308,6 +308,29 @@ def test_blocks_of_another_size_hold_as_many_tokens() -> None:
     assert base.words(other) == "block_size 32"
 
 
+def test_drafts_are_searched_with_sizes_that_count_their_tokens() -> None:
+    drafts = {"num_speculative_tokens": 6, "speculative_method": "eagle3", "decode_buckets": (1, 8, 16, 24, 32, 40)}
+    rates = {"synthetic_acceptance_rates": (0.75, 0.56, 0.42, 0.32, 0.24, 0.18), "cost_model": "emulated-gpu-drafts"}
+    server = ServerSpec.model_validate({"rules": PAGED, "max_num_seqs": 6, "num_gpu_blocks": 4096, **drafts, **rates})
+    base = Baseline(server)
+    other = base.setup.with_other("num_speculative_tokens", 3)
+    # Sizes for 1, 2, 3, 4, 5 and 6 requests, of which today's last has no graph.
+    assert other.decode_buckets == (4, 8, 12, 16, 20, 24)
+    assert base.keys(other) == {"decode_buckets": [4, 8, 12, 16, 20, 24], "num_speculative_tokens": 3}
+    assert base.implied(3).decode_buckets == (1, 8, 16, 21)
+    assert "num_speculative_tokens" in checked_levers((), server)
+    with pytest.raises(SpecError, match="'num_speculative_tokens' is no key that can be searched"):
+        checked_levers(("num_speculative_tokens",), ServerSpec(rules=PAGED))
+    levers = ("decode_buckets", "num_speculative_tokens")
+    workload = WorkloadSpec(num_sessions=6, requests_per_session=2, waits="none")
+    explored = explore(asked(server, workload, levers=levers), BRIEF)
+    assert explored.best is not None
+    assert explored.best.saving > 0.4
+    assert 1 < explored.best.setup.query < 7
+    assert explored.best.setup.decode_buckets[-1] == 6 * explored.best.setup.query
+    assert "num_speculative_tokens: 0 to 6" in explored.bounds
+
+
 def test_a_second_memory_at_no_price_and_keys_that_only_models_have_are_refused() -> None:
     with pytest.raises(SpecError, match="at no price would always pay"):
         checked_levers(("offload_blocks",), ServerSpec(rules=PAGED))

@@ -183,7 +183,7 @@ class TuneSpec(Spec):
         default=(),
         description="keys of [server] that may change: kv_slots, num_gpu_blocks, max_num_seqs, decode_buckets, "
         "prefix_caching, router, long_prefill_tokens, max_num_batched_tokens; default: all that this server has; and "
-        "where they are named async_scheduling, block_size, offload_blocks",
+        "where they are named async_scheduling, block_size, offload_blocks; with given rates num_speculative_tokens",
     )
     goal: Literal["cost", "sessions"] = Field(
         default="cost",

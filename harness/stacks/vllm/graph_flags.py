@@ -54,11 +54,12 @@ def chosen_sizes(server: ServerSpec, version: str = "") -> tuple[int, ...]:
     """The sizes that a vLLM captures for its decode steps where none are given; () where it captures nothing.
 
     version: as the server shows it. Default, and for one that nobody has read: the newest that is known. Sizes beyond
-    the first that holds ``max_num_seqs`` requests run no decode step.
+    the first that holds ``max_num_seqs`` requests, with their drafts, run no decode step.
     """
+    most = server.max_num_seqs * (1 + (server.num_speculative_tokens or 0))
     release = graph_release(version)
     sizes = graphs_of(graph_flags({**flags_of_server(server), **({"release": release} if release else {})})).sizes
-    return tuple(size for size, before in zip(sizes, (0, *sizes), strict=False) if before < server.max_num_seqs)
+    return tuple(size for size, before in zip(sizes, (0, *sizes), strict=False) if before < most)
 
 
 def flags_of_words(words: Sequence[str]) -> dict[str, Any]:
