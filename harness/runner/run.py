@@ -444,7 +444,8 @@ def _seal(run: PlannedRun, context: RunContext, writer: RunWriter, measured: _Me
     launch = measured.launch
     all_shown = read_launch_files(writer.folder, len(launch.servers))
     log, _ = read_run_steps(writer.folder)
-    shown, in_force = all_shown[0], _in_force(run, log, launch, all_shown[0])
+    shown, has_paged = all_shown[0], bool(changed_keys(run.server) & PAGED_KEYS)
+    in_force = settings_in_force(run.server, shown, launch.effective, log, has_paged=has_paged)
     engine = {} if log is None or not log.engine_settings else {"engine": log.engine_settings}
     devices = devices_seen(writer.folder)
     manifest = manifest_of(
@@ -493,12 +494,17 @@ def _seal(run: PlannedRun, context: RunContext, writer: RunWriter, measured: _Me
     return seal_run(writer, run, manifest, RunTables(measured.replay.requests, measured.replay.chunks), findings)
 
 
-def _in_force(run: PlannedRun, log: StepLog | None, launch: LaunchPlan, shown: LaunchFacts) -> dict[str, Any]:
-    """Settings in force, from the launch, the log, the metrics and the step log."""
-    paged = shown.paged(run.server.num_gpu_blocks) if changed_keys(run.server) & PAGED_KEYS else {}
-    in_force = shown.effective({**paged, **launch.effective, **({} if log is None else log.settings)})
+def settings_in_force(
+    server: ServerSpec, shown: LaunchFacts, stated: Mapping[str, Any], log: StepLog | None, *, has_paged: bool
+) -> dict[str, Any]:
+    """Settings in force, from log and metrics, what is stated beside them, and the step log.
+
+    has_paged: with the blocks of paged KV memory.
+    """
+    paged = shown.paged(server.num_gpu_blocks) if has_paged else {}
+    in_force = shown.effective({**paged, **stated, **({} if log is None else log.settings)})
     # Paged KV memory has no slots.
-    return {key: value for key, value in in_force.items() if not (run.server.is_paged and key == "usable_kv_slots")}
+    return {key: value for key, value in in_force.items() if not (server.is_paged and key == "usable_kv_slots")}
 
 
 class RunTables(NamedTuple):

@@ -23,7 +23,7 @@ from markupsafe import Markup
 
 from harness.analysis.reuse_by_wait import HOW_REUSED
 from harness.analysis.serving import HOW_SURE, METRICS
-from harness.analysis.stats import Interval
+from harness.analysis.stats import Interval, grouped
 from harness.analysis.summary import ExperimentSummary
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import SpecError, escape_controls
@@ -246,10 +246,8 @@ def headline(view: ReportView) -> list[str]:
 
 def timeline_groups(view: ReportView) -> list[list[dict[str, Any]]]:
     """Timelines by condition, the one that is shown first leading each group."""
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for index, timeline in enumerate(view.timelines):
-        groups.setdefault(timeline.condition, []).append(_timeline(view, timeline, index))
-    return list(groups.values())
+    groups = grouped(enumerate(view.timelines), lambda each: each[1].condition).values()
+    return [[_timeline(view, timeline, index) for index, timeline in group] for group in groups]
 
 
 def anchor_of(label: str) -> str:

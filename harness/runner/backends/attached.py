@@ -30,7 +30,7 @@ from harness.model.spec.server import PAGED_KEYS, keys_applied_by
 from harness.plugins import BackendKind
 from harness.redact import redacted_text
 from harness.runner.backends.base import FirstExperiment, ServerBackend
-from harness.runner.run import LaunchOptions
+from harness.runner.run import LaunchOptions, settings_in_force
 from harness.secrets import without_secrets
 from harness.stacks.rbln.launch.launch_log import LaunchFacts, read_metrics
 from harness.stacks.rbln.rules.kv_rules import PAGED, is_paged
@@ -206,11 +206,8 @@ def facts_of(server: ServerSpec) -> LaunchFacts:
 
 def _in_force(server: ServerSpec, facts: LaunchFacts, *, has_paged: bool) -> dict[str, Any]:
     """The settings that metrics, list of models and step log show. has_paged: with the blocks of paged KV memory."""
-    paged = facts.paged(server.num_gpu_blocks) if has_paged else {}
     models = _shown_by_models(get_at(endpoint_of(server), MODELS), server.model)
-    header = _first_header(server)
-    in_force = facts.effective({**paged, **models, **(header.settings if header else {})})
-    return {key: value for key, value in in_force.items() if not (server.is_paged and key == "usable_kv_slots")}
+    return settings_in_force(server, facts, models, _first_header(server), has_paged=has_paged)
 
 
 def _first_header(server: ServerSpec) -> StepLog | None:

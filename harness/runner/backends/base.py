@@ -217,32 +217,36 @@ def observation_of(server: ServerSpec) -> Observation:
     return Observation(has_kv_log=server.prefix_caching)
 
 
-def check_simulated_server(server: ServerSpec) -> None:
-    """Refuse settings that the scheduler rules do not support."""
-    server = server.replica
-    rules = server.rule_set()
-    unknown = VLLM_KEYS - PAGED_KEYS if rules.is_paged else VLLM_KEYS
-    if rules.is_paged:
-        unknown |= keys_of("slots")
-    refuse_keys(server, unknown, f"the rules {rules.name} do not have it")
-    if server.offload_block_us is not None and not server.offload_blocks:
-        raise SpecError(
-            "is the time to load a block, and there is no second memory to load from",
-            where="server.offload_block_us",
-            hint="Set server.offload_blocks too, or leave it out",
-        )
-    try:
-        EngineConfig.from_server(server)
-    except SpecError as error:
-        raise SpecError(
-            error.what, where="server", hint=error.hint or "Set server.rules, or leave the key out"
-        ) from error
+class ModelledBackend(Backend):
+    """A kind that steps the simulator's engine. It refuses settings, and costs without a price, that its rules lack."""
 
+    __slots__ = ()
 
-def check_simulated_run(run: PlannedRun) -> None:
-    """``check_simulated_server``; SpecError also for a cost model without a price that the rules need."""
-    check_simulated_server(run.server)
-    scheduler_of(EngineConfig.from_server(run.server.replica), run.cost_model)
+    shown_keys: ClassVar[frozenset[str]] = ENGINE_KEYS
+
+    def check_run(self, run: PlannedRun) -> None:
+        super().check_run(run)
+        scheduler_of(EngineConfig.from_server(run.server.replica), run.cost_model)
+
+    def check_server(self, server: ServerSpec) -> None:
+        server = server.replica
+        rules = server.rule_set()
+        unknown = VLLM_KEYS - PAGED_KEYS if rules.is_paged else VLLM_KEYS
+        if rules.is_paged:
+            unknown |= keys_of("slots")
+        refuse_keys(server, unknown, f"the rules {rules.name} do not have it")
+        if server.offload_block_us is not None and not server.offload_blocks:
+            raise SpecError(
+                "is the time to load a block, and there is no second memory to load from",
+                where="server.offload_block_us",
+                hint="Set server.offload_blocks too, or leave it out",
+            )
+        try:
+            EngineConfig.from_server(server)
+        except SpecError as error:
+            raise SpecError(
+                error.what, where="server", hint=error.hint or "Set server.rules, or leave the key out"
+            ) from error
 
 
 def npus_of(server: ServerSpec, num_npus: int, device: int | None) -> tuple[int, ...]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import platform
 import sys
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from harness.children import own_command
 from harness.kinds import KINDS
@@ -16,16 +15,13 @@ from harness.measure.records import layout
 from harness.measure.server.doctor import Check
 from harness.measure.server.life import LOOPBACK, LaunchPlan, write_config
 from harness.measure.server.process import require_port
-from harness.model.experiment import PlannedRun
 from harness.model.spec import ServerSpec
-from harness.model.spec.server import ENGINE_KEYS
 from harness.plugins import BackendKind
 from harness.runner.backends.base import (
     MODELLED,
     FirstExperiment,
+    ModelledBackend,
     ServerBackend,
-    check_simulated_run,
-    check_simulated_server,
     observation_of,
 )
 from harness.runner.run import LaunchOptions
@@ -35,18 +31,11 @@ EMULATOR = "harness.measure.emulator.__main__:main"
 
 
 @dataclass(frozen=True, slots=True)
-class EmulatorBackend(ServerBackend):
+class EmulatorBackend(ModelledBackend, ServerBackend):
     """An OpenAI-compatible server that steps the simulator's engine in real time. seed: of its tokens."""
 
     kind: BackendKind = KINDS["emulator"]
-    shown_keys: ClassVar[frozenset[str]] = ENGINE_KEYS
     seed: int = 0
-
-    def check_server(self, server: ServerSpec) -> None:
-        check_simulated_server(server)
-
-    def check_run(self, run: PlannedRun) -> None:
-        check_simulated_run(run)
 
     def check_host(self, server: ServerSpec) -> None:
         require_port(LOOPBACK, server.port)

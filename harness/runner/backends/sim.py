@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -42,14 +42,11 @@ from harness.model.sim import simulate
 from harness.model.sim.driver import UnreadRequests, VirtualDriver
 from harness.model.sim.plans import check_times, plan_arrays
 from harness.model.spec import ServerSpec
-from harness.model.spec.server import ENGINE_KEYS
 from harness.plugins import BackendKind, service
 from harness.runner.backends.base import (
     MODELLED,
-    Backend,
     FirstExperiment,
-    check_simulated_run,
-    check_simulated_server,
+    ModelledBackend,
     observation_of,
 )
 from harness.runner.progress import RequestFinished
@@ -345,17 +342,10 @@ class _VirtualRun(VirtualDriver):
 
 
 @dataclass(frozen=True, slots=True)
-class SimulatedBackend(Backend):
+class SimulatedBackend(ModelledBackend):
     """The emulator's engine loop on a clock that jumps."""
 
     kind: BackendKind = KINDS["sim"]
-    shown_keys: ClassVar[frozenset[str]] = ENGINE_KEYS
-
-    def check_server(self, server: ServerSpec) -> None:
-        check_simulated_server(server)
-
-    def check_run(self, run: PlannedRun) -> None:
-        check_simulated_run(run)
 
     @property
     def first_command(self) -> str:
