@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -210,11 +211,9 @@ class _Tree:
             for span in spans:
                 conversation = next((each.conversation for each in (span, *self._above(span)) if each.conversation), "")
                 span.session = conversation or trace if starter is None else f"{trace}/{name}"
-                if run is not None and (trace, name) in at_once:
-                    span.session += f"/{run.agent or name}"
+                span.session += at_once.get((trace, name), "")
             if run is not None and starter is not None and starter.call is not None:
-                tool = next((each for each in self._above(run) if each.role in ("agent", "tool")), run)
-                tool = tool if tool.role == "tool" else run
+                tool = above if (above := self._run(run)) and above.role == "tool" else run
                 starter.call.children[f"{trace}/{name}"] = tool.end_ns if tool.has_times else UNTIMED
         names = self._joined_by_messages()
         for span in self._calls:
@@ -222,8 +221,8 @@ class _Tree:
             if span.call is not None:
                 span.call.session = span.session
 
-    def _at_once(self, agents: list[tuple[str, str]]) -> set[tuple[str, str]]:
-        """Those of agents that no call started which another one of their trace overlaps in time."""
+    def _at_once(self, agents: list[tuple[str, str]]) -> dict[tuple[str, str], str]:
+        """Names for those of agents that no call started which another one of their trace overlaps in time."""
         found: set[tuple[str, str]] = set()
         last: dict[str, tuple[int, tuple[str, str]]] = {}  # of each trace the one that ends last so far
         for key in sorted(agents, key=lambda key: self._runs[key][0].start_ns):
@@ -232,7 +231,9 @@ class _Tree:
                 found |= {key, before}
             last[key[0]] = max((ended_ns, before), (self._by_end[key][-1].end_ns, key))
         self._notes.assume(APART, len(found))
-        return found
+        agents_of = {key: (key[0], self._spans[key].agent) for key in found}
+        counts = Counter(agents_of.values())
+        return {key: f"/{each[1] if each[1] and counts[each] == 1 else key[1]}" for key, each in agents_of.items()}
 
     def _joined_by_messages(self) -> dict[str, str]:
         """Other names for traces whose first prompt goes on from the last prompt of an earlier trace."""

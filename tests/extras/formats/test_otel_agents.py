@@ -401,11 +401,12 @@ def test_a_tool_that_asks_a_person_is_a_persons_wait_unless_a_tool_beside_it_end
     assert recording.requests[-1].wait_kind == ("human" if asked_until_s > 5 else "tool")
 
 
-def test_agents_at_once_that_no_call_started_do_not_wait_for_one_another(tmp_path: Path) -> None:
+@pytest.mark.parametrize("names", ["AB", "AA"])
+def test_agents_at_once_that_no_call_started_do_not_wait_for_one_another(tmp_path: Path, names: str) -> None:
     rows = [
         span("1", "", 0, 20, "invoke_workflow"),
-        span("2", "1", 0, 19, "invoke_agent", **{"gen_ai.agent.name": "A"}),
-        span("3", "1", 0, 19, "invoke_agent", **{"gen_ai.agent.name": "B"}),
+        span("2", "1", 0, 19, "invoke_agent", **{"gen_ai.agent.name": names[0]}),
+        span("3", "1", 0, 19, "invoke_agent", **{"gen_ai.agent.name": names[1]}),
         span("9", "2", 0, 1, "plan"),
         chat("a", "9", 0, 500, 0),
         span("8", "2", 1, 2, "search_memory"),
