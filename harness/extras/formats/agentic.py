@@ -121,53 +121,43 @@ def _calls(path: Path, place: int, names: BlockNames, notes: ReadNotes, progress
             record = record | {"input_length": tokens_in(len(text))}
             notes.assume("prompt tokens estimated from the characters of text_input, 4 to a token")
         lengths, blocks = lengths_of(record, notes), names.numbers(list_of(record.get("hash_ids")))
-        if lengths is None or blocks is None:
+        times = _times(record, unit_ns)
+        if lengths is None or blocks is None or times is None:
             return None
         waits = list_of(record.get("wait_for")) and not record.keys() & {"delay", "delay_ms", "tool_wait_ms"}
         notes.assume("requests that wait for others and have no delay: taken to start at once", bool(waits))
-        return _call(record, (place, f"file {place}, row {number}"), unit_ns, lengths, (at, blocks))
+        name, session, wait_for = (record.get(key) for key in ("request_id", "session_id", "wait_for"))
+        identity = str(name) if isinstance(name, (str, int)) else f"file {place}, row {number}"
+        return _Call(
+            key=(place, identity),
+            name=identity if isinstance(name, (str, int)) else "",
+            at=at,
+            session=str(session) if isinstance(session, (str, int)) and session != "" else identity,
+            wait_for=[str(before) for before in list_of(wait_for)] if isinstance(wait_for, list) else None,
+            has_delay=record.get("delay", record.get("delay_ms")) is not None,
+            at_ns=times[0],
+            wait_ns=times[1],
+            prompt=lengths[0],
+            generate=lengths[1],
+            blocks=blocks,
+            is_reset=record.get("prefix_reset") is True,
+            keep=tokens_of(record.get("keep_tokens")),
+            abort_ns=max(seconds_ns(record.get("abort_after_ms") or 0, NS_PER_MS) or 0, 0),
+            abort_tokens=min(tokens_of(record.get("abort_after_tokens")) or 0, lengths[1] - 1),
+            kind=next((kind for kind in WAIT_KINDS if kind == text_of(record, "wait_kind")), None),
+        )
 
-    broken = "a request without its lengths or times"
-    for _, each in parsed_lines([path], notes, progress, call, broken):
+    for _, each in parsed_lines([path], notes, progress, call, "a request without its lengths or times"):
         yield each
 
 
-def _call(
-    record: Record, row: Key, unit_ns: int, lengths: tuple[int, int], place: tuple[str, tuple[int, ...]]
-) -> _Call | None:
-    """row: its key, unless it has an id. place: where it stands, and its block names as numbers."""
-    delay = record.get("delay", record.get("delay_ms"))
-    waits = [seconds_ns(value or 0, unit_ns) for value in (delay, record.get("tool_wait_ms"))]
+def _times(record: Record, unit_ns: int) -> tuple[int | None, int] | None:
+    """(instant or None, wait) of a row; None where one is no time, or is negative."""
+    delays = record.get("delay", record.get("delay_ms")), record.get("tool_wait_ms")
     given = record.get("timestamp", record.get("created_time"))
-    at_ns = None if given is None else seconds_ns(given, unit_ns)
-    name = record.get("request_id")
-    if given is not None and at_ns is None:
-        return None
-    if waits[0] is None or waits[1] is None or min(waits[0], waits[1], at_ns or 0) < 0:
-        return None
-    abort_ns = seconds_ns(record.get("abort_after_ms") or 0, NS_PER_MS)
-    prompt, generate = lengths
-    identity = str(name) if isinstance(name, (str, int)) else row[1]
-    session = record.get("session_id")
-    wait_for = record.get("wait_for")
-    return _Call(
-        key=(row[0], identity),
-        name=str(name) if isinstance(name, (str, int)) else "",
-        at=place[0],
-        session=str(session) if isinstance(session, (str, int)) and session != "" else identity,
-        wait_for=[str(before) for before in list_of(wait_for)] if isinstance(wait_for, list) else None,
-        has_delay=delay is not None,
-        at_ns=at_ns,
-        wait_ns=waits[0] + waits[1],
-        prompt=prompt,
-        generate=generate,
-        blocks=place[1],
-        is_reset=record.get("prefix_reset") is True,
-        keep=tokens_of(record.get("keep_tokens")),
-        abort_ns=max(abort_ns or 0, 0),
-        abort_tokens=min(tokens_of(record.get("abort_after_tokens")) or 0, generate - 1),
-        kind=next((kind for kind in WAIT_KINDS if kind == text_of(record, "wait_kind")), None),
-    )
+    values = [seconds_ns(each, unit_ns) for each in (delays[0] or 0, delays[1] or 0, 0 if given is None else given)]
+    known = [value for value in values if value is not None and value >= 0]
+    return (None if given is None else known[2], known[0] + known[1]) if len(known) == len(values) else None
 
 
 def _settle(calls: dict[Key, _Call], block_tokens: int, notes: ReadNotes) -> None:

@@ -94,12 +94,10 @@ class _Session:
 
     def _in_order(self, entries: list[object]) -> list[object]:
         """Entries by their time, where all have one."""
-        times = [seconds_ns(record_of(entry).get("t")) for entry in entries]
-        known = [at for at in times if at is not None]
-        if len(known) < len(times):
+        rows = [(at, entry) for entry in entries if (at := seconds_ns(record_of(entry).get("t"))) is not None]
+        if len(rows) < len(entries):
             return entries
-        places = self._notes.in_order(range(len(entries)), known.__getitem__, "requests out of order of time")
-        return [entries[place] for place in places]
+        return [entry for _, entry in self._notes.in_order(rows, lambda row: row[0], "requests out of order of time")]
 
     def _call(self, entry: Record, name: str, log: Log, began_ns: int) -> Call | str:
         """The call of an entry; else what is wrong with it."""
