@@ -1,3 +1,4 @@
+# pyright: basic
 """Ten mistakes planted in the naive scheduler of paged KV memory, one at a time: does the comparison see each?
 
 Nothing of vLLM is imported: the other side is the compiled scheduler, which ``make differential`` holds to vLLM's own.
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tests.differential.compare import Sides, play
@@ -124,6 +126,76 @@ PLANTED: tuple[Plant, ...] = (
     spend_a_token_less,
     cut_prompts_later,
 )
+
+
+def server_with(**changes: int) -> Plant:
+    """Scalars of a server that are off by so much."""
+
+    def plant(engine: Any) -> None:
+        for name, change in changes.items():
+            engine.scheduler._state.server[name][:] += change
+
+    return plant
+
+
+def server_without(flag: str) -> Plant:
+    """A flag of a server that says the opposite."""
+
+    def plant(engine: Any) -> None:
+        scalars = engine.scheduler._state.server
+        scalars[flag][:] = 1 - scalars[flag]
+
+    return plant
+
+
+def accept_one_less(engine: Any) -> None:
+    """A draft that was accepted counts as rejected."""
+    accepted = engine._accepted
+    engine._accepted = lambda step: {name: max(0, count - 1) for name, count in accepted(step).items()}
+
+
+def forget_what_was_accepted(engine: Any) -> None:
+    """Every draft counts as rejected."""
+    engine._accepted = lambda _step: {}
+
+
+def draft_all(engine: Any) -> None:
+    """A look-up of text that finds less than was asked for is taken for a whole one."""
+    engine._draft = lambda _step: None
+
+
+PLANTED_WITH_DRAFTS: dict[str, Plant] = {
+    "no room for drafts": lambda engine: engine.scheduler._state.server["lookahead_tokens"].fill(0),
+    "room for a token more": server_with(lookahead_tokens=1),
+    "the last match dropped or not": server_without("drops_last_match"),
+    "accepted drafts matched too early": server_without("registers_drafts"),
+    "what lies behind the end counted as not computed": server_without("trims_computed"),
+    "a draft more": server_with(num_drafts=1),
+    "a token of the budget more": server_with(max_step_tokens=1),
+    "one accepted less": accept_one_less,
+    "nothing accepted": forget_what_was_accepted,
+    "always as many drafts": draft_all,
+}
+"""Mistakes in the compiled engine of a server that drafts; the other side is the same engine without."""
+
+
+def first_difference_with_drafts(plant: Plant, num_histories: int, num_steps: int) -> tuple[int, list[str]]:
+    """As ``first_difference``, over the servers that draft."""
+
+    def planted(geometry: PagedGeometry) -> PagedEngine:
+        engine = PagedEngine(geometry)
+        plant(engine)
+        return engine
+
+    draw = partial(draw_paged_history, with_drafts=True)
+    for seed in range(num_histories):
+        history = draw(seed, num_steps)
+        geometry = history.geometry
+        if isinstance(geometry, PagedGeometry) and geometry.num_drafts:
+            outcome = play(history, Sides(draw, PagedEngine, planted))
+            if outcome.differences:
+                return seed, outcome.differences
+    return -1, []
 
 
 class NaiveEngine(PagedEngine):

@@ -65,7 +65,7 @@ class StepStart(NamedTuple):
     """A running step: the decision, its requests, its end. flushed: requests that finished before it.
 
     lookups: admissions of requests that were never preempted. aborted: dropped since the step before, so that this one
-    is without them. num_running, free_blocks: when it was decided.
+    is without them. when_decided: requests that ran, and blocks that were free.
     """
 
     number: int
@@ -80,8 +80,7 @@ class StepStart(NamedTuple):
     num_waiting: int
     lookups: tuple[Admission, ...] = ()
     aborted: tuple[EngineRequest, ...] = ()
-    num_running: int = 0
-    free_blocks: int = 0
+    when_decided: tuple[int, int] = (0, 0)
 
 
 class StepEnd(NamedTuple):
@@ -198,8 +197,7 @@ class EngineCore:
             self.scheduler.num_waiting,
             self._lookups(step) if step.admissions else (),
             aborted,
-            self.scheduler.num_running,
-            self.scheduler.free_blocks,
+            self.scheduler.when_decided if isinstance(self.scheduler, PagedScheduler) else (0, 0),
         )
         for request in self.running_step.preempted:
             request.num_preemptions += 1

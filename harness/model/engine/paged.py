@@ -74,6 +74,8 @@ class PagedScheduler:
         self._left: list[int] = []
         self._left_before: list[int] = []
         self._is_running = False
+        # Requests that ran and blocks that were free when each of the two steps was decided.
+        self._when_decided = [(0, 0), (0, 0)]
 
     def submit(
         self,
@@ -160,6 +162,13 @@ class PagedScheduler:
         """So many tokens, fewer than the server's usual number, were drafted for a running request's next step."""
         drafts, row = self._state.rows["drafts"], self._rows[request]
         drafts[row] = min(drafts[row], num_tokens)
+
+    @property
+    def when_decided(self) -> tuple[int, int]:
+        """Requests that ran and blocks that were free when the running step was decided; zeros without drafts."""
+        if not self.config.drafts.num_drafts:
+            return 0, 0
+        return self._when_decided[int(self._state.server["current"][0])]
 
     @property
     def parts(self) -> tuple[StepPart, ...]:
@@ -321,6 +330,8 @@ class PagedScheduler:
             keys = self._keys[row]
             self._state.prefix["key"][: len(keys)] = keys
             row = self._decide_waiting(which, row)
+        if self.config.drafts.num_drafts:
+            self._when_decided[which] = self.num_running, self.free_blocks
 
     def _step(self, which: int) -> Step:
         """The decided step of this place, by the handles of its requests."""

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.extras.sessions.commands import replay_files
+from harness.stacks.vllm.draft_steps import draft_figures
 from harness.stacks.vllm.step_log import load_step_log
 from tests.support.emulator_process import Emulator, Start
 from tests.support.processes import comes_true
@@ -89,3 +91,43 @@ def test_a_client_that_leaves_gives_its_blocks_back(server: Emulator) -> None:
     assert comes_true(lambda: not server.metric("vllm:num_requests_running"))
     assert server.complete([5] * 20, max_tokens=1)["usage"]["completion_tokens"] == 1
     assert server.metric("vllm:kv_cache_usage_perc") == 0
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_with_drafts_its_metrics_steps_and_sessions_agree_with_each_other_and_with_the_rules(
+    start_emulator: Start, step_log: Path, is_async: bool
+) -> None:
+    drafts = {
+        "num_speculative_tokens": 3,
+        "speculative_method": "eagle3",
+        "synthetic_acceptance_rates": [0.8, 0.6, 0.4],
+    }
+    sizes = {"decode_buckets": [4, 8], "async_scheduling": is_async}
+    sessions = step_log.with_name("sessions.jsonl")
+    files = {"step_log_path": str(step_log), "sessions_path": str(sessions)}
+    server = start_emulator(server=SERVER | drafts | sizes, **files)
+
+    def complete(user: int) -> None:
+        prompt = list(range(2000 * user + 1000, 2000 * user + 1160))
+        for _ in range(2):
+            answer = server.complete(prompt, max_tokens=60, ignore_eos=True)
+            assert answer["usage"]["completion_tokens"] == 60
+
+    with ThreadPoolExecutor(3) as users:
+        list(users.map(complete, range(3)))
+    assert server.metric("vllm:generation_tokens_total") == 360
+    counted = [
+        server.metric(f"vllm:spec_decode_num_{name}_total") for name in ("drafts", "draft_tokens", "accepted_tokens")
+    ]
+    first = server.metric("vllm:spec_decode_num_accepted_tokens_per_pos_total", position="0")
+    assert server.stop() == 0
+
+    log = load_step_log(step_log)
+    figures = draft_figures(log)
+    assert figures is not None
+    assert [figures.num_drafts, figures.draft_tokens, figures.accepted_tokens] == counted
+    assert figures.accepted_at[0] == first
+    assert (log.num_damaged, log.unseen, log.acceptance) == (0, (), "synthetic")
+    # What it recorded is what vLLM's rules decide, from the requests alone.
+    found, _ = replay_files([sessions], step_log)
+    assert (found.num_steps > 40, dict(found.kinds), found.num_free_differ) == (True, {}, 0)
