@@ -1,9 +1,10 @@
 """The NPU guide's commands, in order, from an empty folder to a decision and its archive.
 
-The packages are the real ones, from the twin's environment; driver, device and compiler are stand-ins. The stand-in
-takes the times of the costs by which the runs are judged, so the rule says PASS or FAIL. One exception: on a busy
-machine the host's work lasts longer than the 25 ms that the stand-in hides between two calls. Then time in flight grows
-and modelled device time does not, and the decision is WITHHELD because the two differ. No other reason is accepted.
+The packages are the real ones, from the twin's environment; driver, device and compiler are stand-ins. The stack runs
+on the Python of that environment, the harness on that of the tests. The stand-in takes the times of the costs by which
+the runs are judged, so the rule says PASS or FAIL. One exception: on a busy machine the host's work lasts longer than
+the 25 ms that the stand-in hides between two calls. Then time in flight grows and modelled device time does not, and
+the decision is WITHHELD because the two differ. No other reason is accepted.
 """
 
 from __future__ import annotations
