@@ -133,7 +133,8 @@ def _perform_all(specs: Sequence[ExperimentSpec], paths: Sequence[Path], runs: P
     if num_invalid := sum(invalid for _, invalid in results.values()):
         raise RunInvalidError(f"{num_invalid} runs are invalid", where=str(runs), hint="See `harness runs`")
     print_text(f"analyses: {runs}/NAME.md")
-    print_text(f"next: harness paper tables --runs {runs}")
+    print_text("next: harness search paper -o runs/search-paper --set rules=paper")
+    print_text(f"then: harness paper tables --runs {runs} --search runs/search-paper")
 
 
 def _perform(
@@ -148,9 +149,10 @@ def _perform(
     began_ns = clock.now_ns()
     outcome = run_experiment(spec, runs_root=runs, spec_source=source, resume=resume, on_progress=on_progress)
     sealed = list(outcome.runs)
-    result = analyse_runs(sealed, predictions_for(sealed, None))
-    page = runs / f"{spec.name}.md"
-    page.write_text(result.to_markdown(), encoding="utf-8")
+    # A busy machine may leave none that is valid: the other experiments go on.
+    if any(run.is_valid for run in sealed):
+        result = analyse_runs(sealed, predictions_for(sealed, None))
+        (runs / f"{spec.name}.md").write_text(result.to_markdown(), encoding="utf-8")
     num_invalid = len(outcome.invalid_runs)
     seconds = (clock.now_ns() - began_ns) / NS_PER_S
     counted = f"{len(sealed):>3} runs, {num_invalid} invalid, {seconds:6.1f} s"

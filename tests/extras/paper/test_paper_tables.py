@@ -21,6 +21,7 @@ from harness.model.spec import PerturbationSpec, load_experiment
 from harness.runner import run_experiment
 from harness.shipped import find_shipped, shipped_folder
 from harness.table import Table, TableForm, written
+from tests.docs.pages import blocks_of, page_text
 from tests.support.as_sealed import as_sealed
 
 PAPER_ORDER = (
@@ -176,7 +177,13 @@ def test_table_s3_keeps_the_papers_order_and_s2_says_whose_times_it_shows(tmp_pa
 def test_the_tables_after_the_catalogue_find_its_runs(tmp_path: Path) -> None:
     invoke = partial(CliRunner().invoke, app, catch_exceptions=False)
     made = ("paper", "catalogue", "--run", "--only", "prefill-injection", "--replicates", "1", "--runs", str(tmp_path))
-    assert invoke(made).exit_code == 0
+    performed = invoke(made)
+    assert performed.exit_code == 0
+    # What the guide says next.
+    following = [line.partition(": ")[2] for line in performed.output.splitlines()[-2:]]
+    (guide,) = [block.commands for block in blocks_of(page_text("guides/review")) if block.tested_with]
+    assert [" ".join(command.split()[:3]) for command in following] == ["harness search paper", "harness paper tables"]
+    assert [following[0], f"{following[1]} -o runs/tables.md".replace(str(tmp_path), "runs/catalogue")] == guide[1:]
     tables = ("paper", "tables", "--runs", str(tmp_path))
     one = invoke((*tables, "--table", "IV"))
     assert one.exit_code == 0, one.output
