@@ -64,29 +64,6 @@ def house(tmp_path: Path) -> CopiedCheckout:
     return CopiedCheckout(tmp_path)
 
 
-def test_a_backend_is_its_row_and_its_module(house: CopiedCheckout) -> None:
-    house.edit("harness/kinds.py", "_TABLE = (\n", f"_TABLE = (\n{KIND}")
-    house.write("harness/runner/backends/tried.py", TRIED_BACKEND)
-    house.write("tried.toml", EXPERIMENT)
-    assert "backend tried" in house.harness("doctor")
-    unknown = ("--set", "condition.slots.server.extra_args=['--seed']")
-    house.harness("run", "tried.toml", "--backend", "tried", *unknown, exit_code=2)
-    assert "base/0" in house.harness("run", "tried.toml", "--backend", "tried")
-    assert "backend tried (no accelerator)" in (house.root / "runs" / "tried.html").read_text()
-    assert "tried" in house.harness("query", "select distinct backend from runs")
-
-
-def test_an_analysis_is_its_module_and_its_line(house: CopiedCheckout) -> None:
-    house.write("harness/extras/paper/catalogue/counted.py", ANALYSIS)
-    line = '        "counted": "harness.extras.paper.catalogue.counted:COUNTED",\n'
-    house.edit("harness/extras/paper/__init__.py", "    analyses={\n", f"    analyses={{\n{line}")
-    house.write("tried.toml", EXPERIMENT.replace("general", "counted"))
-    assert "how many runs there are" in house.harness("explain", "analysis")
-    house.harness("run", "tried.toml", "--backend", "sim")
-    assert "counted: Runs of each condition" in house.harness("paper", "analyse", "tried")
-    assert "Runs of each condition" in (house.root / "runs" / "tried.html").read_text()
-
-
 MEASURE = """
         Measure(
             "requests",
@@ -96,26 +73,93 @@ MEASURE = """
             limit=1.5,
         ),
 """
+CHECK = """
+def _check_is_small(run: Evidence) -> Iterator[Finding]:
+    if run.requests.num_rows < 100:
+        yield finding("run-small", f"{run.requests.num_rows} requests")
 
 
-def test_a_measure_is_its_row(house: CopiedCheckout) -> None:
+CHECKS:"""
+ROW = """
+[run-small]
+severity = "warning"
+means = "The run has few requests."
+do = "Plan more sessions"
+"""
+PAGE = """
+from harness.html import page, text
+from harness.table import table_of, to_html
+
+
+def tried_page(question):
+    return page("Tried", [text(question), to_html(table_of("counted", "Runs", [{"runs": 2}]))])
+"""
+
+
+@pytest.fixture(scope="module")
+def full_house(tmp_path_factory: pytest.TempPathFactory) -> CopiedCheckout:
+    """What six recipes add, each through its own files, and runs of the experiment that is one of them."""
+    house = CopiedCheckout(tmp_path_factory.mktemp("house"))
+    house.edit("harness/kinds.py", "_TABLE = (\n", f"_TABLE = (\n{KIND}")
+    house.write("harness/runner/backends/tried.py", TRIED_BACKEND)
+    house.write("harness/extras/paper/catalogue/counted.py", ANALYSIS)
+    line = '        "counted": "harness.extras.paper.catalogue.counted:COUNTED",\n'
+    house.edit("harness/extras/paper/__init__.py", "    analyses={\n", f"    analyses={{\n{line}")
     house.edit("harness/analysis/compare/measures.py", "    for measure in (\n", f"    for measure in ({MEASURE}")
-    house.write("tried.toml", EXPERIMENT.replace("replicates = 1", "replicates = 3"))
-    house.harness("run", "tried.toml", "--backend", "sim")
-    assert "requests_per_run" in house.harness("table", "tried", "--format", "csv")
-    assert "requests_per_run" in house.harness("compare", "tried", "--baseline", "tried/base", "--format", "csv")
-    house.harness("gate", "tried/base", "--save-baseline", "kept")
-    assert ",requests,4" in (house.root / "kept" / "figures.csv").read_text()
-    assert "requests" in house.harness("gate", "tried/base", "--against", "kept", "--figure", "requests")
-    assert "requests" in house.harness("history", "tried/base", "kept", "--figure", "requests", "--format", "csv")
+    house.edit("harness/measure/records/findings.toml", "\n[server-died]", f"{ROW}\n[server-died]")
+    checks = "harness/analysis/validity/invariants.py"
+    house.edit(checks, "\nCHECKS:", CHECK)
+    house.edit(checks, "    check_answers,\n", "    check_answers,\n    _check_is_small,\n")
+    house.write("harness/present/report/tried.py", PAGE)
+    experiment = EXPERIMENT.replace("replicates = 1", "replicates = 3").replace("general", "counted")
+    house.write("plans/experiments/tried.toml", experiment)
+    assert "base/0" in house.harness("run", "tried", "--backend", "tried")
+    return house
 
 
-def test_an_experiment_is_its_file_and_its_page(house: CopiedCheckout) -> None:
-    house.write("plans/experiments/tried.toml", EXPERIMENT)
-    assert "Tried by its recipe" in house.harness("paper", "catalogue", "--only", "tried")
-    assert "base/0" in house.harness("run", "tried", "--dry-run", "--backend", "sim")
-    house.harness("run", "tried", "--backend", "sim")
-    assert "slots" in house.harness("paper", "analyse", "tried")
+def test_a_backend_is_its_row_and_its_module(full_house: CopiedCheckout) -> None:
+    assert "backend tried" in full_house.harness("doctor")
+    unknown = ("--set", "condition.slots.server.extra_args=['--seed']")
+    full_house.harness("run", "tried", "--backend", "tried", "--runs", "others", *unknown, exit_code=2)
+    assert "backend tried (no accelerator)" in (full_house.root / "runs" / "tried.html").read_text()
+    assert "tried" in full_house.harness("query", "select distinct backend from runs")
+
+
+def test_an_analysis_is_its_module_and_its_line(full_house: CopiedCheckout) -> None:
+    assert "how many runs there are" in full_house.harness("explain", "analysis")
+    assert "counted: Runs of each condition" in full_house.harness("paper", "analyse", "tried")
+    assert "Runs of each condition" in (full_house.root / "runs" / "tried.html").read_text()
+
+
+def test_a_measure_is_its_row(full_house: CopiedCheckout) -> None:
+    said = full_house.harness
+    assert "requests_per_run" in said("table", "tried", "--format", "csv")
+    assert "requests_per_run" in said("compare", "tried", "--baseline", "tried/base", "--format", "csv")
+    said("gate", "tried/base", "--save-baseline", "kept")
+    assert ",requests,4" in (full_house.root / "kept" / "figures.csv").read_text()
+    assert "requests" in said("gate", "tried/base", "--against", "kept", "--figure", "requests")
+    assert "requests" in said("history", "tried/base", "kept", "--figure", "requests", "--format", "csv")
+
+
+def test_an_experiment_is_its_file_and_its_page(full_house: CopiedCheckout) -> None:
+    assert "Tried by its recipe" in full_house.harness("paper", "catalogue", "--only", "tried")
+    assert "base/0" in full_house.harness("run", "tried", "--dry-run", "--runs", "others")
+
+
+def test_a_validity_check_is_its_row_its_function_and_the_page(full_house: CopiedCheckout) -> None:
+    page = (full_house.root / "runs" / "tried.html").read_text()
+    assert all(words in page for words in ("<code>run-small</code>", "The run has few requests.", "Plan more sessions"))
+    full_house.harness("explain", "findings", "-o", "findings.md")
+    row = "| `run-small` | warning | The run has few requests. | Plan more sessions |"
+    assert row in (full_house.root / "findings.md").read_text()
+
+
+def test_a_page_is_its_module(full_house: CopiedCheckout) -> None:
+    asked = "from harness.present.report.tried import tried_page; print(tried_page('a < b?'))"
+    page = full_house.python("-c", asked)
+    assert "a &lt; b?" in page
+    assert "<td>2</td>" in page
+    assert "default-src 'none'" in page
 
 
 SPOKEN = """
@@ -191,57 +235,6 @@ def test_a_server_key_is_its_row_and_the_engine_s_field(house: CopiedCheckout) -
     ]
     assert [each["decode_first"] for each in shown] == [False, True]
     house.harness("run", "tried.toml", "--backend", "sim", "--set", "server.rules=auto", exit_code=2)
-
-
-CHECK = """
-def _check_is_small(run: Evidence) -> Iterator[Finding]:
-    if run.requests.num_rows < 100:
-        yield finding("run-small", f"{run.requests.num_rows} requests")
-
-
-CHECKS:"""
-ROW = """
-[run-small]
-severity = "warning"
-means = "The run has few requests."
-do = "Plan more sessions"
-"""
-
-
-def test_a_validity_check_is_its_row_its_function_and_the_page(house: CopiedCheckout) -> None:
-    house.edit("harness/measure/records/findings.toml", "\n[server-died]", f"{ROW}\n[server-died]")
-    house.edit("harness/analysis/validity/invariants.py", "\nCHECKS:", CHECK)
-    house.edit(
-        "harness/analysis/validity/invariants.py", "    check_answers,\n", "    check_answers,\n    _check_is_small,\n"
-    )
-    house.write("tried.toml", EXPERIMENT)
-    house.harness("run", "tried.toml", "--backend", "sim")
-    page = (house.root / "runs" / "tried.html").read_text()
-    assert all(words in page for words in ("<code>run-small</code>", "The run has few requests.", "Plan more sessions"))
-    house.harness("explain", "findings", "-o", "findings.md")
-    assert (
-        "| `run-small` | warning | The run has few requests. | Plan more sessions |"
-        in (house.root / "findings.md").read_text()
-    )
-
-
-PAGE = """
-from harness.html import page, text
-from harness.table import table_of, to_html
-
-
-def tried_page(question):
-    return page("Tried", [text(question), to_html(table_of("counted", "Runs", [{"runs": 2}]))])
-"""
-
-
-def test_a_page_is_its_module(house: CopiedCheckout) -> None:
-    house.write("harness/present/report/tried.py", PAGE)
-    asked = "from harness.present.report.tried import tried_page; print(tried_page('a < b?'))"
-    page = house.python("-c", asked)
-    assert "a &lt; b?" in page
-    assert "<td>2</td>" in page
-    assert "default-src 'none'" in page
 
 
 LIMITS = {
