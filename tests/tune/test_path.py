@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import re
 import shutil
 from collections.abc import Iterator
@@ -28,7 +27,6 @@ from harness.tune import confirm
 from harness.tune.explore import QUICK
 from harness.tune.page import TuneResult
 from harness.tune.path import Tune, TuneStoppedError
-from tests.faults.tunes import tunes
 
 LOSING = {"num_sessions": 8, "wait_cap_s": 20.0}
 LOOKS = (4,)
@@ -179,9 +177,8 @@ NO_START = ServerError("the server ended while it started", where="best/0", hint
 NO_ROOM = RecordsError("cannot be written (No space left on device)", where="best/0")
 
 
-@pytest.mark.parametrize(
-    ("stage", "after", "error"), [("diagnose", 2, NO_ROOM), ("confirm", 0, NO_START), ("confirm", 3, NO_ROOM)]
-)
+# ``make faults`` kills tunes at random, and fills the disk in each stage.
+@pytest.mark.parametrize(("stage", "after", "error"), [("diagnose", 2, NO_ROOM), ("confirm", 0, NO_START)])
 def test_a_stage_that_fails_leaves_no_answer_and_the_same_command_goes_on_to_it(
     once: Whole, tmp_path: Path, stage: str, after: int, error: HarnessError
 ) -> None:
@@ -207,13 +204,6 @@ def test_a_stage_that_fails_leaves_no_answer_and_the_same_command_goes_on_to_it(
     assert not (folder / "tuned.toml").exists()
     assert len(RunStore(folder).sealed(f"small-{stage}")) == after
     assert tuned(tmp_path)[0].answer == once.stages.answer
-
-
-# ``make faults`` kills more, and fills the disk in each stage.
-def test_a_killed_tune_and_one_whose_disk_fills_up_have_the_same_answer_or_none(tmp_path: Path) -> None:
-    fell, found = tunes(1, tmp_path, random.Random(3), stages=["confirm"])
-    assert found == []
-    assert fell == {"kill": 1, "disk in confirm": 1}
 
 
 def test_a_server_that_loses_nothing_is_kept_without_a_measurement(tmp_path: Path) -> None:
