@@ -56,9 +56,8 @@ from harness.stacks.rbln.launch.patches import patched_text
 from harness.stacks.rbln.launch.releases import load_table
 from harness.stacks.rbln.launch.sources import open_sources
 from tests.support.checkout import ROOT
-from tests.support.mutated_accounts import rows_of
+from tests.support.mutated_traces import CSV_HEAD, RECORDS
 from tests.support.readings import drawn_stream, read_in_every_way
-from tests.support.sound_traces import SOUND
 from tests.support.step_files import SAMPLES
 
 PLANS = ROOT / "plans"
@@ -331,11 +330,14 @@ def _of_records() -> Iterator[Target]:
 
 def _of_agents() -> Iterator[Target]:
     """A few lines of every format of recorded agents."""
-    for kind in SOUND:
-        rows = rows_of(kind)[:7]
-        seed = json.dumps({"spans": [*map(json.loads, rows)]}) if kind == "otel" else "\n".join(rows)
-        yield Target(f"recording, {kind}", (seed.encode(),), partial(_recording, kind))
-    rounds = b"\n".join(_json(*(json.loads(row) | {"tools": [TOOL]} for row in rows_of("tracelab"))))
+    for kind, make in RECORDS.items():
+        records = [make(at) for at in range(6)]
+        if kind == "csv":
+            seed = CSV_HEAD + "\n".join(records).encode()
+        else:
+            seed = b"\n".join(_json({"spans": records}) if kind == "otel" else _json(*records))
+        yield Target(f"recording, {kind}", (seed,), partial(_recording, kind))
+    rounds = b"\n".join(_json(*(RECORDS["tracelab"](at) | {"tools": [TOOL]} for at in range(6))))
     yield Target("latencies of a release", (rounds,), summarise_tracelab)
     yield Target("result of another benchmark", RESULTS, _peer_result)
 
