@@ -11,6 +11,7 @@ from harness.model.spec import ExperimentSpec
 from tests.support.experiments import small_experiment
 
 RNG = np.random.default_rng(5)
+SIZES_AND_SLOTS = {"decode_buckets": [3, 6, 8], "kv_slots": 16}
 
 
 def heavy(sigma: float, **changes: object) -> ExperimentSpec:
@@ -20,9 +21,8 @@ def heavy(sigma: float, **changes: object) -> ExperimentSpec:
         base_seed=606,
         workload={"num_sessions": 8, "wait_cap_s": 10.0, "generate_tokens": lengths},
         server={"cost_model": "paper", "slot_tokens": 16384},
-        condition=[{"name": "base"}, {"name": "new", "server": {"decode_buckets": [3, 6, 8], "kv_slots": 16}}],
         baseline="base",
-        **changes,
+        **{"condition": [{"name": "base"}, {"name": "new", "server": SIZES_AND_SLOTS}], **changes},
     )
 
 
@@ -52,6 +52,8 @@ def test_simulated_pairs_of_the_workload_say_what_each_comparison_asks_for(monke
     (asked,) = plans_asked(heavy(2.2)).values()
     assert asked > 24
     assert plans_asked(heavy(2.2, same_input=True)) == plans_asked(heavy(2.2), only="base") == {}
+    idle = [{"name": "base"}, {"name": "idle", "treatment": "no-waits"}]
+    assert plans_asked(heavy(2.2, condition=idle))["idle"] > 100, "each side replays plans of its own treatment"
     assert few_plans_in_words(asked, asked) == ""
     assert few_plans_in_words(75, 12) == (
         "rare plans carry the mean: 75 plans are needed, by simulated ones; fewer show false differences"
