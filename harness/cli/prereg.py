@@ -136,6 +136,8 @@ def decide(
         print_text(json.dumps([_decision_record(judgement, decision) for decision in judgement.decisions], indent=2))
     else:
         _show(judgement, is_full=output == "markdown")
+    if judgement.is_confirmatory:
+        _exit_as_decided(judgement)
     judgement.require_passed()
 
 
