@@ -170,7 +170,10 @@ class SimulationCase(_Part):
     @model_validator(mode="after")
     def _keys_fit_the_rules(self) -> SimulationCase:
         paged = {
-            **{f"config.{key}": getattr(self.config, key) for key in sorted(keys_of("paged"))},
+            **{
+                f"config.{key}": getattr(self.config, key)
+                for key in sorted(keys_of("paged") & CaseConfig.model_fields.keys())
+            },
             "cost.chunked_prefill": self.cost.chunked_prefill,
             "cost.eager_s": self.cost.eager_s,
         }
