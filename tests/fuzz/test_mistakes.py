@@ -92,7 +92,7 @@ GROUPS = {
         "compare runs/small/base --baseline runs/small/more --format csv",
         "gate runs/small/more --against runs/small/base --figure cost --fail-above cost=1.1 --alpha 0.05 --power 0.9 "
         "--junit j.xml --summary s.md --format text",
-        "history runs/small runs/small --figure cost -o h.html --format csv",
+        "history runs/small again/small --figure cost -o h.html --format csv",
         "decide small --rule superiority --runs runs --format json",
         "open archive.zip -o opened",
         "runs small --runs runs --format csv",
@@ -164,7 +164,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with an experiment, its sealed runs, recordings, and files that are none of these."""
     folder = tmp_path_factory.mktemp("mistakes")
     (folder / "small.toml").write_text(EXPERIMENT)
-    assert harness("run", "small.toml", "--runs", "runs", cwd=folder).returncode == 0
+    for runs in ("runs", "again"):
+        assert harness("run", "small.toml", "--runs", runs, cwd=folder).returncode == 0
     (folder / "recorded").mkdir()
     planted(folder / "recorded")
     (folder / "notes.txt").write_text("a note\n")

@@ -59,10 +59,10 @@ class EmulatedReplicas(CountedReplicas):
         return self._tokens.num_tokens(key)
 
     def ended(self, server: int, end: StepEnd, /) -> None:
-        for request in end.requests:
-            self._tokens.draw_token(self.names[request.handle], request)
-            # The loop below counts the token that was drawn.
-            request.num_generated -= 1
+        for request, num_tokens in zip(end.requests, end.num_tokens, strict=True):
+            self._tokens.draw_tokens(self.names[request.handle], request, num_tokens)
+            # The loop below counts the tokens that were drawn.
+            request.num_generated -= num_tokens
         super().ended(server, end)
 
 
