@@ -103,7 +103,10 @@ def replay_files(sessions: Sequence[Path], steps: Path, cost_model: str = "") ->
     config = rules_of(log.settings, log.vllm)
     if log.num_drafts:
         method = str(core.header["effective"].get("speculative_method"))
-        config = replace(config, drafts=drafts_of(method, log.num_drafts, release_of(log.vllm)))
+        # Where no captured sizes are shown, none are taken: no decision depends on them.
+        shown = config.decode_buckets if log.settings.get("decode_buckets") else ()
+        drafts = drafts_of(method, log.num_drafts, release_of(log.vllm))
+        config = replace(config, decode_buckets=shown, drafts=drafts)
     requests, chains, block_tokens = read_engine(sessions, int(core.header["engine"]))
     check_settings(config, block_tokens)
     check_same_server(requests[0].server.header, core.header)
