@@ -6,7 +6,7 @@ held by tests.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -195,11 +195,11 @@ def page(on_progress: Callable[[float], None] = lambda _share: None) -> str:
         num_printed=sum(figure.printed != "" for figure in figures),
         wrong=disagreements(figures),
         same_top="the same 20" if results[0][1] == results[1][1] else "other",
-        devices=markdown_rows(devices, _device_rows()),
+        devices=markdown_rows(devices, _without_repeats(_device_rows(), 2)),
         predictions=_compared(predictions),
         searched=_compared(searched),
         label=LABEL,
-        ablated=markdown_rows(ablations, _ablation_rows()),
+        ablated=markdown_rows(ablations, _without_repeats(_ablation_rows(), 2)),
     )
 
 
@@ -252,14 +252,28 @@ def _device_rows() -> Iterator[tuple[object, ...]]:
 
 
 def _compared(figures: dict[str, list[Figure]]) -> str:
-    """Printed values of the base and dummy rules, then what each set of rules gives; bold: unlike ``paper``."""
-    rows: list[tuple[str, ...]] = []
+    """What each set of rules gives; bold: unlike ``paper``."""
+    rows: list[tuple[object, ...]] = []
     for base, dummy, vendor in zip(*(figures[rules] for rules in RULES), strict=True):
         shown = vendor.computed if vendor.computed == base.computed else f"**{vendor.computed}**"
-        marks = [figure.computed + ("" if figure.agrees else " (!)") for figure in (base, dummy)]
-        rows.append((base.where, base.what, base.printed, marks[0], dummy.printed, marks[1], shown))
-    columns = ("where", "figure", "printed", "paper", "printed, dummy", "paper+dummy", "vendor-0.11.1")
-    return markdown_rows(columns, rows)
+        rows.append((base.where, base.what, _beside_printed(base), _beside_printed(dummy), shown))
+    return markdown_rows(("where", "figure", *RULES), _without_repeats(rows, 1))
+
+
+def _beside_printed(figure: Figure) -> str:
+    """Brackets: the paper prints none."""
+    if not figure.printed:
+        return f"({figure.computed})"
+    return figure.computed if figure.agrees else f"{figure.computed} (printed {figure.printed})"
+
+
+def _without_repeats(rows: Iterable[tuple[object, ...]], num_keys: int) -> Iterator[tuple[object, ...]]:
+    """The same with a row's first cells empty as far as they repeat those of the row above, at most num_keys."""
+    above: tuple[object, ...] = ()
+    for row in rows:
+        num_same = next((place for place in range(num_keys) if above[: place + 1] != row[: place + 1]), num_keys)
+        yield ("",) * num_same + row[num_same:]
+        above = row
 
 
 def _ablation_rows() -> Iterator[tuple[object, ...]]:
