@@ -23,7 +23,7 @@ from harness.analysis.stats import FloatArray, quantile
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.compiled.records import Records
 from harness.extras.cases.cases import outcome_of_plan
-from harness.judge.decisions.gate import FIGURES, GateRun, GateTest, GateVerdict, gate_policy, judge, pair_keys
+from harness.judge.decisions.gate import FIGURES, GateRun, GateTest, GateVerdict, gate_policy, judge
 from harness.judge.planning.power import superiority_power
 from harness.measure.records.manifest import Manifest
 from harness.model.engine.config import EngineConfig
@@ -36,7 +36,7 @@ from harness.model.spec import ExperimentSpec, load_experiment
 EXPERIMENTS, POPULATION, SEED = 1_000, 400, 20261123
 NUM_BLOCKS = (3, 6, 12)
 # Blocks at each look of a gate that is extended, as after "cannot tell".
-LOOKS = (6, 9, 12, 15, 18, 21, 24, 27, 30, 33)
+LOOKS = (6, 12, 18, 24, 30)
 # Long enough that a dozen runs carry a p99: 120 requests a run.
 REQUESTS_PER_SESSION = 20
 Values = Mapping[str, Value]
@@ -171,16 +171,16 @@ def extended(
     are_looks_counted: bool = True,
 ) -> Extended:
     """Gates that are extended after each "cannot tell". are_looks_counted: False for the rule of a single look."""
-    rng, policy = np.random.default_rng(SEED), gate_policy()
-    passed = dict.fromkeys(policy.limits, 0)
+    rng = np.random.default_rng(SEED)
+    policies = [gate_policy(look=number if are_looks_counted else 1) for number in range(1, len(LOOKS) + 1)]
+    passed = dict.fromkeys(policies[0].limits, 0)
     verdicts: list[GateVerdict] = []
     ends: list[int] = []
     for _ in range(num_experiments):
         new, base = drawn_sides(rng, blocks, LOOKS[-1], ratios)
-        keys = [pair_keys(new[:look], base[:look]) for look in LOOKS]
         ever, result = set[str](), None
-        for place, look in enumerate(LOOKS):
-            result = judge(new[:look], base[:look], policy, keys[:place] if are_looks_counted else ())
+        for look, policy in zip(LOOKS, policies, strict=True):
+            result = judge(new[:look], base[:look], policy)
             ever |= {test.figure for test in result.tests if test.verdict is GateVerdict.PASS}
             if result.verdict is not GateVerdict.CANNOT_TELL or look == LOOKS[-1]:
                 ends.append(look)
@@ -254,7 +254,7 @@ def _tails(num_experiments: int) -> Iterator[Figure]:
 def _extensions(
     blocks: Sequence[Block], limits: Mapping[str, float], num_experiments: int, alpha: float
 ) -> Iterator[Figure]:
-    """Gates that are asked again after more blocks, up to ten times, with and without the count of looks."""
+    """Gates that are asked again after more blocks, up to four times, with and without the count of looks."""
     error = math.sqrt(alpha * (1 - alpha) / num_experiments)
     note = f"looks at {', '.join(map(str, LOOKS))} blocks, {num_experiments:,} gates, Monte Carlo error {error:.3f}"
     for are_counted, how, mark in ((True, "", f"<= {alpha}"), (False, " if looks are not counted", "")):

@@ -6,7 +6,6 @@ Reads sealed runs, saved baselines and result files of other benchmarks; writes 
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -20,7 +19,7 @@ from harness.outputs import write_text
 from harness.table import Table, TableForm, table_of, with_four_digits
 
 if TYPE_CHECKING:
-    from harness.judge.decisions.gate import GatePolicy, GateResult, GateRun
+    from harness.judge.decisions.gate import GateResult, GateRun
 
 STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 GateForm = Literal["text", "markdown", "json"]
@@ -123,10 +122,12 @@ def gate(
     ] = None,
     session_target: SessionTargetOption = None,
     alpha: Annotated[
-        float, typer.Option(help="Of a false pass, and of a false worse, at any number of looks.", min=1e-6, max=0.49)
+        float, typer.Option(help="Of a false pass, and of a false worse, over all looks.", min=1e-6, max=0.49)
     ] = 0.05,
     power: Annotated[float, typer.Option(help="With which more blocks would tell.", min=0.01, max=0.999)] = 0.9,
-    junit: Annotated[Path | None, typer.Option("--junit", help="Write JUnit XML to this file.")] = None,
+    look: Annotated[
+        int, typer.Option(help="How often you judged these runs, this time included: 2 after more blocks.", min=1)
+    ] = 1,
     summary: Annotated[
         Path | None,
         typer.Option("--summary", help=f"Write Markdown to this file; ${STEP_SUMMARY} is appended to."),
@@ -139,7 +140,7 @@ def gate(
 
     Runs of the same plan are paired. A figure passes when its ratio is shown to stay below the limit, and is worse when
     it is shown to lie above it; anything else is "cannot tell", never a pass. Then run more blocks with --resume and
-    ask the gate again: each look is recorded beside the runs and has its share of alpha (docs/guides/gate.md).
+    ask the gate again with --look 2: each look spends a share of alpha (docs/guides/gate.md).
 
     Exit codes: 0 pass, 4 worse, 5 cannot tell.
 
@@ -160,43 +161,23 @@ def gate(
         for path in save(save_baseline, valid_runs(new, runs), may_replace=force):
             print_text(f"wrote {path}")
         return
-    from harness.judge.decisions.gate import GateVerdict, gate_policy
-    from harness.present.report.gate import gate_junit, gate_markdown
+    from harness.judge.decisions.gate import GateVerdict, gate_policy, judge, same_run
+    from harness.present.report.gate import gate_markdown
 
-    policy = gate_policy(figures or [], thresholds or [], alpha, power)
-    result = _looked(new, against, runs, policy, session_target)
-    _print(result, form)
-    if junit is not None:
-        write_text(junit, gate_junit(result))
-    if summary is not None:
-        kept = summary.read_text(encoding="utf-8") if str(summary) == os.environ.get(STEP_SUMMARY) else ""
-        write_text(summary, kept + gate_markdown(result))
-    codes = {GateVerdict.PASS: ExitCode.PASS, GateVerdict.WORSE: ExitCode.RULE_FAILED}
-    raise typer.Exit(int(codes.get(result.verdict, ExitCode.CANNOT_TELL)))
-
-
-def _looked(new: str, against: str, runs: Path, policy: GatePolicy, session_target_s: float | None) -> GateResult:
-    """The gate, as one more look at the new runs, which is recorded beside them."""
-    from harness.judge.decisions.gate import judge, pair_keys, same_run
-    from harness.judge.decisions.gate_looks import placed, read_looks, write_looks
-    from harness.present.export.baseline import is_baseline
-
-    ours, theirs = (_side(address, runs, session_target_s) for address in (new, against))
+    ours, theirs = (_side(address, runs, session_target) for address in (new, against))
     if same := same_run(ours, theirs):
         raise SpecError(
             f"both sides hold the same runs (first {same})",
             where="harness gate",
             hint="Name the runs of another server, or of another day, as --against",
         )
-    if is_baseline(Path(new)):
-        result = judge(ours, theirs, policy)
-        note = "the new side is a saved baseline: no look is recorded, so it cannot be extended"
-        return replace(result, notes=(*result.notes, note))
-    folder = valid_runs(new, runs)[0].path.parents[1]
-    look = placed(read_looks(folder), policy, pair_keys(ours, theirs))
-    result = judge(ours, theirs, policy, look.earlier)
-    not_written = write_looks(folder, look.file)
-    return replace(result, notes=(*result.notes, *([not_written] if not_written else look.notes)))
+    result = judge(ours, theirs, gate_policy(figures or [], thresholds or [], alpha, power, look))
+    _print(result, form)
+    if summary is not None:
+        kept = summary.read_text(encoding="utf-8") if str(summary) == os.environ.get(STEP_SUMMARY) else ""
+        write_text(summary, kept + gate_markdown(result))
+    codes = {GateVerdict.PASS: ExitCode.PASS, GateVerdict.WORSE: ExitCode.RULE_FAILED}
+    raise typer.Exit(int(codes.get(result.verdict, ExitCode.CANNOT_TELL)))
 
 
 def _side(address: str, runs: Path, session_target_s: float | None) -> list[GateRun]:
@@ -210,14 +191,14 @@ def _side(address: str, runs: Path, session_target_s: float | None) -> list[Gate
 
 
 def _print(result: GateResult, form: GateForm) -> None:
-    from harness.present.report.gate import gate_json, gate_lines, gate_markdown, headline, terminal_tables
+    from harness.present.report.gate import gate_json, gate_lines, gate_markdown, headline, shown_tables
 
     if form != "text":
         print_text(gate_json(result) if form == "json" else gate_markdown(result), end="")
         return
     out = terminal()
     say(out, headline(result), markup=False)
-    for table in terminal_tables(result):
+    for table in shown_tables(result):
         out.print()
         show(out, table)
     out.print()

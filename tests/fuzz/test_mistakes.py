@@ -91,7 +91,7 @@ GROUPS = {
         "table small --runs runs --format csv",
         "compare runs/small/base --baseline runs/small/more --format csv",
         "gate runs/small/more --against runs/small/base --figure cost --fail-above cost=1.1 --alpha 0.05 --power 0.9 "
-        "--junit j.xml --summary s.md --format text",
+        "--look 2 --summary s.md --format text",
         "history runs/small again/small --figure cost -o h.html --format csv",
         "decide small --rule superiority --runs runs --format json",
         "open archive.zip -o opened",

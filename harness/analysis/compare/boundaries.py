@@ -16,8 +16,6 @@ from harness.analysis.stats import t_quantile
 
 # 200,000 paths leave an error of .0005 in the alpha that a boundary spends.
 PATHS = 200_000
-# Paths that a one-sided boundary is told from: an error of a seventh in what a look spends.
-LEAST_CROSSING = 50
 SEED = 20261121
 
 
@@ -46,16 +44,6 @@ def spending_boundaries(
         alpha if look == num_blocks else obrien_fleming_spent(fraction, alpha)
         for look, fraction in zip(looks, fractions, strict=True)
     ]
-    return boundaries_at(looks, tuple(spent))
-
-
-@lru_cache(maxsize=256)
-def boundaries_at(looks: tuple[int, ...], spent: tuple[float, ...], *, is_one_sided: bool = False) -> tuple[float, ...]:
-    """|t| at each look, or t of a one-sided test, such that a mean of 0 has crossed any with probability ``spent``.
-
-    looks: numbers of blocks, ascending. spent: alpha spent up to each look. One-sided boundaries of which too few paths
-    would tell are those of a look alone, which spend no more.
-    """
     rng = np.random.default_rng(SEED)
     mean, squares, seen = np.zeros(PATHS), np.zeros(PATHS), 0
     is_inside = np.ones(PATHS, dtype=bool)
@@ -69,12 +57,12 @@ def boundaries_at(looks: tuple[int, ...], spent: tuple[float, ...], *, is_one_si
         squares += own_squares + shift**2 * (seen * added / look)
         mean += shift * (added / look)
         seen = look
-        t = (mean if is_one_sided else np.abs(mean)) * math.sqrt(look) / np.sqrt(squares / (look - 1))
-        crossing = round((now - before) * PATHS)
-        if not boundaries or (is_one_sided and crossing < LEAST_CROSSING):
-            boundary = t_quantile(1 - (2 if is_one_sided else 1) * (now - before), look - 1)
+        t = np.abs(mean) * math.sqrt(look) / np.sqrt(squares / (look - 1))
+        if not boundaries:
+            boundary = t_quantile(1 - now, look - 1)
         else:
             inside = np.sort(t[is_inside])
+            crossing = round((now - before) * PATHS)
             boundary = float(inside[len(inside) - 1 - max(0, min(len(inside) - 1, crossing))])
         is_inside &= t <= boundary
         before = now

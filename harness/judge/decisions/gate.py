@@ -12,11 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
-from itertools import pairwise
 
 import numpy as np
 
-from harness.analysis.compare.boundaries import boundaries_at
 from harness.analysis.compare.measures import MEASURES, OF_SERVERS, Bounds, Counted, Measure, Value, mean_of
 from harness.analysis.compare.pairs import in_order
 from harness.analysis.compare.rare import deciding, skew_in_words
@@ -30,10 +28,9 @@ from harness.measure.records.manifest import Manifest, table_at
 from harness.measure.records.run import SealedRun, origin_of
 
 NO_SPREAD = 1e-9
+HOLDS_LIMIT = "the interval holds the limit"
 # Of alpha that is left, the share that a look leaves to later ones.
 LEFT = 0.2
-# More blocks than an experiment can have.
-MANY = MOST_BLOCKS
 
 
 class GateVerdict(str, Enum):
@@ -72,11 +69,8 @@ class GateRun:
         return self.manifest.condition
 
     @property
-    def key(self) -> str:
-        """Tells this run from any other, wherever it lies: of sealed records and of a saved baseline the same."""
-        made = self.manifest
-        began = made.provenance.get("captured_at_utc", "")
-        return f"{made.experiment}/{made.condition}/{made.replicate} {made.plan_hash[:12]} {began}".strip()
+    def label(self) -> str:
+        return f"{self.manifest.experiment}/{self.condition}/{self.manifest.replicate}"
 
     @cached_property
     def seal(self) -> str:
@@ -113,17 +107,26 @@ class GatePolicy:
     """What is judged and how. limits: by figure, the largest accepted ratio; asked: figures that the user named.
 
     alpha: of a false pass, and of any false "worse", at however many looks. power: with which the blocks that are
-    missing would tell.
+    missing would tell. look: how often the caller has judged these runs, this time included.
     """
 
     limits: Mapping[str, float]
     asked: frozenset[str] = frozenset()
     alpha: float = 0.05
     power: float = 0.9
+    look: int = 1
+
+    def share(self, look: int) -> float:
+        """Of alpha, what one look spends: all looks together spend less than alpha."""
+        return self.alpha * (1 - LEFT) * LEFT ** (look - 1)
 
 
 def gate_policy(
-    figures: Sequence[str] = (), thresholds: Sequence[str] = (), alpha: float = 0.05, power: float = 0.9
+    figures: Sequence[str] = (),
+    thresholds: Sequence[str] = (),
+    alpha: float = 0.05,
+    power: float = 0.9,
+    look: int = 1,
 ) -> GatePolicy:
     """The policy for these figures, default all with a limit, and thresholds "FIGURE=RATIO".
 
@@ -144,7 +147,7 @@ def gate_policy(
             hint = f"Say it: --fail-above {name}=1.05"
             raise SpecError(f"{name} has no limit of its own", where="gate", hint=hint)
         limits[name] = limit
-    return GatePolicy(limits, frozenset((*figures, *given)), alpha, power)
+    return GatePolicy(limits, frozenset((*figures, *given)), alpha, power, look)
 
 
 def _threshold(text: str) -> tuple[str, float]:
@@ -164,10 +167,10 @@ class GateTest:
     """One figure of one condition against its baseline.
 
     new, baseline: means over the pairs. ratio: new over baseline; where more is better, baseline over new. low, high:
-    the limits that decide: "worse" where ``low`` lies above the limit, a pass where ``high`` lies below it. Over every
-    look each holds with its share of alpha: ``high`` with alpha, ``low`` with alpha over the number of figures. looks:
-    how often this figure was looked at. more_blocks: pairs missing for a verdict; None where no number up to MANY would
-    do, or none is missing.
+    the limits that decide: "worse" where ``low`` lies above the limit, a pass where ``high`` lies below it. Each holds
+    with the alpha of this look: ``high`` with all of it, ``low`` with it over the number of figures. more_blocks: pairs
+    missing for a verdict; None where no number up to MOST_BLOCKS would do, or none is missing. shape: the pair that
+    decides, and a skew.
     """
 
     condition: str
@@ -181,7 +184,6 @@ class GateTest:
     ratio: float | None = None
     low: float | None = None
     high: float | None = None
-    looks: int = 0
     more_blocks: int | None = None
     shape: str = ""
 
@@ -215,31 +217,19 @@ class GateResult:
 
 # A new run and the baseline's run of the same plan.
 _Pair = tuple[GateRun, GateRun]
-PairKey = tuple[str, str]
 
 
-def pair_keys(new: Sequence[GateRun], base: Sequence[GateRun]) -> frozenset[PairKey]:
-    """The pairs that a look at these runs is made of."""
-    return frozenset(map(_key, (pair for pairs in _paired(new, base).values() for pair in pairs)))
-
-
-def _key(pair: _Pair) -> PairKey:
-    return pair[0].key, pair[1].key
-
-
-def judge(
-    new: Sequence[GateRun], base: Sequence[GateRun], policy: GatePolicy, earlier: Sequence[frozenset[PairKey]] = ()
-) -> GateResult:
+def judge(new: Sequence[GateRun], base: Sequence[GateRun], policy: GatePolicy) -> GateResult:
     """The gate over runs of the same plan, condition by condition.
 
-    earlier: the pairs of every look before this one, each among those of the next. With one condition a side, their
-    names may differ. Raises SpecError where the sides cannot be compared: another kind
-    of server, time scale, window or form of answers, or no plan in common.
+    With one condition a side, their names may differ. Raises SpecError where the sides cannot be compared: another
+    kind of server, time scale, window or form of answers, or no plan in common.
     """
     if not new or not base:
         raise SpecError("no valid runs on one side", where="gate", hint="See `harness runs` for the reasons")
     _check_alike(new, base)
-    pairs = _paired(new, base)
+    ours, theirs = _sides(new, base)
+    pairs = {name: in_order(ours.get(name, []), runs, _plan) for name, runs in theirs.items()}
     if not any(pairs.values()):
         raise SpecError(
             "no new run has the plan of a baseline's run in the same condition",
@@ -256,20 +246,14 @@ def judge(
                 left_out.append(f"left out: {name} of {condition}, {why}; to judge it all the same: --figure {name}")
             else:
                 empty = GateTest(condition, name, limit, len(of_condition), GateVerdict.CANNOT_TELL, "")
-                tests.append(_tested(empty, of_condition, policy, family, earlier))
+                tests.append(_tested(empty, of_condition, policy, family))
     shapes = [f"{test.figure} of {test.condition}: {test.shape}" for test in tests if test.shape]
-    notes = [*shapes, *left_out, *_coverage(new, base, pairs), *_differences(pairs)]
+    notes = [*shapes, *left_out, *_coverage(ours, theirs, pairs), *_differences(pairs)]
     if new[0].manifest.kind.has_device is False:
         notes.append("no device: every figure and interval is given the step times of the cost model")
     origin = origin_of((*base, *new))
     experiments = " against ".join(dict.fromkeys((new[0].manifest.experiment, base[0].manifest.experiment)))
     return GateResult(tuple(tests), tuple(notes), origin, experiments, policy)
-
-
-def _paired(new: Sequence[GateRun], base: Sequence[GateRun]) -> dict[str, list[_Pair]]:
-    """The pairs of each condition of the baseline."""
-    ours, theirs = _sides(new, base)
-    return {name: in_order(ours.get(name, []), runs, _plan) for name, runs in theirs.items()}
 
 
 def _plan(run: GateRun) -> str:
@@ -299,17 +283,14 @@ def _not_carried(figure: Measure, pairs: Sequence[_Pair]) -> str:
 
 def _number_a_side(figure: Measure, pairs: Sequence[_Pair]) -> int:
     """Requests or sessions that the figure counts, of the side that has fewer."""
-    return min(sum(_number(figure, run) for run in side) for side in zip(*pairs, strict=True))
-
-
-def _number(figure: Measure, run: GateRun) -> int:
-    return run.num_requests if figure.counted is Counted.REQUESTS else run.num_sessions
+    counted = "num_requests" if figure.counted is Counted.REQUESTS else "num_sessions"
+    return min(sum(getattr(run, counted) for run in side) for side in zip(*pairs, strict=True))
 
 
 def _blocks_for_number(figure: Measure, pairs: Sequence[_Pair]) -> int:
     """Pairs that would have the requests or sessions that a figure needs, as many in each."""
     number = _number_a_side(figure, pairs)
-    return math.ceil(figure.num_needed * len(pairs) / number) if number else MANY
+    return math.ceil(figure.num_needed * len(pairs) / number) if number else MOST_BLOCKS
 
 
 def _known(figure: Measure, pairs: Sequence[_Pair]) -> list[tuple[Value, Value]]:
@@ -318,14 +299,8 @@ def _known(figure: Measure, pairs: Sequence[_Pair]) -> list[tuple[Value, Value]]
     return [(new, base) for new, base in values if new and base and figure.has_ratio(new) and figure.has_ratio(base)]
 
 
-def _tested(
-    empty: GateTest,
-    pairs: Sequence[_Pair],
-    policy: GatePolicy,
-    family: int,
-    earlier: Sequence[frozenset[PairKey]],
-) -> GateTest:
-    """The verdict of one figure, over this look and the earlier ones at which it had an estimate."""
+def _tested(empty: GateTest, pairs: Sequence[_Pair], policy: GatePolicy, family: int) -> GateTest:
+    """The verdict of one figure."""
     figure, known = empty.measure, _known(empty.measure, pairs)
     if not pairs:
         return replace(empty, why="no new run has the plan of a baseline's run")
@@ -342,34 +317,25 @@ def _tested(
     if number < figure.num_needed:
         why = f"{number} {figure.counted.value} a side, {figure.num_needed} are needed"
         return replace(empty, why=why, more_blocks=_blocks_for_number(figure, pairs) - len(pairs))
-    looks = [[pair for pair in pairs if _key(pair) in keys] for keys in earlier]
-    ratios = [ratio for look in (*looks, pairs) if (ratio := ratio_of(figure, look)) is not None]
-    estimates = [ratio.estimate for ratio in ratios if ratio.estimate is not None]
-    if not ratios or ratios[-1].estimate is None:
+    ratio = ratio_of(figure, pairs)
+    if ratio is None or ratio.estimate is None:
         why = f"{len(pairs)} pairs, {MIN_REPLICATES} are needed for an interval"
         return replace(empty, why=why, more_blocks=max(1, MIN_REPLICATES - len(pairs)))
-    if not figure.is_lower_better:
-        # Worse is above 1 for every figure.
-        estimates = [one.inverse for one in estimates]
     (new_down, new_up), (base_down, base_up) = (log_bounds(figure.name, side) for side in zip(*pairs, strict=True))
     late = (new_down - base_up, new_up - base_down)
-    test, is_open = _with_limits(empty, estimates, policy, family, late=late)
-    if is_open:
-        more = _more_blocks(estimates[-1], math.log(test.limit), policy, family, len(estimates))
-        test = replace(test, more_blocks=more)
+    test = _with_limits(empty, ratio.estimate, policy, family, late)
+    if test.why == HOLDS_LIMIT:
+        test = replace(test, more_blocks=_more_blocks(test, ratio.estimate, policy, family))
 
     def verdict_of(places: Sequence[int]) -> GateVerdict | None:
-        """The verdict of one look at some of the pairs; None where so few have none."""
-        some = [blocks[place] for place in places]
-        estimate = paired_ratio(some, [pairs[place][0] for place in places]).estimate if have_ratio(some) else None
-        if estimate is None:
+        """The verdict of some of the pairs; None where so few have none."""
+        some = ratio_of(figure, [pairs[place] for place in places])
+        if some is None or some.estimate is None:
             return None
-        one = estimate if figure.is_lower_better else estimate.inverse
-        return _with_limits(empty, [one], policy, family, late=late)[0].verdict
+        return _with_limits(empty, some.estimate, policy, family, late).verdict
 
-    blocks = blocks_of(*zip(*known, strict=True))
     one = deciding([new.manifest.replicate for new, _ in pairs], verdict_of)
-    skew = skew_in_words((1 if figure.is_lower_better else -1) * np.array(ratios[-1].values))
+    skew = skew_in_words((1 if figure.is_lower_better else -1) * np.array(ratio.values))
     shape = "" if one is None else f"replicate {one[0]} decides: without it, {one[1].value}"
     return replace(test, shape="; ".join(filter(None, (shape, skew))))
 
@@ -384,66 +350,34 @@ def ratio_of(figure: Measure, pairs: Sequence[_Pair]) -> Ratio | None:
 
 
 def _with_limits(
-    test: GateTest,
-    estimates: Sequence[Estimate],
-    policy: GatePolicy,
-    family: int,
-    *,
-    late: tuple[float, float] = (0.0, 0.0),
-) -> tuple[GateTest, bool]:
-    """The verdict by the limits of all looks, and whether more blocks would tell what these do not.
-
-    estimates: of each look, this one last. late: how far the log ratio may lie below and above, by the bounds of its
-    values.
-    """
-    last, num_looks = estimates[-1], len(estimates)
-    spread = [one._replace(error=0.0, base=None) if one.error < NO_SPREAD else one for one in estimates]
-    lows, highs = (
-        [one.ends(t)[side] for one, t in zip(spread, _boundaries(estimates, alpha), strict=True)]
-        for side, alpha in ((0, policy.alpha / family), (1, policy.alpha))
+    test: GateTest, estimate: Estimate, policy: GatePolicy, family: int, late: tuple[float, float]
+) -> GateTest:
+    """The verdict by the limits of this look. late: how far the log ratio may lie below and above, by its values."""
+    # Worse is above 1 for every figure.
+    estimate = estimate if test.measure.is_lower_better else estimate.inverse
+    spread = estimate._replace(error=0.0, base=None) if estimate.error < NO_SPREAD else estimate
+    alpha = policy.share(policy.look)
+    (low, _), (_, high) = (
+        spread.ends(t_quantile(1 - 2 * share, estimate.degrees)) for share in (alpha / family, alpha)
     )
-    # Each limit holds at every look with its whole alpha, so the tightest does.
-    low, high = max(lows), min(highs)
-    if low > high:
-        low, high = lows[-1], highs[-1]
-    low, high = low + late[0], high + late[1]
     at = math.log(test.limit)
-    verdict = GateVerdict.WORSE if low > at else GateVerdict.PASS if high < at else GateVerdict.CANNOT_TELL
-    why = {GateVerdict.WORSE: "above its limit", GateVerdict.PASS: ""}.get(verdict, "the interval holds the limit")
-    is_open = verdict is GateVerdict.CANNOT_TELL
-    is_late = is_open and not low - late[0] <= at <= high - late[1]
-    if is_late:
-        why = f"{test.measure.open_by}: the ratio may be {math.exp(last.mean + late[0]):.3f} to "
-        why += f"{math.exp(last.mean + late[1]):.3f}"
-    ratio, low, high = math.exp(last.mean), math.exp(low), math.exp(high)
-    told = replace(test, verdict=verdict, why=why, ratio=ratio, low=low, high=high, looks=num_looks)
-    return told, is_open and not is_late
+    is_told = not low <= at <= high
+    low, high = low + late[0], high + late[1]
+    test = replace(test, ratio=math.exp(estimate.mean), low=math.exp(low), high=math.exp(high))
+    if low > at:
+        return replace(test, verdict=GateVerdict.WORSE, why="above its limit")
+    if high < at:
+        return replace(test, verdict=GateVerdict.PASS)
+    ends = f"{math.exp(estimate.mean + late[0]):.3f} to {math.exp(estimate.mean + late[1]):.3f}"
+    why = f"{test.measure.open_by}: the ratio may be {ends}" if is_told else HOLDS_LIMIT
+    return replace(test, why=why)
 
 
-def _spent(alpha: float, num_looks: int) -> float:
-    """Alpha spent after so many looks: never all of it, so that there may always be one more."""
-    return alpha * (1 - LEFT**num_looks)
-
-
-def _boundaries(estimates: Sequence[Estimate], alpha: float) -> tuple[float, ...]:
-    """t of each look, one-sided, such that a ratio at its limit ever crosses with probability alpha at most."""
-    spent = [_spent(alpha, look) for look in range(1, len(estimates) + 1)]
-    sizes = tuple(one.degrees + 1 for one in estimates)
-    if all(after > before for before, after in pairwise(sizes)):
-        return boundaries_at(sizes, tuple(spent), is_one_sided=True)
-    # Devices scatter, and more blocks of them are no more data: each look by itself.
-    alone = [after - before for before, after in pairwise((0.0, *spent))]
-    return tuple(t_quantile(1 - 2 * share, one.degrees) for share, one in zip(alone, estimates, strict=True))
-
-
-def _more_blocks(estimate: Estimate, at: float, policy: GatePolicy, family: int, num_looks: int) -> int | None:
-    """Blocks beside those at hand that would tell at the next look, should ratio and spread stay as measured.
-
-    at: the log of the limit.
-    """
-    above = estimate.mean - at
+def _more_blocks(test: GateTest, estimate: Estimate, policy: GatePolicy, family: int) -> int | None:
+    """Blocks beside those at hand that would tell at the next look, should ratio and spread stay as measured."""
+    above = (estimate.mean if test.measure.is_lower_better else -estimate.mean) - math.log(test.limit)
     sd = max(estimate.error * math.sqrt(estimate.num_units), NO_SPREAD)
-    alpha = _spent(policy.alpha, num_looks + 1) - _spent(policy.alpha, num_looks)
+    alpha = policy.share(policy.look + 1)
     needed = blocks_for_superiority(sd, -abs(above), alpha / family if above > 0 else alpha, policy.power)
     return None if needed is None else max(1, needed - estimate.num_units)
 
@@ -458,13 +392,13 @@ _FIXED: Mapping[str, Callable[[Manifest], object]] = {
 
 
 def same_run(new: Sequence[GateRun], base: Sequence[GateRun]) -> str:
-    """The key of a run that both sides hold; empty where there is none.
+    """The label of a run that both sides hold; empty where there is none.
 
     Simulated runs of one second may be equal to the byte and are not the same: their folders tell.
     """
     seals = {run.seal for run in base if not run.manifest.kind.is_virtual}
-    places = {(run.folder, run.key) for run in base if run.folder}
-    return next((run.key for run in new if run.seal in seals or (run.folder, run.key) in places), "")
+    places = {(run.folder, run.label) for run in base if run.folder}
+    return next((run.label for run in new if run.seal in seals or (run.folder, run.label) in places), "")
 
 
 def _check_alike(new: Sequence[GateRun], base: Sequence[GateRun]) -> None:
@@ -478,9 +412,10 @@ def _check_alike(new: Sequence[GateRun], base: Sequence[GateRun]) -> None:
             )
 
 
-def _coverage(new: Sequence[GateRun], base: Sequence[GateRun], pairs: Mapping[str, Sequence[_Pair]]) -> list[str]:
+def _coverage(
+    ours: Mapping[str, Sequence[GateRun]], theirs: Mapping[str, Sequence[GateRun]], pairs: Mapping[str, Sequence[_Pair]]
+) -> list[str]:
     """Runs and conditions that enter no test."""
-    ours, theirs = _sides(new, base)
     notes = [f"{name}: not judged, the baseline has no such condition" for name in ours if name not in theirs]
     for name, of_condition in pairs.items():
         unpaired = len(ours.get(name, ())) + len(theirs[name]) - 2 * len(of_condition)

@@ -1,14 +1,14 @@
-"""The result of a gate for people and for CI: a table, a Markdown summary, JUnit XML. Nothing is judged here."""
+"""The result of a gate for people and for CI: tables, a Markdown summary, JSON. Nothing is judged here."""
 
 from __future__ import annotations
 
 import json
-from xml.etree import ElementTree
 
 from harness.analysis.figures import cells, same
-from harness.errors import escape_controls
-from harness.judge.decisions.gate import FIGURES, MANY, GateResult, GateTest, GateVerdict
-from harness.table import Table, four_digits, interval_text, markdown_rows, table_of
+from harness.analysis.stats import grouped
+from harness.judge.decisions.gate import FIGURES, GateResult, GateTest, GateVerdict
+from harness.judge.planning.power import MOST_BLOCKS
+from harness.table import Table, TableForm, four_digits, interval_text, written
 
 ANSWERS = {
     GateVerdict.PASS: "pass: every figure is shown to stay within its limit",
@@ -19,27 +19,26 @@ ANSWERS = {
 COLUMNS = {
     **same("condition", "figure", "unit"),
     "pairs": "num_pairs",
-    **same("looks", "baseline", "new", "ratio", "low", "high", "limit"),
+    **same("baseline", "new", "ratio", "low", "high", "limit"),
     "verdict": "verdict.value",
     **same("why", "more_blocks"),
 }
 
 
-def gate_table(result: GateResult) -> Table:
-    """A row for each figure of each condition, as programs read it."""
+def _caption(result: GateResult) -> str:
+    """What the columns and the verdicts mean."""
     alpha = result.policy.alpha
     # Figures whose ratio is the other way round.
     names = dict.fromkeys(test.figure for test in result.tests if not test.measure.is_lower_better)
     turned = f" ({', '.join(names)}: baseline over new)" if names else ""
-    caption = (
+    return (
         f"ratio: new over baseline{turned}, above 1 is worse, over pairs of runs of the same plan; interval: "
         "the limits that decide. Pass: its upper end lies below the limit; with a ratio at the limit that comes with "
         f"probability {alpha:g} at most. Worse: its lower end lies above the limit; of all figures together that comes "
-        f"by chance with probability {alpha:g} at most. Both hold over all looks at these runs (looks: how many there "
-        "were), for ratios that are nearly symmetric: a long tail makes false passes several times as frequent."
+        f"by chance with probability {alpha:g} at most. Both hold over all looks at these runs, if each was counted "
+        f"(this one: --look {result.policy.look}), for ratios that are nearly symmetric: a long tail makes false "
+        "passes several times as frequent."
     )
-    rows = (cells(test, COLUMNS) for test in result.tests)
-    return table_of(f"Gate of {result.experiment}", caption, rows, result.origin)
 
 
 def gate_lines(result: GateResult) -> list[str]:
@@ -58,56 +57,43 @@ def notes_of(result: GateResult) -> list[str]:
     return [*means, *result.notes]
 
 
-def shown_table(result: GateResult) -> Table:
-    """The table as people read it, under the answer."""
-    columns = ("condition", "figure", "pairs", "baseline", "new", "ratio", "interval", "limit", "verdict")
-    rows = (
-        (
-            test.condition,
-            f"{test.figure} [{test.unit}]",
-            str(test.num_pairs),
-            *("-" if value is None else four_digits(value) for value in (test.baseline, test.new)),
-            "-" if test.ratio is None else f"{test.ratio:.4f}",
-            "-" if test.low is None or test.high is None else interval_text(test.low, test.high),
-            f"{test.limit:g}",
-            test.verdict.value,
-        )
-        for test in result.tests
-    )
-    return Table(headline(result), "", columns, tuple(rows))
-
-
 def headline(result: GateResult) -> str:
     """The answer in a sentence."""
     return f"gate {result.experiment}: {ANSWERS[result.verdict]}"
 
 
-def terminal_tables(result: GateResult) -> list[Table]:
-    """The same for a terminal: a table for each condition, narrow enough for 80 columns."""
+def shown_tables(result: GateResult) -> list[Table]:
+    """A table for each condition as people read it, narrow enough for 80 columns."""
     columns = ("figure", "pairs", "baseline", "new", "ratio", "interval", "limit", "verdict")
-    rows_of: dict[str, list[tuple[str, ...]]] = {}
-    for row in shown_table(result).records():
-        shown = {**row, "interval": str(row["interval"]).replace(" to ", "\u2013")}
-        rows_of.setdefault(str(row["condition"]), []).append(tuple(str(shown[name]) for name in columns))
-    return [Table(condition, "", columns, tuple(rows)) for condition, rows in rows_of.items()]
+    by_condition = grouped(result.tests, lambda test: test.condition)
+    return [Table(name, "", columns, tuple(map(_row, tests))) for name, tests in by_condition.items()]
+
+
+def _row(test: GateTest) -> tuple[str, ...]:
+    return (
+        f"{test.figure} [{test.unit}]",
+        str(test.num_pairs),
+        *("-" if value is None else four_digits(value) for value in (test.baseline, test.new)),
+        "-" if test.ratio is None else f"{test.ratio:.4f}",
+        "-" if test.low is None or test.high is None else interval_text(test.low, test.high, between="\u2013"),
+        f"{test.limit:g}",
+        test.verdict.value,
+    )
 
 
 def gate_markdown(result: GateResult) -> str:
     """A summary for the page of a CI job."""
-    shown = shown_table(result)
-    bold = [(*row[:-1], row[-1] if row[-1] == GateVerdict.PASS.value else f"**{row[-1]}**") for row in shown.rows]
     meanings = [f"{name}: {FIGURES[name].meaning}" for name in result.policy.limits]
     lines = [
         f"## Gate of {result.experiment}: {result.verdict.value}",
         "",
         f"{ANSWERS[result.verdict]}. {result.origin}".strip(),
         "",
-        markdown_rows(shown.columns, bold),
-        "",
+        written(shown_tables(result), TableForm.markdown),
         *(f"- {line}" for line in _open_tests(result)),
         *(f"- {note}" for note in notes_of(result)),
         "",
-        gate_table(result).caption,
+        _caption(result),
         f"Figures: {'; '.join(meanings)}.",
     ]
     return "\n".join(lines) + "\n"
@@ -120,47 +106,21 @@ def gate_json(result: GateResult) -> str:
         "experiment": result.experiment,
         "origin": result.origin,
         "alpha": result.policy.alpha,
-        "tests": gate_table(result).records(),
+        "look": result.policy.look,
+        "tests": [cells(test, COLUMNS) for test in result.tests],
         "notes": notes_of(result),
     }
     return json.dumps(content, indent=1) + "\n"
 
 
-def gate_junit(result: GateResult) -> str:
-    """JUnit XML: a suite a condition, a case a figure; "worse" is a failure, "cannot tell" an error."""
-    root = ElementTree.Element("testsuites", name=f"gate of {result.experiment}")
-    for condition in dict.fromkeys(test.condition for test in result.tests):
-        tests = [test for test in result.tests if test.condition == condition]
-        suite = ElementTree.SubElement(root, "testsuite", name=condition, tests=str(len(tests)))
-        suite.set("failures", str(sum(test.verdict is GateVerdict.WORSE for test in tests)))
-        suite.set("errors", str(sum(test.verdict is GateVerdict.CANNOT_TELL for test in tests)))
-        properties = ElementTree.SubElement(suite, "properties")
-        facts = [("origin", result.origin), *(("note", note) for note in notes_of(result))]
-        for name, value in facts:
-            ElementTree.SubElement(properties, "property", name=name, value=value)
-        for test in tests:
-            case = ElementTree.SubElement(
-                suite, "testcase", classname=f"{result.experiment}.{condition}", name=test.figure
-            )
-            if test.verdict is GateVerdict.PASS:
-                ElementTree.SubElement(case, "system-out").text = f"{_measured(test)}. {result.origin}".strip()
-            else:
-                tag = "failure" if test.verdict is GateVerdict.WORSE else "error"
-                ElementTree.SubElement(case, tag, type=test.verdict.value, message=_reason(test)).text = result.origin
-    ElementTree.indent(root)
-    # XML has no place for control characters.
-    return escape_controls(ElementTree.tostring(root, encoding="unicode", xml_declaration=True)) + "\n"
-
-
 def _open_tests(result: GateResult) -> list[str]:
     """A line for each figure that did not pass."""
     failed = [test for test in result.tests if test.verdict is not GateVerdict.PASS]
-    return [f"{test.condition}, {test.figure}: {test.verdict.value}; {_reason(test)}" for test in failed]
-
-
-def _reason(test: GateTest) -> str:
-    measured = _measured(test)
-    return "; ".join(filter(None, (measured, test.why, _missing(test))))
+    reasons = [(_measured(test), test.why, _missing(test, result.policy.look)) for test in failed]
+    return [
+        f"{test.condition}, {test.figure}: {test.verdict.value}; {'; '.join(filter(None, parts))}"
+        for test, parts in zip(failed, reasons, strict=True)
+    ]
 
 
 def _measured(test: GateTest) -> str:
@@ -171,12 +131,12 @@ def _measured(test: GateTest) -> str:
     return f"{values} {test.unit}, {ratio}, limit {test.limit:g}, {test.num_pairs} pairs"
 
 
-def _missing(test: GateTest) -> str:
+def _missing(test: GateTest, look: int) -> str:
     """How many more blocks would tell, should ratio and spread stay."""
     if test.verdict is not GateVerdict.CANNOT_TELL or not test.num_pairs:
         return ""
     if test.more_blocks is None:
-        return f"no number of blocks up to {MANY:,} tells, should ratio and spread stay"
+        return f"no number of blocks up to {MOST_BLOCKS:,} tells, should ratio and spread stay"
     plural = "s" * (test.more_blocks != 1)
     blocks = f"{test.more_blocks} more block{plural}"
-    return f"about {blocks} would tell (--resume, on both sides), should ratio and spread stay"
+    return f"about {blocks} would tell (--resume on both sides, then --look {look + 1}), should ratio and spread stay"
