@@ -18,7 +18,6 @@ MOST_WORDS_IN_A_SENTENCE = 30
 WIDTH = 100
 LONGER_FOR_A_REASON = {
     "guides/traces.md": "every format with what it does not promise, and where recordings of each are",
-    "guides/own-server.md": "what a server that others started may do, proxies and clean starts among it",
     "reference/findings.md": "every refusal and finding, written from their table",
     "reference/data-dictionary.md": "every column of the records, held to their schema",
     "reference/method.md": "every cost with its formula",
