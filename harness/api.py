@@ -1,16 +1,15 @@
 """What ``import harness`` offers beside the classes: what the commands do, as functions for Python and notebooks.
 
-Each returns a value that shows itself. Nothing is printed, but for a look that no ledger can take.
+Each returns a value that shows itself. Nothing is printed.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.errors import SpecError, escape_controls
+from harness.errors import SpecError
 from harness.table import Table, table_of
 
 if TYPE_CHECKING:
@@ -152,23 +151,9 @@ def sides_at(address: str, runs: Path, targets: Mapping[str, float] | None = Non
             if condition in ("", name)
         ]
         if found:
-            for of_experiment in sealed.values():
-                note_look(of_experiment, "compare")
             return found
     raise SpecError(
         "no valid sealed runs there",
         where=str(place),
         hint="Name FOLDER, FOLDER/EXPERIMENT or FOLDER/EXPERIMENT/CONDITION",
     )
-
-
-def note_look(sealed: Sequence[SealedRun], by: str) -> None:
-    """Add a look at frozen runs to their ledger; says on standard error where that cannot be done.
-
-    by: the command.
-    """
-    if any(run.manifest.preregistration is not None for run in sealed):
-        from harness.judge.prereg.judge import record_look
-
-        if problem := record_look(sealed, by):
-            print(escape_controls(problem), file=sys.stderr)

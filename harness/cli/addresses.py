@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.api import note_look
 from harness.cli.terminal import print_text
 from harness.errors import SpecError
 from harness.kinds import kind_named
@@ -154,7 +153,6 @@ def valid_runs(address: str, runs: Path) -> list[SealedRun]:
     """The valid runs of an experiment, a condition or one run; INVALID ones are named on standard error."""
     experiment, label = _experiment_and_label(address.rstrip("/"), runs)
     sealed = sealed_runs(runs, experiment)
-    note_look(sealed, "gate or export")
     named = [run for run in sealed if label in ("", run.condition, run.label)]
     for run in named:
         if not run.is_valid:

@@ -120,8 +120,7 @@ def decide(
 
     Confirmatory runs are judged by the rules and predictions they were frozen with. Exploratory ones are NOT SUBJECT.
     Runs whose freeze or ledger does not show what they are decide nothing. Invalid runs are left out. As long as a
-    frozen run is missing, or INVALID with repetitions left, every decision is WITHHELD. Each look is an entry of the
-    ledger.
+    frozen run is missing, or INVALID with repetitions left, every decision is WITHHELD.
 
     Exit codes: 0 every decision is PASS or NOT SUBJECT, and one is PASS; 4 at least one is FAIL; 5 these runs do not
     decide (one is WITHHELD, or all are NOT SUBJECT); 2 no such runs or rule, or a rule that was not frozen; 1 records
@@ -131,7 +130,7 @@ def decide(
     """
     from harness.judge.prereg import decide
 
-    judgement = decide(sealed_runs(runs, experiment), rules or (), repository=repository, by="decide")
+    judgement = decide(sealed_runs(runs, experiment), rules or (), repository=repository)
     if output == "json":
         print_text(json.dumps([_decision_record(judgement, decision) for decision in judgement.decisions], indent=2))
     else:

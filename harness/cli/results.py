@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from harness.api import note_look
 from harness.cli.addresses import (
     CostsOption,
     RunsOption,
@@ -68,7 +67,7 @@ def report(
     if force:
         check_output(page).unlink(missing_ok=True)
     summary = _summarised(held_to(sealed, session_target), time_in_steps=time_in_steps, costs=costs)
-    conclude(terminal(), sealed, check_report_page(page), None, by="report", summary=summary)
+    conclude(terminal(), sealed, check_report_page(page), None, summary=summary)
 
 
 def table(
@@ -100,7 +99,6 @@ def table(
         raise SpecError("--serving, --reuse-by-wait and --predicted are a table each", where="table", hint=hint)
     figures: Figures = "serving" if serving else "reuse by wait" if reuse_by_wait else "conditions"
     sealed = sealed_runs(runs, experiment)
-    note_look(sealed, "table")
     if predicted:
         text = _predicted_written(sealed, form)
         print_folded(text.removesuffix("\n")) if form is TableForm.text else print_text(text, end="")
@@ -205,13 +203,12 @@ def conclude(
     sealed: Sequence[SealedRun],
     path: Path,
     title: str | None,
-    by: str = "run",
     summary: ExperimentSummary | None = None,
     source: Path | str = "",
 ) -> Hint | None:
     """Print answer and tables, and write the report; what the runs suggest next.
 
-    by: the command, for the ledger of frozen runs. summary: of these runs, where it is not as the experiment says.
+    summary: of these runs, where it is not as the experiment says.
     source: the file of the experiment, for the next command.
     """
     from harness.analysis.speeds import drift
@@ -226,7 +223,7 @@ def conclude(
         console.print(on_terminal(shown, console.width))
     if (moved := drift(sealed)) is not None and moved.is_found:
         say(console, str(moved), "yellow", markup=False)
-    results = _results(sealed, by, source)
+    results = _results(sealed, source)
     page = write_report(sealed, path, title=title, results=results, summary=summary)
     say(console, f"report: {page}")
     return results.hint
@@ -240,7 +237,7 @@ def _print_answer(console: Console, summary: ExperimentSummary, sealed: Sequence
         say(console, line)
 
 
-def _results(sealed: Sequence[SealedRun], by: str, source: Path | str) -> Results:
+def _results(sealed: Sequence[SealedRun], source: Path | str) -> Results:
     """What the experiment's own analysis and rules give; why one of them gives nothing stands in the report."""
     from harness.analysis.compare.answer import ExperimentRuns
     from harness.judge.catalogue import analyse, prediction_table
@@ -265,9 +262,7 @@ def _results(sealed: Sequence[SealedRun], by: str, source: Path | str) -> Result
             notes.append(f"The analysis {name} gave nothing: {error.what}.")
     if experiment.get("rules") and valid:
         try:
-            decisions = tuple(decide(sealed, by=by).decisions)
+            decisions = tuple(decide(sealed).decisions)
         except HarnessError as error:
             notes.append(f"The rules decided nothing: {error.what}.")
-    else:
-        note_look(sealed, by)
     return Results(analysis, decisions, tuple(notes), predicted, hint(sealed, source))

@@ -112,7 +112,7 @@ class PaperRuns:
         """What `harness decide` says by one rule: the frozen one where the runs are confirmatory."""
         if (experiment, rule) not in self._decisions:
             names = () if self.is_confirmatory(experiment) else (rule,)
-            judged = decide(self._sealed[experiment], names, by="paper").decisions
+            judged = decide(self._sealed[experiment], names).decisions
             self._decisions[experiment, rule] = [decision for decision in judged if decision.rule == rule]
         return self._decisions[experiment, rule]
 

@@ -1,4 +1,4 @@
-"""What became of every frozen run: valid, INVALID or missing, how often it was repeated, and who looked meanwhile.
+"""What became of every frozen run: valid, INVALID or missing, and how often it was repeated.
 
 Nothing is judged here.
 """
@@ -50,13 +50,10 @@ class FrozenRun:
 class Account:
     """Every frozen run of an experiment, in the order of the freeze.
 
-    looks: entries of the ledger, oldest first. are_looks_kept: the ledger was written by a version that adds each look
-    to it. is_decided: a frozen stopping rule needs no more runs.
+    is_decided: a frozen stopping rule needs no more runs.
     """
 
     runs: tuple[FrozenRun, ...]
-    looks: tuple[Entry, ...] = ()
-    are_looks_kept: bool = False
     is_decided: bool = False
 
     @property
@@ -105,14 +102,13 @@ class Account:
         return next(self.open_ends(), None) is not None
 
     def lines(self) -> Iterator[str]:
-        """The account for people: counts, each INVALID or repeated run, and the looks."""
+        """The account for people: counts, and each INVALID or repeated run."""
         yield f"frozen: {self.counts_in_words}"
         for run in self.runs:
             if run.state == "INVALID":
                 yield f"INVALID {run.label}: {'; '.join(run.reasons)}; {run.retries_in_words}"
             elif run.repeated:
                 yield f"repeated {run.label}, valid now; was INVALID: {run.earlier_in_words}"
-        yield f"looks: {self.looks_in_words}"
 
     @property
     def counts_in_words(self) -> str:
@@ -129,24 +125,6 @@ class Account:
             return "; ".join([*parts, "no repetition of an INVALID run allowed"])
         return "; ".join([*parts, f"repetitions: at most {allowed} of a run, {used} used, {unused} may still be made"])
 
-    @property
-    def early_looks(self) -> list[Entry]:
-        """Looks while the decision could still change."""
-        return [look for look in self.looks if look.is_open]
-
-    @property
-    def looks_in_words(self) -> str:
-        """How often, when and by which command the runs were looked at while the decision could still change."""
-        early = self.early_looks
-        shown = ", ".join(
-            f"{look.by} at {look.at_utc[:16]}Z ({look.num_valid} of {len(self.runs)} valid)" for look in early[:3]
-        )
-        more = f" and {len(early) - 3} more" if len(early) > 3 else ""
-        earlier = "" if self.are_looks_kept else "; not all are there: an earlier version kept the ledger"
-        if not early:
-            return f"none in the ledger while the decision could still change{earlier}"
-        return f"{len(early)} in the ledger while the decision could still change: {shown}{more}{earlier}"
-
 
 def account_of(
     runs: Sequence[SealedRun], frozen: Preregistration, entries: Collection[Entry] = (), *, is_decided: bool = False
@@ -159,8 +137,6 @@ def account_of(
             _frozen_run(plan, sealed.get((plan.condition, plan.replicate)), num_seals, frozen.experiment.limits.retries)
             for plan in frozen.plans
         ),
-        tuple(entry for entry in entries if entry.event == "look"),
-        bool(entries) and all(entry.keeps_looks for entry in entries),
         is_decided,
     )
 

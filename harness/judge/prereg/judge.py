@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 from harness.analysis.compare.answer import ExperimentRuns
 from harness.analysis.compare.stopping import status_until_decided
@@ -19,7 +18,7 @@ from harness.judge.decisions.verdicts import EXPLORATORY, cases_of, decide_exper
 from harness.judge.prereg.account import Account, account_of
 from harness.judge.prereg.authorize import EDITED, check_sealed_runs, differs_from_commit
 from harness.judge.prereg.frozen import Preregistration, changed_rule_code
-from harness.judge.prereg.ledger import Entry, Ledger
+from harness.judge.prereg.ledger import Entry
 from harness.judge.prereg.predict import predictions_for
 from harness.judge.prereg.proof import Proof, aborts_of, doubts_of, find_proof
 from harness.judge.prereg.repository import Repository
@@ -70,7 +69,7 @@ class Judgement:
 
     @property
     def account_lines(self) -> list[str]:
-        """What became of the frozen runs: counts, each that is not valid with its reasons, looks, aborted starts."""
+        """What became of the frozen runs: counts, each that is not valid with its reasons, aborted starts."""
         lines = [] if self.account is None else list(self.account.lines())
         return [*lines, *(f"started and not sealed: {abort}" for abort in self.aborts), *self.notes]
 
@@ -104,13 +103,11 @@ def decide(
     *,
     repository: Path | None = None,
     proof: Proof | None = None,
-    by: str = "judge",
 ) -> Judgement:
     """Apply decision rules to the sealed valid runs of one experiment.
 
     rules: names or files. Default: the frozen rules, or those that an exploratory experiment names.
     repository: holds freeze and ledger; default: the repository around the runs. proof: both, from an archive.
-    by: the command, for the entry of this look in the ledger; without ``proof`` each look gets one.
 
     Every decision is WITHHELD until all frozen runs are sealed or the frozen stopping rule has decided, while an
     INVALID run may still be repeated, and where freeze and ledger do not prove what these runs are. Raises SpecError
@@ -138,46 +135,12 @@ def decide(
     )
     if frozen is None:
         return made
-    evidence = _evidence(runs, frozen, repository, proof)
-    is_decided = status is not None and status.is_decided
-    account = account_of(runs, frozen, evidence.chain.values(), is_decided=is_decided)
-    changed = changed_rule_code(frozen)
-    doubts = [
-        *account.open_ends(),
-        *([changed] if changed else []),
-        *evidence.doubts,
-        *_looked(evidence, account, made, by),
-    ]
-    return replace(
-        made,
-        decisions=tuple(_until_proven(decisions, doubts)),
-        aborts=tuple(aborts_of(evidence.chain)),
-        notes=() if evidence.ledger is None else tuple(_edited(evidence.ledger.repository, runs[0])),
-        num_planned_blocks=account.num_blocks,
-        account=account,
-    )
-
-
-class FreezeEvidence(NamedTuple):
-    """What freeze and ledger show of runs: entries by commit, reasons to doubt, and the ledger that can be added to."""
-
-    chain: Mapping[str, Entry]
-    doubts: Sequence[str]
-    ledger: Ledger | None
-
-
-def _evidence(
-    runs: Sequence[SealedRun], frozen: Preregistration, repository: Path | None, proof: Proof | None
-) -> FreezeEvidence:
     record = runs[0].manifest.preregistration
     assert record is not None, "what was frozen is recorded"
-    ledger: Ledger | None = None
     doubts: list[str] = []
     chain: Mapping[str, Entry] = {}
     try:
-        if proof is None:
-            proof = find_proof(runs, record, repository)
-            ledger = None if proof.is_archived else proof.ledger
+        proof = proof or find_proof(runs, record, repository)
         doubts.extend(doubts_of(proof, frozen, runs))
         with suppress(RecordsError):  # a chain that is broken is among the doubts
             chain = proof.entries
@@ -185,62 +148,25 @@ def _evidence(
         if str(error.where).startswith(str(runs[0].path.parents[1])):
             raise  # a damaged run, not a missing proof
         doubts.append(f"nothing shows when these runs were frozen: {error.where} {error.what}")
-    return FreezeEvidence(chain, doubts, ledger)
-
-
-def _looked(evidence: FreezeEvidence, account: Account, made: Judgement, by: str) -> Iterator[str]:
-    """Add this look to the ledger; a clause where that cannot be done and it matters.
-
-    Once nothing can be changed any more, the first look is added and those after it are not.
-    """
-    entries = list(evidence.chain.values())
-    if evidence.ledger is None or not entries or (not account.is_open and entries[-1].event == "look"):
-        return
-    seen = [f"{one.outcome.value} {one.rule}: {one.subject}{made.blocks_of(one)}" for one in made.decisions]
-    num_valid = len(account.of_state("valid"))
-    try:
-        evidence.ledger.look(
-            made.experiment,
-            by=by,
-            num_sealed=account.num_sealed,
-            num_valid=num_valid,
-            is_open=account.is_open,
-            seen=seen,
-        )
-    except (SpecError, RecordsError) as error:
-        if account.is_open:
-            yield f"this look could not be added to the ledger: {error.what}"
-
-
-def _edited(repository: Repository, run: SealedRun) -> Iterator[str]:
-    """That the frozen file of the work tree is no longer the committed one, by which the runs are judged."""
-    record = run.manifest.preregistration
-    assert record is not None, "only confirmatory runs come here"
-    path = repository.root / record.path
-    if differs_from_commit(path):
-        yield f"note: {record.path} {EDITED}. The committed file decides (git checkout HEAD -- {record.path})"
-
-
-def record_look(runs: Sequence[SealedRun], by: str) -> str:
-    """Add a look at the figures of frozen runs to their ledger; returns why that cannot be done, "" otherwise.
-
-    Exploratory runs have no ledger, and none is needed once no frozen run can be repeated.
-    """
-    record = runs[0].manifest.preregistration if runs else None
-    if record is None:
-        return ""
-    try:
-        frozen = check_sealed_runs(runs)
-        assert frozen is not None, "these runs were frozen"
-        status = status_until_decided(runs)
-        proof = find_proof(runs, record)
-        chain, ledger = proof.entries, None if proof.is_archived else proof.ledger
-    except (SpecError, RecordsError) as error:
-        return f"this look is not in the ledger of its freeze: {error.where} {error.what}"
     is_decided = status is not None and status.is_decided
     account = account_of(runs, frozen, chain.values(), is_decided=is_decided)
-    made = Judgement(runs[0].experiment, (), is_confirmatory=True)
-    return next(_looked(FreezeEvidence(chain, (), ledger), account, made, by), "")
+    changed = changed_rule_code(frozen)
+    doubts = [*account.open_ends(), *([changed] if changed else []), *doubts]
+    in_tree = proof is not None and not proof.is_archived
+    return replace(
+        made,
+        decisions=tuple(_until_proven(decisions, doubts)),
+        aborts=tuple(aborts_of(chain)),
+        notes=tuple(_edited(proof.ledger.repository, record.path)) if proof is not None and in_tree else (),
+        num_planned_blocks=account.num_blocks,
+        account=account,
+    )
+
+
+def _edited(repository: Repository, name: str) -> Iterator[str]:
+    """That the frozen file of the work tree is no longer the committed one, by which the runs are judged."""
+    if differs_from_commit(repository.root / name):
+        yield f"note: {name} {EDITED}. The committed file decides (git checkout HEAD -- {name})"
 
 
 def _until_proven(decisions: Sequence[Decision], doubts: Sequence[str]) -> list[Decision]:

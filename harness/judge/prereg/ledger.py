@@ -1,4 +1,4 @@
-"""The ledger of a freeze: every start of one of its runs, how that ended, and every look, as a chain of git commits.
+"""The ledger of a freeze: every start of one of its runs, and how that ended, as a chain of git commits.
 
 Each entry is a commit without changes whose parent is the entry before it; the first entry's parent is the freeze. So
 the hash of an entry covers all entries before it.
@@ -45,12 +45,12 @@ Instant = Annotated[str, AfterValidator(_instant)]
 """A date and time as Python writes it."""
 
 
-class Entry(Spec):
+class Entry(Spec, extra="ignore"):
     """One entry. number: place in the chain, from 0. plan: the plan's hash. start: commit of the start that ended.
 
     manifest: SHA-256 of the sealed manifest; is_valid: of its run. is_late: added at the next start, because the
-    process had ended before it could add the entry itself. Of a look: by, the command; the frozen runs that were sealed
-    and valid then; is_open, the decision could still change; seen, what it said. keeps_looks: this version adds looks.
+    process had ended before it could add the entry itself. Ledgers of earlier versions have looks too, which decide
+    nothing.
     """
 
     event: Literal["start", "sealed", "aborted", "look"]
@@ -66,12 +66,6 @@ class Entry(Spec):
     is_valid: bool = False
     reason: str = ""
     is_late: bool = False
-    by: str = ""
-    num_sealed: int = 0
-    num_valid: int = 0
-    is_open: bool = False
-    seen: tuple[str, ...] = ()
-    keeps_looks: bool = False
 
     @property
     def key(self) -> RunKey:
@@ -118,10 +112,6 @@ class Ledger:
         """Add the end of a start that sealed nothing, with the reason."""
         self._append(*key, event="aborted", start=start, reason=reason[:200])
 
-    def look(self, experiment: str, **what: object) -> None:
-        """Add a look at the runs: before their end it may decide which of them are repeated. what: fields of Entry."""
-        self._append(experiment, event="look", **what)
-
     def admit(self, todo: Sequence[PlannedRun], sealed: Sequence[SealedRun]) -> None:
         """Refuse to start a run that was sealed before, here or elsewhere; add entries that sealed runs lack.
 
@@ -156,7 +146,6 @@ class Ledger:
                     "experiment": experiment,
                     "host": socket.gethostname(),
                     "at_utc": utc_now().isoformat(timespec="milliseconds"),
-                    "keeps_looks": True,
                     **fields,
                 }
             )

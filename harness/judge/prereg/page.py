@@ -187,8 +187,7 @@ def _runs(account: Account, aborts: Sequence[str]) -> str:
         ("Started and not sealed", [tuple(abort.split(": ", 1)) for abort in aborts]),
     )
     told = "".join(f"<h3>{title}</h3>{pairs(entries)}" for title, entries in lists if entries)
-    looks = text(f"{account.looks_in_words}.")
-    return f"{text(f'{account.counts_in_words}.')}{told}<h3>Looks at the figures</h3>{looks}"
+    return f"{text(f'{account.counts_in_words}.')}{told}"
 
 
 def _criteria(frozen: Preregistration) -> str:

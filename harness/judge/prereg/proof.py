@@ -6,8 +6,6 @@ published archive. Both go through the same checks.
 
 from __future__ import annotations
 
-import base64
-import json
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -15,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
@@ -37,15 +35,16 @@ from harness.model.spec import Spec
 MAX_STARTS = 3
 # A simulated run begins on a whole second.
 CLOCK_TOLERANCE_S = 2.0
+# The last one that reads the proof of an archive without a pack.
+READS_OBJECTS = "2d281e68"
 Sha = Annotated[str, Field(pattern=r"^([0-9a-f]{40}|[0-9a-f]{64})$")]
 
 
-class Claims(Spec):
+class Claims(Spec, extra="ignore"):
     """What a repository says of a freeze beside the objects that git checks.
 
     ledger: its newest entry, None without. commits: of the frozen file, on any branch, newest first. lost: entries that
-    were removed from the ledger. remotes: remote branches that have the freeze. tag: tags on its commit, with the state
-    of their signatures.
+    were removed from the ledger. remotes: remote branches that have the freeze.
     """
 
     commit: Sha
@@ -53,7 +52,6 @@ class Claims(Spec):
     commits: tuple[str, ...]
     lost: tuple[str, ...] = ()
     remotes: tuple[str, ...] = ()
-    tag: str = ""
 
 
 @dataclass(frozen=True)
@@ -86,7 +84,6 @@ def gather(repository: Repository, record: PreregistrationRecord) -> Proof:
         commits=tuple(commit.sha for commit in repository.commits_of(record.path)),
         lost=tuple(sha for sha in repository.past_heads(ledger.ref) if sha not in line),
         remotes=tuple(repository.remotes_with(record.commit)),
-        tag=repository.tag_at(record.commit),
     )
     return Proof(claims, ledger)
 
@@ -107,19 +104,15 @@ def find_proof(runs: Sequence[SealedRun], record: PreregistrationRecord, reposit
 def read_proof(folder: Path) -> Proof:
     """The proof in an unpacked archive; RecordsError when it cannot be read."""
     try:
-        table: dict[str, Any] = json.loads((folder / PROOF).read_bytes())
-        # Archives of earlier versions have no pack, and hold each object by itself.
-        chain: list[list[str]] = table.pop("chain", [])
-        single = [*table.pop("way", []), *(("commit", content) for _, content in chain)]
-        claims = Claims.model_validate({"ledger": chain[-1][0] if chain else None, **table})
-        pack = (folder / PACK).read_bytes() if (folder / PACK).is_file() else b""
-        objects = [(kind, base64.b64decode(content, validate=True)) for kind, content in single]
-        ledger = Ledger(
-            Repository.of_objects(claims.commit, pack, objects), file_sha256(folder / FROZEN), claims.commit
-        )
+        if not (folder / PACK).is_file():
+            what = f"has no {PACK}: an earlier version wrote it"
+            raise RecordsError(what, where=str(folder), hint=f"Check it with the harness of commit {READS_OBJECTS}")
+        claims = Claims.model_validate_json((folder / PROOF).read_bytes())
+        repository = Repository.of_pack(claims.commit, (folder / PACK).read_bytes())
+        ledger = Ledger(repository, file_sha256(folder / FROZEN), claims.commit)
         if claims.ledger is not None:
-            ledger.repository.point(ledger.ref, claims.ledger)
-    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError, SpecError) as error:
+            repository.point(ledger.ref, claims.ledger)
+    except (OSError, ValueError, SpecError) as error:
         raise wrong(folder, f"has no readable {PROOF}") from error
     return Proof(claims, ledger, is_archived=True)
 

@@ -13,20 +13,19 @@ import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import harness
 from harness.clock import utc_now
 from harness.errors import SpecError
 from harness.html import style
-from harness.judge.decisions.decide import Outcome
 from harness.judge.prereg.authorize import check_sealed_runs
 from harness.judge.prereg.freeze import HARNESS_FOLDER
 from harness.judge.prereg.frozen import Preregistration
-from harness.judge.prereg.judge import Judgement, decide, record_look
+from harness.judge.prereg.judge import Judgement, decide
 from harness.judge.prereg.page import archive_page
-from harness.judge.prereg.proof import Proof, find_proof, gather, read_proof
+from harness.judge.prereg.proof import Proof, find_proof, read_proof
 from harness.judge.prereg.repository import Repository, check_signature, file_sha256, sign_file, signature_of
 from harness.measure.records import layout
 from harness.measure.records.archive import (
@@ -38,8 +37,6 @@ from harness.measure.records.archive import (
     PAGE,
     PROOF,
     RUNS,
-    SIGNATURE,
-    STAMPS,
     SUMS,
     VERDICT,
     check_sums,
@@ -50,14 +47,12 @@ from harness.measure.records.archive import (
     unpack,
     wrong,
 )
-from harness.measure.records.manifest import PreregistrationRecord
 from harness.measure.records.run import SealedRun
 from harness.measure.records.store import RunStore
 from harness.measure.server.provenance import source_sha256
 from harness.outputs import check_output
 
-FORMAT = "harness-verdict/2"
-LOOK_FIELDS = {"by", "at_utc", "host", "num_sealed", "num_valid", "seen"}
+FORMAT = "harness-verdict/3"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,18 +83,18 @@ def publish(
         )
     record = runs[0].manifest.preregistration
     assert record is not None, "what was frozen is recorded"
-    proof = _with_this_look(runs, find_proof(runs, record, repository), record)
+    proof = find_proof(runs, record, repository)
     judgement = decide(runs, proof=proof)
     with tempfile.TemporaryDirectory(prefix="harness-publish-") as temporary:
         folder = Path(temporary)
         _copy_runs(runs, folder)
         shutil.copy(runs[0].file(layout.FROZEN), folder / FROZEN)
-        for beside in _beside(runs, repository, record.path):
-            shutil.copy(beside, folder / (FROZEN + beside.name.removeprefix(PurePosixPath(record.path).name)))
+        if (signature := _signature_of_freeze(runs, repository, record.path)) is not None:
+            shutil.copy(signature, signature_of(folder / FROZEN))
         (folder / PROOF).write_text(proof.claims.model_dump_json(indent=1) + "\n", encoding="utf-8")
         (folder / PACK).write_bytes(proof.pack(record.path))
         (folder / VERDICT).write_text(_verdict(judgement), encoding="utf-8")
-        (folder / PAGE).write_text(_page(folder, frozen, judgement, proof), encoding="utf-8")
+        (folder / PAGE).write_text(_page(frozen, judgement, proof), encoding="utf-8")
         _pack(folder, archive, _crate(folder, runs[0].manifest.title, CONFIRMATORY), signing_key)
     return judgement
 
@@ -174,7 +169,7 @@ def _checked(archive: Path, folder: Path, signers: Path | None) -> Checked:
     judgement = decide(runs, proof=proof)
     unlike = _unlike(archive, folder, frozen, judgement, proof)
     proven = _proven(frozen, judgement, proof)
-    unproven = [*unlike, *_signatures(folder, signers, proven), *_times(folder, proof)]
+    unproven = [*unlike, *_signatures(folder, signers, proven), _times(proof)]
     # A signature by a key that nobody named is anybody's.
     has_signer = signers is not None and signature_of(folder / SUMS).is_file()
     unheld = () if has_signer else tuple(unlike)
@@ -194,57 +189,39 @@ def _proven(frozen: Preregistration, judgement: Judgement, proof: Proof) -> list
     ]
 
 
-def _with_this_look(runs: Sequence[SealedRun], proof: Proof, record: PreregistrationRecord) -> Proof:
-    """The proof, with a look by publish in its ledger where a frozen run may still be made or repeated."""
-    account = decide(runs, proof=proof).account
-    if proof.is_archived or account is None or not account.is_open:
-        return proof
-    record_look(runs, "publish")
-    return gather(proof.ledger.repository, record)
-
-
 def _made_by() -> dict[str, str]:
     """The harness that writes an archive: an equal one writes equal words."""
     code = hashlib.sha256((source_sha256(HARNESS_FOLDER) + style()).encode()).hexdigest()
     return {"version": harness.__version__, "code_sha256": code}
 
 
-def _page(folder: Path, frozen: Preregistration, judgement: Judgement, proof: Proof) -> str:
-    unproven = [*_times(folder, proof), *_ALWAYS_UNPROVEN]
+def _page(frozen: Preregistration, judgement: Judgement, proof: Proof) -> str:
+    unproven = [_times(proof), *_ALWAYS_UNPROVEN]
     made_by = _made_by()
     name = f"rbln-harness {made_by['version']} (code {made_by['code_sha256'][:12]})"
     return archive_page(frozen, judgement, _proven(frozen, judgement, proof), unproven, name)
 
 
 def _unlike(archive: Path, folder: Path, frozen: Preregistration, judgement: Judgement, proof: Proof) -> list[str]:
-    """What of verdict and page cannot be held to what this version writes, since another version wrote it.
+    """That verdict and page cannot be held to what this version writes, since another version wrote them.
 
     Raises RecordsError where they say something else than the runs give.
     """
     verdict = _verdict(judgement)
     try:
         written: dict[str, Any] = json.loads((folder / VERDICT).read_bytes())
-        then, now = _outcomes(written), _outcomes(json.loads(verdict))
-        version = str(written["made_by"]["version"]) if written.get("format") == FORMAT else ""
+        then, now, made_by = _outcomes(written), _outcomes(json.loads(verdict)), dict(written["made_by"])
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise wrong(archive, "its verdict is not what its runs give: it cannot be read") from error
-    if written.get("made_by") == _made_by():
-        expected = {VERDICT: ("verdict", verdict), PAGE: (PAGE, _page(folder, frozen, judgement, proof))}
-        for name, (what, text) in expected.items():
-            if not (folder / name).is_file() or (folder / name).read_bytes() != text.encode():
-                raise wrong(archive, f"its {what} is not what its runs give")
-        return []
-    notes = [f"the words of {VERDICT} and {PAGE}: another version of the harness ({version}) wrote them"]
-    if not version:
-        notes = ["looks before the verdict, and a page: the version that wrote this archive recorded neither"]
     if then != now:
-        is_withheld = all(one[2] == Outcome.WITHHELD.value for one in now)
-        account = judgement.account
-        if version or not is_withheld or account is None or not account.is_open:
-            raise wrong(archive, f"its verdict is not what its runs give: it says {then}, this version says {now}")
-        said = ", ".join(f"{outcome} {rule}: {subject}" for rule, subject, outcome, _ in then)
-        notes.append(f"the verdict in the archive, {said}: a frozen run could still be repeated")
-    return notes
+        raise wrong(archive, f"its verdict is not what its runs give: it says {then}, this version says {now}")
+    if made_by != _made_by():
+        version = made_by.get("version")
+        return [f"the words of {VERDICT} and {PAGE}: another version of the harness ({version}) wrote them"]
+    for name, what, text in ((VERDICT, "verdict", verdict), (PAGE, PAGE, _page(frozen, judgement, proof))):
+        if not (folder / name).is_file() or (folder / name).read_bytes() != text.encode():
+            raise wrong(archive, f"its {what} is not what its runs give")
+    return []
 
 
 def _outcomes(verdict: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
@@ -271,21 +248,19 @@ def _signatures(folder: Path, signers: Path | None, proven: list[str]) -> list[s
     return unproven
 
 
-def _times(folder: Path, proof: Proof) -> list[str]:
-    stamps = [name for name in (FROZEN + suffix for suffix in STAMPS) if (folder / name).is_file()]
-    others = [f"{name} is carried, and was not verified here (ask its authority)" for name in stamps]
-    others += [f"branch {name} had the freeze when this was published (ask its host)" for name in proof.claims.remotes]
-    attested = ", ".join(others) or "nobody else attests a time"
-    return [f"since when: times are those of the machine that froze and ran; {attested}"]
+def _times(proof: Proof) -> str:
+    remotes = [f"branch {name} had the freeze when this was published (ask its host)" for name in proof.claims.remotes]
+    attested = ", ".join(remotes) or "nobody else attests a time"
+    return f"since when: times are those of the machine that froze and ran; {attested}"
 
 
-def _beside(runs: Sequence[SealedRun], repository: Path | None, path: str) -> list[Path]:
-    """Signature and time stamps beside the frozen file, where its repository is available."""
+def _signature_of_freeze(runs: Sequence[SealedRun], repository: Path | None, path: str) -> Path | None:
+    """The signature beside the frozen file, where its repository is available and it is signed."""
     try:
-        frozen = Repository(repository or runs[0].path).root / path
+        signature = signature_of(Repository(repository or runs[0].path).root / path)
     except SpecError:
-        return []
-    return [file for suffix in (SIGNATURE, *STAMPS) if (file := frozen.with_name(frozen.name + suffix)).is_file()]
+        return None
+    return signature if signature.is_file() else None
 
 
 def _verdict(judgement: Judgement) -> str:
@@ -307,10 +282,6 @@ def _verdict(judgement: Judgement) -> str:
             for run in account.runs
             if run.state == "INVALID" or run.repeated
         ],
-        "looks": {
-            "are_recorded": account.are_looks_kept,
-            "while_open": [look.model_dump(include=LOOK_FIELDS) for look in account.early_looks],
-        },
         "aborts": judgement.aborts,
     }
     return json.dumps(verdict, indent=1) + "\n"

@@ -12,7 +12,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,20 +47,17 @@ class Repository:
         self.root = Path(root.strip())
 
     @classmethod
-    def of_objects(cls, commit: str, pack: bytes, single: Iterable[tuple[str, bytes]] = ()) -> Repository:
-        """A repository of these objects alone, a pack or single ones as (kind, content); it ends with the process.
+    def of_pack(cls, commit: str, pack: bytes) -> Repository:
+        """A repository of the objects of a pack alone; it ends with the process.
 
-        git names each object by its content. ``commit`` has no history there. SpecError for what is no git object.
+        git names each object by its content. ``commit`` has no history there. SpecError for what is no pack.
         """
         made = cls.__new__(cls)
         made.root = Path(tempfile.mkdtemp(prefix="harness-proof-"))
         atexit.register(shutil.rmtree, made.root, ignore_errors=True)
         form = "sha256" if len(commit) == 64 else "sha1"
         _git(made.root, "init", "--quiet", "--bare", "--template=", f"--object-format={form}")
-        if pack:
-            _git_bytes(made.root, "unpack-objects", "-q", f"--max-input-size={MOST_PACK_BYTES}", content=pack)
-        for kind, content in single:
-            _git_bytes(made.root, "hash-object", "-w", "-t", kind, "--stdin", content=content)
+        _git_bytes(made.root, "unpack-objects", "-q", f"--max-input-size={MOST_PACK_BYTES}", content=pack)
         (made.root / "shallow").write_text(f"{commit}\n", encoding="ascii")
         return made
 

@@ -32,12 +32,10 @@ EXPLORATORY = "EXPLORATORY"
 """In an archive of exploratory runs, in place of freeze, proof and verdict: what such runs are."""
 EXPLORATORY_NOTE = "exploratory: nothing was fixed before these runs, so they decide nothing"
 SIGNATURE = ".sig"
-# Time stamps by other parties beside the frozen file: RFC 3161 tokens and OpenTimestamps proofs.
-STAMPS = (".tsr", ".ots")
 NEEDED = {SUMS, PROOF, FROZEN, VERDICT, CRATE}
 SIGNATURE_OF_SUMS = SUMS + SIGNATURE
-# Archives of earlier versions have no page, and their proof has no pack.
-OPTIONAL = {PAGE, PACK, SIGNATURE_OF_SUMS, *(FROZEN + suffix for suffix in (SIGNATURE, *STAMPS))}
+# Archives of earlier versions have no page and no pack, and may have tokens of a time-stamp authority.
+OPTIONAL = {PAGE, PACK, SIGNATURE_OF_SUMS, *(FROZEN + suffix for suffix in (SIGNATURE, ".tsr", ".ots"))}
 # Tables are compressed before they are packed and logs shrink by 10 to 40 times; deflate could make 1,030 of it.
 MOST_BYTES = 64 << 30
 MOST_EXPANSION = 100

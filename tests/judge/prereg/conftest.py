@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.judge.prereg import authorize, decide, publish
+from harness.judge.prereg import authorize, publish
 from tests.support.workplace import Workplace, new_workplace
 
 
@@ -56,7 +56,6 @@ def with_invalid(new_repository: Path, tmp_path_factory: pytest.TempPathFactory)
         _, authorization = authorize(frozen, runs_root=place.runs)
         authorization.ledger.start(authorization.planned.runs[0])
         place.run_confirmatory(frozen, busy=["base/1", "more/2"])
-        decide(place.sealed, by="decide")
         place.run_confirmatory(frozen, busy=["base/1"], resume=True, retry_invalid=True)
         publish(place.sealed, root / "small.zip")
     return root / "small.zip"
@@ -76,7 +75,7 @@ def measured(measured_repository: Path, tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.fixture
 def still_open(open_repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workplace:
-    """A repository with an INVALID frozen run that may still be repeated; nobody has looked."""
+    """A repository with an INVALID frozen run that may still be repeated."""
     return entered(open_repository, tmp_path, monkeypatch)
 
 

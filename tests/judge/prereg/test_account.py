@@ -1,4 +1,4 @@
-"""Frozen runs that are INVALID: nothing is decided while they may be repeated, and each look at them is kept."""
+"""Frozen runs that are INVALID: nothing is decided while they may be repeated."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import pytest
 
 from harness.errors import SpecError
 from harness.judge.decisions.decide import Decision, Outcome
-from harness.judge.prereg import decide
+from harness.judge.prereg import authorize, decide
 from harness.judge.prereg.judge import Judgement
-from harness.judge.prereg.ledger import Entry
 from harness.runner import StopFlag
 from harness.runner.progress import RunSealed
 from tests.judge.prereg.test_authorize import FROZEN_STOP, harness
@@ -20,14 +19,6 @@ from tests.support.workplace import STALLED, Workplace
 def only(judgement: Judgement) -> Decision:
     (decision,) = judgement.decisions
     return decision
-
-
-def looks(place: Workplace) -> list[Entry]:
-    """The looks in the ledger, as git shows them."""
-    ref = place.git("for-each-ref", "--format=%(refname)", "refs/harness").strip()
-    bodies = place.git("log", "--reverse", "--format=%b", ref).splitlines()
-    entries = [Entry.model_validate_json(body) for body in bodies if body.startswith("{")]
-    return [entry for entry in entries if entry.event == "look"]
 
 
 def test_nothing_is_decided_while_an_invalid_run_may_still_be_repeated(still_open: Workplace) -> None:
@@ -71,38 +62,13 @@ def test_runs_without_any_repetition_are_decided_at_once_and_say_on_how_many_blo
     assert "no repetition of an INVALID run allowed" in judgement.account_lines[0]
 
 
-def test_each_look_before_the_end_stands_in_the_ledger_and_the_first_one_after_it(still_open: Workplace) -> None:
-    place, frozen = still_open, still_open.frozen
-    for words in (["decide", "small"], ["table", "small"], ["decide", "small"], ["compare", "runs/small"]):
-        # Such a decision is still withheld: 5.
-        assert harness(place, *words, "--runs", "runs").returncode == (5 if words[0] == "decide" else 0)
-    early = looks(place)
-    assert [look.by for look in early] == ["decide", "table", "decide", "compare"]
-    assert all(look.is_open and (look.num_valid, look.num_sealed) == (5, 6) for look in early)
-    assert early[0].seen == ("PASS mine: more (2 of 3 blocks)",)
-    place.run_confirmatory(frozen, resume=True, retry_invalid=True)
-    for _ in range(2):
-        told = harness(place, "decide", "small", "--runs", "runs")
-    assert [look.by for look in looks(place)[4:]] == ["decide"]
-    assert "looks: 4 in the ledger while the decision could still change: decide at " in told.stdout
-    report = harness(place, "report", "small", "--runs", "runs", "-o", "small.html")
-    assert report.returncode == 0, report.stderr
-    assert len(looks(place)) == 5
-
-
-def test_a_look_without_the_ledger_is_said_and_adds_nothing_elsewhere(still_open: Workplace) -> None:
-    place = still_open
-    clone = place.root.parent / "clone"
-    place.git("clone", "-q", str(place.root), str(clone))
-    place.runs.rename(clone / "runs")
-    there = Workplace(clone)
-    assert harness(there, "table", "small", "--runs", "runs").returncode == 0
-    assert there.git("for-each-ref", "refs/harness") == ""
-    place.git("update-ref", "-d", place.git("for-each-ref", "--format=%(refname)", "refs/harness").strip())
-    (clone / ".git").rename(clone.parent / "hidden")
-    told = harness(there, "table", "small", "--runs", "runs")
-    assert told.returncode == 0
-    assert "this look is not in the ledger of its freeze" in told.stderr
+def test_looks_in_the_ledger_of_an_earlier_version_decide_nothing(measured: Workplace) -> None:
+    _, authorization = authorize(measured.frozen)
+    authorization.ledger._append("small", event="look", by="decide", num_sealed=3, keeps_looks=True)  # pyright: ignore[reportPrivateUsage]
+    assert only(decide(measured.sealed)).outcome is Outcome.PASS
+    before = measured.git("for-each-ref", "refs/harness")
+    assert harness(measured, "table", "small", "--runs", "runs").returncode == 0
+    assert measured.git("for-each-ref", "refs/harness") == before, "to look writes nothing"
 
 
 def test_runs_with_repetitions_left_are_repeated_beside_those_without(place: Workplace) -> None:

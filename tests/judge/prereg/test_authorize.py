@@ -419,7 +419,7 @@ def test_nothing_is_decided_before_every_frozen_run_is_sealed(place: Workplace) 
     assert decision.reason.startswith("4 of 6 frozen runs are sealed; so far PASS: ")
 
 
-def test_exploratory_runs_are_not_subject_to_a_decision_and_leave_no_look(place: Workplace) -> None:
+def test_exploratory_runs_are_not_subject_to_a_decision(place: Workplace) -> None:
     place.run_exploratory()
     decided = harness(place, "decide", "small", "--runs", "runs")
     assert decided.returncode == 5
