@@ -27,7 +27,6 @@ LONGER_FOR_A_REASON = {
     "evidence/client-timing.md": "measurements with the command of each, most of it tables",
     "evidence/error-rates.md": "measurements with the command of each, most of it tables",
     "evidence/paper-rules.md": "the paper's printed figures beside the same under other rules",
-    "evidence/twin.md": "what the twin was tried with, release by release",
 }
 READ_FIRST = ["README.md", "docs/README.md", *(f"docs/{name}.md" for name in (*START, *GUIDES))]
 
