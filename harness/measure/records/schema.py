@@ -412,6 +412,10 @@ def dictionary_markdown() -> str:
     """docs/reference/data-dictionary.md, the text of ``harness explain tables``."""
     parts = ["# Data dictionary", INTRODUCTION]
     for name, (row, _columns) in EXPLAINED_TABLES.items():
-        rows = markdown_rows(("column", "type", "unit", "meaning"), explained(name))
+        columns = [
+            (column, ", ".join(filter(None, (type_, unit))), meaning)
+            for column, type_, unit, meaning in explained(name)
+        ]
+        rows = markdown_rows(("column", "type, unit", "meaning"), columns)
         parts.append(f"## {name}\n{row}\n\n{rows}")
     return "\n\n".join(parts) + "\n"
