@@ -203,7 +203,7 @@ def draw_published(users: int) -> tuple[DrawnCounts, ...]:
 class SignRow(NamedTuple):
     """One N. share: of sums with the printed sign; at_delta_p, at_p_c, at_ratio: of sums at or below the printed value.
 
-    interval: of the pooled delta p. least_ratio, largest_ratio: decode time ratios of the sums.
+    interval: of the pooled delta p.
     """
 
     users: int
@@ -215,8 +215,6 @@ class SignRow(NamedTuple):
     at_delta_p: float
     at_p_c: float
     decode_ratio: float
-    least_ratio: float
-    largest_ratio: float
     at_ratio: float
 
     @property
@@ -244,8 +242,6 @@ def sign_row(users: int, draws: DrawnCounts) -> SignRow:
         float(np.mean(delta_p <= printed.delta_p)),
         float(np.mean(draws.sums_p()[1] <= printed.p_c)),
         draws.decode_ratio,
-        float(ratios.min()),
-        float(ratios.max()),
         float(np.mean(ratios <= printed.decode_ratio)),
     )
 
