@@ -388,11 +388,8 @@ INTRODUCTION = """\
 Each table of `harness query` and of `RunStore.connect()`, also as `valid_...` (`valid_runs`, `valid_requests`, ...)
 without the rows of invalid runs. Every table begins with experiment, condition, replicate and is_valid, as `runs` does.
 *clock ns*: int64 nanoseconds of the run's clock; only differences mean something, and they are model time where time
-was scaled. A missing instant is null, never zero.
-
-`harness query` can only read: it accepts select, describe, summarize, and explain of these, and a statement sees copies
-of the tables in memory and no file. It may take 60 s (`--timeout`) and 4 GiB of memory. `RunStore.connect()` gives an
-ordinary DuckDB connection without these limits."""
+was scaled. A missing instant is null, never zero. `harness query` can only read: select, describe, summarize, and
+explain of these, within 60 s (`--timeout`) and 4 GiB. `RunStore.connect()` is an ordinary DuckDB connection."""
 
 
 def explained(name: str) -> list[tuple[str, str, str, str]]:
@@ -412,10 +409,7 @@ def dictionary_markdown() -> str:
     """docs/reference/data-dictionary.md, the text of ``harness explain tables``."""
     parts = ["# Data dictionary", INTRODUCTION]
     for name, (row, _columns) in EXPLAINED_TABLES.items():
-        columns = [
-            (column, ", ".join(filter(None, (type_, unit))), meaning)
-            for column, type_, unit, meaning in explained(name)
-        ]
-        rows = markdown_rows(("column", "type, unit", "meaning"), columns)
+        cells = [(column, ", ".join(filter(None, kind)), meaning) for column, *kind, meaning in explained(name)]
+        rows = markdown_rows(("column", "type, unit", "meaning"), cells)
         parts.append(f"## {name}\n{row}\n\n{rows}")
     return "\n\n".join(parts) + "\n"
