@@ -6,7 +6,7 @@ Plans and runs nothing itself; a file once written is never changed.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -63,7 +63,6 @@ def calibrate(
         bool | None,
         typer.Option("--context/--no-context", help="Context term. Default: where its interval excludes 0."),
     ] = None,
-    stamps: Annotated[Literal["log", "chunks"], typer.Option(help="Server log, or the client's stream.")] = "log",
     resume: ResumeOption = False,
     retry_invalid: Annotated[
         bool, typer.Option("--retry-invalid", help="With --resume: repeat INVALID runs too; the old ones are kept.")
@@ -106,7 +105,7 @@ def calibrate(
         sealed = sealed_runs(runs, fit_only)
     else:
         sealed = _measure(console, spec, runs, resume=resume, retry_invalid=retry_invalid)
-    calibration = fit_runs(sealed, seed=seed, with_context=context, source=stamps)
+    calibration = fit_runs(sealed, seed=seed, with_context=context)
     path = write_cost_file(calibration, output, name)
     _show(console, calibration, path, runs)
     if not fit_only and not kind_named(backend).has_device:

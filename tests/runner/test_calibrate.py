@@ -17,7 +17,6 @@ from harness.analysis.calibration.cost_file import (
     fit_runs,
     write_cost_file,
 )
-from harness.analysis.calibration.fit_points import PointSource
 from harness.analysis.figures import figures_at, run_figures
 from harness.analysis.run_tables import MOVED_COUNTER, counter_increment
 from harness.cli.tree import app
@@ -79,20 +78,14 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Sweeps:
 
 
 @pytest.mark.parametrize(
-    ("cost_model", "layout", "source"),
-    [
-        ("paper", "joined", "log"),
-        ("paper", "joined", "chunks"),
-        ("context-1-2-4-8", "joined", "chunks"),
-        ("context-1-2-4-8", "separate", "log"),
-    ],
+    ("cost_model", "layout"), [("paper", "joined"), ("context-1-2-4-8", "joined"), ("context-1-2-4-8", "separate")]
 )
 def test_a_known_model_comes_back_from_virtual_time(
-    tmp_path: Path, swept: Sweeps, cost_model: str, layout: str, source: PointSource
+    tmp_path: Path, swept: Sweeps, cost_model: str, layout: str
 ) -> None:
     spec, runs = little_sweep(cost_model, layout=layout), swept(cost_model, layout)
     assert [run.invalid_reasons for run in runs if not run.is_valid] == []
-    calibration = fit_runs(runs, seed=1, source=source)
+    calibration = fit_runs(runs, seed=1)
     fitted = load_cost_model(write_cost_file(calibration, tmp_path / "costs", "mine"))
     found = compare_models(fitted, load_cost_model(cost_model), spec)
     # The log's microseconds, over blocks of four steps.
@@ -317,8 +310,6 @@ def test_what_the_runs_of_a_gpu_server_do_not_show_is_named(tmp_path: Path) -> N
     notes = " ".join(fit_runs([run], seed=1).notes)
     assert "Not fitted: f(4, 8), no stretch of steps of this size." in notes
     assert "Not fitted: the extra time of steps without a graph" in notes
-    with pytest.raises(SpecError, match="from its step log"):
-        fit_runs([run], seed=1, source="chunks")
 
 
 @pytest.mark.live

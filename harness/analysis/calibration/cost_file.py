@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import tomli_w
@@ -24,8 +24,6 @@ from harness.analysis.calibration.fit import (
 )
 from harness.analysis.calibration.fit_points import (
     BLOCK_STEPS,
-    RECORDED,
-    PointSource,
     PrefillPoint,
     StepPoint,
     chunk_points,
@@ -85,7 +83,8 @@ class Calibration:
     """By DECODE, PREFILL and WITHOUT_GRAPH; the last only where it was fitted."""
     notes: tuple[str, ...]
     seed: int
-    point_source: PointSource
+    point_source: Literal["log", "recorded"]
+    """Whose stamps the times are of: the server's log, or a recording of its steps."""
     buckets: tuple[int, ...]
     """The compiled decode buckets."""
     step_points: tuple[StepPoint, ...] = field(default=(), repr=False)
@@ -107,19 +106,13 @@ class Calibration:
         return {what: fit.error for what, fit in self.fits.items()}
 
 
-def fit_runs(
-    runs: Sequence[SealedRun],
-    *,
-    seed: int,
-    with_context: bool | None = None,
-    source: PointSource = "log",
-) -> Calibration:
+def fit_runs(runs: Sequence[SealedRun], *, seed: int, with_context: bool | None = None) -> Calibration:
     """A cost model from sealed runs of ``harness server calibrate``, or of constant n and single prefills.
 
-    with_context: None keeps the context term only where its interval excludes 0. source: of the times of steps and
-    prefills. Where the server reported its times (VLLM_RBLN_METRICS) and no context term is wanted, f(b) comes from the
-    report. INVALID runs are left out. Raises RunInvalidError where all are, SpecError when the runs are of several
-    configurations or do not determine a coefficient.
+    with_context: None keeps the context term only where its interval excludes 0. Where the server reported its times
+    (VLLM_RBLN_METRICS) and no context term is wanted, f(b) comes from the report. INVALID runs are left out. Raises
+    RunInvalidError where all are, SpecError when the runs are of several configurations or do not determine a
+    coefficient.
     """
     valid = [run for run in runs if run.is_valid]
     if not valid:
@@ -129,9 +122,7 @@ def fit_runs(
             hint="`tune`: the same command makes them again; `harness server calibrate`: --resume --retry-invalid",
         )
     artifact, server, kind = _one_artifact(valid), valid[0].server, kind_of(valid)
-    if server.is_paged and source != "log":
-        raise SpecError("a vLLM is calibrated from its step log", where="--stamps", hint="Leave --stamps out")
-    every_point = step_points(valid, source)
+    every_point = step_points(valid)
     points = tuple(point for point in every_point if not point.is_eager)
     if not points:
         raise SpecError("no decode step ran as a graph", where="calibration", hint="Read server.log")
@@ -146,7 +137,7 @@ def fit_runs(
         prefills = chunk_points(valid, costs)
         fits |= _fits_beside(decode, every_point, prefills, server.slot_tokens, seed)
     else:
-        prefills = tuple(point for point in prefill_points(valid, source) if not point.cached_tokens)
+        prefills = tuple(point for point in prefill_points(valid) if not point.cached_tokens)
         fits[PREFILL] = fit_prefill(prefills, seed=seed)
     notes = (
         f"Fitted by harness server calibrate, {utc_now():%Y-%m-%d}.",
@@ -170,7 +161,7 @@ def fit_runs(
         fits=fits,
         notes=tuple(filter(None, notes)),
         seed=seed,
-        point_source=source,
+        point_source="log",
         buckets=valid[0].manifest.decode_buckets,
         step_points=points,
         prefill_points=prefills,
@@ -210,7 +201,7 @@ def fit_recorded(path: Path, *, seed: int) -> Calibration:
         fits=fits,
         notes=(f"Fitted to recorded steps, {utc_now():%Y-%m-%d}.", *_notes_of(fits)),
         seed=seed,
-        point_source=RECORDED,
+        point_source="recorded",
         buckets=sizes or tuple(seen),
         step_points=points,
         prefill_points=prefills,

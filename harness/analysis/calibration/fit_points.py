@@ -2,19 +2,16 @@
 
 A step counts only in the middle of a stretch in which the same n requests decode and nobody is prefilled or finishes;
 what is left out is left out by rule, never by value. Nothing is fitted here.
-Sources: "log" pairs the stamps of the server's own lines, or of a vLLM's step log; "chunks" pairs the client's stamps
-of one stream.
+Times are stamps of the server's own lines, or of a vLLM's step log.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,8 +28,6 @@ from harness.stacks.vllm.step_log import StepLog
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
-PointSource = Literal["log", "chunks", "recorded"]
-RECORDED: PointSource = "recorded"
 # Median over blocks of 4 steps: lateness of a stamp cancels inside a block, and a stall of the host spoils few blocks.
 BLOCK_STEPS = 4
 # Steps left out at each end of a stretch: after a prefill the engine rebuilds its batch, and a stamp beside a prefill
@@ -115,18 +110,18 @@ class PrefillPoint:
         return self.computed_tokens, self.attended_tokens, self.is_eager
 
 
-def step_points(runs: Iterable[SealedRun], source: PointSource = "log") -> tuple[StepPoint, ...]:
+def step_points(runs: Iterable[SealedRun]) -> tuple[StepPoint, ...]:
     """Every stretch of at least BLOCK_STEPS steps in valid runs. Times in model ms.
 
     Raises SpecError when there is none.
     """
-    of_run, valid = log_stretches if source == "log" else chunk_stretches, [run for run in runs if run.is_valid]
-    stretches = (stretch for run in valid for stretch in of_run(run))
+    valid = [run for run in runs if run.is_valid]
+    stretches = (stretch for run in valid for stretch in log_stretches(run))
     points = tuple(point for stretch in stretches if (point := _point(stretch)) is not None)
     if not points:
         unseen = {note for run in valid if (log := step_log_of(run)) is not None for note in log.unseen}
         raise SpecError(
-            f"no {BLOCK_STEPS} decode steps in a row with the same requests (source {source!r})",
+            f"no {BLOCK_STEPS} decode steps in a row with the same requests",
             where="calibration",
             hint="; ".join(sorted(unseen)) or "Run constant-n workloads: `harness server calibrate`",
         )
@@ -274,116 +269,12 @@ def _chunks(log: StepLog, clock: ScaledClock, decode: CostModel) -> Iterator[Pre
             yield PrefillPoint(tokens, 0, elapsed_ns / NS_PER_MS, attended, decodes_ns / NS_PER_MS, is_eager)
 
 
-@dataclass(frozen=True, slots=True)
-class _Stream:
-    """One answered request as the client saw it. received_ns, tokens: one per chunk; tokens is the running total."""
-
-    sent_ns: int
-    first_ns: int
-    done_ns: int
-    prompt_tokens: int
-    received_ns: IntArray
-    tokens: IntArray
-    is_clean: NDArray[np.bool_]
-
-    def tokens_at(self, instant_ns: float) -> int:
-        place = int(np.searchsorted(self.received_ns, instant_ns, side="right"))
-        return int(self.tokens[place - 1]) if place else 0
-
-
-def chunk_stretches(run: SealedRun) -> Iterator[Stretch]:
-    """Stretches between the client's stamps of one stream; n counts the requests between first and last token.
-
-    Nothing comes of runs that did not stream.
-    """
-    buckets = run.manifest.decode_buckets
-    streams = _streams(run)
-    others = _unfollowed(run)
-    borders = sorted(
-        {at for stream in streams for at in (stream.sent_ns, stream.first_ns, stream.done_ns)}
-        | {at for span in others for at in span}
-    )
-    for begin_ns, end_ns in pairwise(borders):
-        decoding = [stream for stream in streams if stream.first_ns <= begin_ns and stream.done_ns >= end_ns]
-        is_someone_prefilled = any(stream.sent_ns <= begin_ns and stream.first_ns >= end_ns for stream in streams)
-        is_something_unknown = any(sent_ns <= begin_ns and done_ns >= end_ns for sent_ns, done_ns in others)
-        if (
-            is_someone_prefilled
-            or is_something_unknown
-            or not decoding
-            or len(decoding) > (buckets[-1] if buckets else 0)
-        ):
-            continue
-        followed = min(decoding, key=lambda stream: (stream.first_ns, stream.sent_ns))
-        inside = (followed.received_ns >= begin_ns) & (followed.received_ns <= end_ns)
-        chosen = np.flatnonzero(inside)[EDGE_STEPS : -EDGE_STEPS or None]
-        chosen = chosen[followed.is_clean[chosen]]
-        if len(chosen) < 2:
-            continue
-        received_ns, tokens = followed.received_ns[chosen], followed.tokens[chosen]
-        # Between two tokens of the followed stream every other stream has its token of that step too.
-        between_ns = (received_ns[0] + received_ns[1]) / 2
-        context = sum(stream.prompt_tokens + stream.tokens_at(between_ns) for stream in decoding)
-        yield Stretch(
-            num_seqs=len(decoding),
-            bucket=buckets[bisect_left(buckets, len(decoding))],
-            instants_ns=received_ns,
-            steps=tokens - tokens[0],
-            first_context_tokens=float(context),
-        )
-
-
-def _streams(run: SealedRun) -> list[_Stream]:
-    """Stamped by the kernel where every chunk of a stream has such a stamp."""
-    chunks = run.table("chunks").sort_by([("session", "ascending"), ("request", "ascending"), ("chunk", "ascending")])
-    keys = np.stack([np.asarray(chunks.column(name)) for name in ("session", "request")], axis=1)
-    starts = np.flatnonzero(np.any(np.diff(keys, axis=0, prepend=-1), axis=1)) if len(keys) else np.zeros(0, np.int64)
-    rows = {
-        (int(keys[first, 0]), int(keys[first, 1])): chunks.slice(first, end - first)
-        for first, end in zip(starts.tolist(), [*starts.tolist()[1:], len(keys)], strict=True)
-    }
-    streams: list[_Stream] = []
-    for request in run.table("requests").to_pylist():
-        stream = rows.get((request["session"], request["request"]))
-        if request["status"] != "ok" or stream is None:
-            continue
-        stamped = stream.column("kernel_ns")
-        if stamped.null_count:
-            stamped = stream.column("received_ns")
-        received_ns = np.asarray(stamped).astype(np.int64)
-        streams.append(
-            _Stream(
-                sent_ns=request["sent_ns"],
-                first_ns=int(received_ns[0]),
-                done_ns=int(received_ns[-1]),
-                prompt_tokens=request["prompt_tokens"],
-                received_ns=received_ns,
-                tokens=np.cumsum(np.asarray(stream.column("num_tokens")), dtype=np.int64),
-                is_clean=~np.asarray(stream.column("is_coalesced").to_pylist(), dtype=np.bool_),
-            )
-        )
-    return streams
-
-
-def _unfollowed(run: SealedRun) -> list[tuple[int, int]]:
-    """(sent, done) of requests whose tokens cannot be followed: they failed. Nothing is known of steps meanwhile."""
-    rows = run.table("requests").to_pylist()
-    last_ns = max((row["done_ns"] for row in rows if row["done_ns"] is not None), default=0)
-    return [
-        (row["sent_ns"], last_ns if row["done_ns"] is None else row["done_ns"])
-        for row in rows
-        if row["status"] != "ok" and row["sent_ns"] is not None
-    ]
-
-
-def prefill_points(runs: Iterable[SealedRun], source: PointSource = "log") -> tuple[PrefillPoint, ...]:
+def prefill_points(runs: Iterable[SealedRun]) -> tuple[PrefillPoint, ...]:
     """Every prefill of valid runs whose time is known. Times in model ms; empty when there is none.
 
-    "log": from the request's ALLOC line to the next line of a step, an admission or an end; the server's own stamps.
-    "chunks": from sending to the first token, of requests that were alone; it contains HTTP.
+    From the request's ALLOC line to the next line of a step, an admission or an end.
     """
-    of_run = _log_prefills if source == "log" else _client_prefills
-    return tuple(point for run in runs if run.is_valid for point in of_run(run))
+    return tuple(point for run in runs if run.is_valid for point in _log_prefills(run))
 
 
 def _log_prefills(run: SealedRun) -> Iterator[PrefillPoint]:
@@ -413,23 +304,6 @@ def _log_prefills(run: SealedRun) -> Iterator[PrefillPoint]:
         if after_ns is not None and log_ns is not None and response is not None:
             prompt, cached = known[response]
             yield PrefillPoint(prompt - cached, cached, (after_ns - log_ns) / NS_PER_MS)
-
-
-def _client_prefills(run: SealedRun) -> Iterator[PrefillPoint]:
-    # The first byte is no token: a stream's headers arrive before anything was computed.
-    chunks = run.table("chunks").to_pylist()
-    first_ns = {(row["session"], row["request"]): row["received_ns"] for row in chunks if row["chunk"] == 0}
-    rows = [row for row in run.table("requests").to_pylist() if row["status"] == "ok"]
-    for row in rows:
-        if row["cached_tokens"] is None:
-            continue
-        sent_ns, token_ns = row["sent_ns"], first_ns.get((row["session"], row["request"]))
-        if token_ns is None or any(
-            other["done_ns"] > sent_ns and other["sent_ns"] < token_ns for other in rows if other != row
-        ):
-            continue
-        computed = row["prompt_tokens"] - row["cached_tokens"]
-        yield PrefillPoint(computed, row["cached_tokens"], (token_ns - sent_ns) / NS_PER_MS)
 
 
 def reported_f_ms(runs: Iterable[SealedRun]) -> dict[int, float]:

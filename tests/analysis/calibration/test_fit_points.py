@@ -11,7 +11,6 @@ import pytest
 from harness.analysis.calibration.cost_file import DECODE, fit_runs
 from harness.analysis.calibration.fit_points import (
     EDGE_STEPS,
-    PointSource,
     log_stretches,
     prefill_points,
     reported_f_ms,
@@ -71,9 +70,8 @@ INJECTED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("source", ["log", "chunks"])
-def test_a_constant_run_is_one_point_at_its_own_n_bucket_and_context(tmp_path: Path, source: PointSource) -> None:
-    [point] = step_points(runs_of(tmp_path, constant(3)), source)
+def test_a_constant_run_is_one_point_at_its_own_n_bucket_and_context(tmp_path: Path) -> None:
+    [point] = step_points(runs_of(tmp_path, constant(3)))
     assert (point.num_seqs, point.bucket) == (3, 4)
     assert point.context_tokens is not None
     # 39 decode steps of three requests that grow from 601 tokens on.
@@ -81,9 +79,8 @@ def test_a_constant_run_is_one_point_at_its_own_n_bucket_and_context(tmp_path: P
     assert point.period_ms == pytest.approx(MODEL.decode_step_ns(4, 3, round(point.context_tokens)) / MS, rel=1e-4)
 
 
-@pytest.mark.parametrize("source", ["log", "chunks"])
-def test_no_prefill_ever_counts_as_part_of_a_step(tmp_path: Path, source: PointSource) -> None:
-    points = step_points(runs_of(tmp_path, INJECTED), source)
+def test_no_prefill_ever_counts_as_part_of_a_step(tmp_path: Path) -> None:
+    points = step_points(runs_of(tmp_path, INJECTED))
     assert len(points) >= 2
     longest_ms = MODEL.decode_step_ns(4, 3, 3 * 640) / MS
     assert max(float(point.block_periods_ms.max()) for point in points) <= longest_ms * 1.001
@@ -97,9 +94,8 @@ def test_both_ends_of_a_stretch_are_left_out(tmp_path: Path) -> None:
     assert stretch.first_context_tokens == 2 * (601 + EDGE_STEPS)
 
 
-@pytest.mark.parametrize("source", ["log", "chunks"])
-def test_prefill_times_are_those_of_the_model(tmp_path: Path, source: PointSource) -> None:
-    points = prefill_points(runs_of(tmp_path, constant(1, 128), constant(1, 2000)), source)
+def test_prefill_times_are_those_of_the_model(tmp_path: Path) -> None:
+    points = prefill_points(runs_of(tmp_path, constant(1, 128), constant(1, 2000)))
     assert {point.computed_tokens for point in points} == {128, 2000}
     for point in points:
         assert point.elapsed_ms == pytest.approx(MODEL.prefill_ns(point.computed_tokens) / MS, abs=2e-3)
