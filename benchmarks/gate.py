@@ -17,12 +17,12 @@ import numpy as np
 from benchmarks import SIX_SESSIONS
 from benchmarks.figure import Figure
 from harness.analysis.compare.measures import Value
-from harness.analysis.cost.padding import padding_of_histogram
 from harness.analysis.cost.reconstruct import union_ns
 from harness.analysis.stats import FloatArray, quantile
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.compiled.records import Records
 from harness.extras.cases.cases import outcome_of_plan
+from harness.extras.paper.bucket_change import padding_of_histogram
 from harness.judge.decisions.gate import FIGURES, GateRun, GateTest, GateVerdict, gate_policy, judge
 from harness.judge.planning.power import superiority_power
 from harness.measure.records.manifest import Manifest

@@ -25,7 +25,6 @@ from harness.analysis.compare.pairs import (
 )
 from harness.analysis.compare.ratio import Family
 from harness.analysis.compare.stopping import SequentialStatus, status_until_decided
-from harness.analysis.cost.padding import bucket_rule, removed_slots, shapley_split
 from harness.analysis.cost.step_parts import BETWEEN
 from harness.analysis.figures import (
     Figures,
@@ -61,24 +60,11 @@ SHOWN = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class BucketChange:
-    """How another bucket set changed the padding at the same h(n) (paper S5).
-
-    removed_slots: D_n; padding_shares: Shapley share of each n in p_old - p_new.
-    """
-
-    removed_slots: Mapping[int, int]
-    padding_shares: Mapping[int, float]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConditionFigures(Figures):
     """One condition: its runs, and sums over ``counted``, the valid ones of replicates that every condition has.
 
     measures: by column, see ``MEASURES``. comparison: None for a baseline, or when no replicate is valid in both.
-    bucket_change: only where the bucket set is all that changed h(n)'s padding, that is, where h(n) equals the
-    baseline's.
     """
 
     name: str
@@ -89,7 +75,6 @@ class ConditionFigures(Figures):
     counted: tuple[RunFigures, ...]
     measures: Mapping[str, float | None] = field(default_factory=dict[str, "float | None"], repr=False)
     comparison: Comparison | None = None
-    bucket_change: BucketChange | None = None
     factors: Factors = field(default_factory=dict[str, Factor])
 
     @property
@@ -475,19 +460,7 @@ def _compared(  # noqa: PLR0913  # an option each
     if comparison is None:
         return condition
     comparison = comparison if status is None else status.applied_to(condition.name, comparison)
-    change = _bucket_change(condition, baseline, comparison.replicates)
-    return replace(condition, comparison=comparison, bucket_change=change)
-
-
-def _bucket_change(
-    condition: ConditionFigures, baseline: ConditionFigures, replicates: Collection[int]
-) -> BucketChange | None:
-    histogram, before = (each.over(replicates).histogram for each in (condition, baseline))
-    is_comparable = histogram and histogram == before and condition.buckets and baseline.buckets
-    if not is_comparable or condition.buckets == baseline.buckets:
-        return None
-    old, new = bucket_rule(baseline.buckets, histogram), bucket_rule(condition.buckets, histogram)
-    return BucketChange(removed_slots(histogram, old, new), shapley_split(histogram, old, new))
+    return replace(condition, comparison=comparison)
 
 
 def _part_rows(condition: ConditionFigures) -> list[dict[str, Any]]:

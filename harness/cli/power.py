@@ -21,7 +21,7 @@ from harness.table import Table, to_text, with_error
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from harness.judge.planning.needed import Components, Goal, Needed, WallCosts
+    from harness.judge.planning.needed import Components, Goal, Needed
     from harness.model.spec import ExperimentSpec
     from harness.model.spec.rules import SuperiorityRule
 
@@ -52,9 +52,6 @@ def power(
     simulate: Annotated[bool, typer.Option("--simulate", help="From the simulator, sealed runs or not.")] = False,
     blocks: Annotated[int, typer.Option(help="Plan draws that are simulated.", min=3, max=1000)] = 60,
     start_s: Annotated[float, typer.Option(help="Wall seconds to start and stop one server.", min=0)] = 3.0,
-    compile_sd: Annotated[
-        float, typer.Option(help="Spread of a log ratio between compiles; 0: one artifact is all that counts.", min=0)
-    ] = 0.0,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="HTML page with the power curves.")] = None,
     changes: SetOption = None,
 ) -> None:
@@ -67,7 +64,6 @@ def power(
     from harness.cli.run import ensure_machine_code
     from harness.judge.planning.needed import (
         Goal,
-        WallCosts,
         measured_components,
         needed_together,
         simulated_components,
@@ -80,10 +76,10 @@ def power(
 
     spec, path, runs = experiment_with(experiment, changes, runs)
     declared = 0.02 if spec.stop is None else spec.stop.margin
-    goal = Goal(declared if margin is None else margin, alpha, wanted, precision, compile_sd, _superiority(spec, rule))
+    goal = Goal(declared if margin is None else margin, alpha, wanted, precision, _superiority(spec, rule))
     ensure_machine_code(spec, is_simulated=True)
-    simulated, costs = simulated_components(spec, blocks)
-    costs = WallCosts(costs.block_s + start_s * len(spec.condition), costs.compile_s)
+    simulated, replays_s = simulated_components(spec, blocks)
+    block_s = replays_s + start_s * len(spec.condition)
     sealed = [] if simulate else [run for run in RunStore(runs).sealed(spec.name) if run.is_valid]
     components = measured_components(spec, sealed) if sealed else simulated
     needs = needed_together(components, goal)
@@ -105,7 +101,7 @@ def power(
         notes = list(filter(None, [origin_of(sealed)]))
         counted = f"{max(parts.num_blocks for parts in components)} sealed blocks under {runs}"
         origin = "\n".join((f"{'of' if notes else 'measured in'} {counted}", *notes))
-    block = format_duration(costs.block_s)
+    block = format_duration(block_s)
     one_device = "one device; " if all(parts.num_devices == 1 for parts in components) else ""
     given, observed = _given(spec), [parts for parts in components if sealed and parts.condition in chosen]
     # One of several comparisons has an equal part.
@@ -119,10 +115,10 @@ def power(
         *(f"{name}: {text}" for name, text in rare.items() if text),
         f"assumed: {one_device}{start_s:g} s to start and stop a server; one block takes {block} (replay simulated)",
         "",
-        *_needs(needs, goal, costs),
+        *_needs(needs, goal, block_s),
         "",
         *_devices(needs, one_of_several),
-        *_allocation(needs, one_of_several, costs),
+        "repeat no plan draw: a new one costs no more, and holds the restart's spread as well",
         *_paste(needs, goal, rule if rule and rule not in spec.rules else ""),
     ]
     print_folded("\n".join(lines))
@@ -280,7 +276,7 @@ def _spreads(needs: Sequence[Needed]) -> Iterator[str]:
         yield f"{parts.condition:<{width}}  {_percent(parts.mean):>9}  {parts.sd:.4f}  {levels}"
 
 
-def _needs(needs: Sequence[Needed], goal: Goal, costs: WallCosts) -> Iterator[str]:
+def _needs(needs: Sequence[Needed], goal: Goal, block_s: float) -> Iterator[str]:
     size = len(needs[0].case.found)
     together = f" over {size} comparisons" if size > 1 else ""
     yield f"blocks for power {goal.power:g} at alpha {goal.alpha:g}{together}, hours in brackets"
@@ -291,7 +287,7 @@ def _needs(needs: Sequence[Needed], goal: Goal, costs: WallCosts) -> Iterator[st
     for need in needs:
         cells = [need.precision, need.equivalence, need.difference, need.as_predicted]
         cells += [need.superiority] if goal.rule else []
-        in_hours = [DASH if count is None else f"{count} ({count * costs.block_s / 3600:.2f} h)" for count in cells]
+        in_hours = [DASH if count is None else f"{count} ({count * block_s / 3600:.2f} h)" for count in cells]
         looked = ", ".join(_blocks(count) for count in (need.looked_50, need.looked_90))
         rows.append((need.components.condition, *in_hours, looked))
     table = Table("", "", ("", *heads, "stopped when known: half, 9 of 10"), tuple(rows))
@@ -314,21 +310,6 @@ def _devices(needs: Sequence[Needed], goal: Goal) -> Iterator[str]:
                 f"within; devices that show equal {100 * goal.margin:.1f} % with {', '.join(map(str, EACH))} blocks "
                 f"each: {', '.join(devices)}"
             )
-
-
-def _allocation(needs: Sequence[Needed], goal: Goal, costs: WallCosts) -> Iterator[str]:
-    from harness.judge.planning.needed import allocated
-
-    yield "repeat no plan draw: a new one costs no more, and holds the restart's spread as well"
-    if goal.compile_sd == 0:
-        yield "compiles: their spread is not estimated (--compile-sd), so what is found holds for the artifact measured"
-        return
-    for need in needs:
-        best = allocated(need.components, goal, costs)
-        hours = best.hours(costs)
-        compiles = "more compiles than can be had" if hours is None else f"{best.compiles} compiles, {hours:.1f} h"
-        seconds = f"compile: {costs.compile_s:.0f} s"
-        yield f"{need.components.condition}: {best.blocks} blocks of each of {compiles} ({seconds})"
 
 
 def _paste(needs: Sequence[Needed], goal: Goal, rule: str) -> Iterator[str]:

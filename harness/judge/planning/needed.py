@@ -24,13 +24,11 @@ from harness.judge.planning.power import (
     blocks_for_equivalence,
     blocks_for_precision,
     blocks_until_decided,
-    repetitions,
     variance_components,
 )
 from harness.kinds import kind_named
 from harness.measure.records.run import SealedRun
 from harness.model.engine.config import EngineConfig
-from harness.model.engine.cost import DeviceSpec
 from harness.model.experiment import PlannedRun, resolve
 from harness.model.sim.draws import draw, perturbation_of, simulator_of
 from harness.model.sim.plans import plan_arrays
@@ -48,7 +46,7 @@ MIN_KNOWN = 30
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What is wanted. precision: half width of a t interval, as a share of the cost; compile_sd: of the log ratio.
+    """What is wanted. precision: half width of a t interval, as a share of the cost.
 
     alpha: over all comparisons that are judged together. rule: the superiority rule that will decide each by its own
     alpha, which then proposes the number of blocks.
@@ -58,7 +56,6 @@ class Goal:
     alpha: float = 0.05
     power: float = 0.9
     precision: float = 0.01
-    compile_sd: float = 0.0
     rule: SuperiorityRule | None = None
 
     @property
@@ -95,14 +92,6 @@ class Components:
         within = restart / math.sqrt(max(len(self.values) / self.num_blocks, 1))
         between = self.sd if self.plan is None else self.plan
         return t_quantile(0.95, self.num_blocks - 1) * math.hypot(between, within) / math.sqrt(self.num_blocks)
-
-
-@dataclass(frozen=True, slots=True)
-class WallCosts:
-    """Wall seconds, predicted: one block, starts of servers included, and one compile of all that it serves."""
-
-    block_s: float
-    compile_s: float
 
 
 @dataclass(frozen=True)
@@ -188,10 +177,10 @@ def measured_components(spec: ExperimentSpec, sealed: Sequence[SealedRun]) -> li
     return components
 
 
-def simulated_components(spec: ExperimentSpec, num_blocks: int) -> tuple[list[Components], WallCosts]:
-    """Spreads over fresh plan draws and restarts with the client's jitter, and the costs of a block."""
-    pairs, costs = simulated_pairs(spec, num_blocks, RESTARTS)
-    return [_components(*names, log_ratio_values(own, base), spec) for names, (own, base) in pairs.items()], costs
+def simulated_components(spec: ExperimentSpec, num_blocks: int) -> tuple[list[Components], float]:
+    """Spreads over fresh plan draws and restarts with the client's jitter; and wall seconds of a block's replays."""
+    pairs, block_s = simulated_pairs(spec, num_blocks, RESTARTS)
+    return [_components(*names, log_ratio_values(own, base), spec) for names, (own, base) in pairs.items()], block_s
 
 
 def log_ratio_values(costs: FloatArray, baseline_costs: FloatArray) -> FloatArray:
@@ -202,20 +191,20 @@ def log_ratio_values(costs: FloatArray, baseline_costs: FloatArray) -> FloatArra
 
 def simulated_pairs(
     spec: ExperimentSpec, num_blocks: int, restarts: int
-) -> tuple[dict[tuple[str, str], tuple[FloatArray, FloatArray]], WallCosts]:
-    """Device times of (condition, baseline) on the same plan draws, each of shape (blocks, restarts), in model ns."""
+) -> tuple[dict[tuple[str, str], tuple[FloatArray, FloatArray]], float]:
+    """Device times of (condition, baseline) on the same plan draws, each of shape (blocks, restarts), in model ns.
+
+    And the wall seconds of the replays of a block, predicted.
+    """
     planned = resolve(spec.model_copy(update={"replicates": num_blocks})).by_condition
     costs_ns = {name: _costs_ns(runs, restarts) for name, runs in planned.items()}
     pairs = [(one.name, spec.baseline_of(one)) for one in spec.condition if spec.baseline_of(one) != one.name]
     if not pairs:
         raise SpecError("compares no condition with another", where=spec.name, hint="Give it a second condition")
     scale = spec.time_scale if kind_named(spec.backend).scales_time else 1.0
-    device = DeviceSpec()
-    grids = {run.server.decode_buckets for runs in planned.values() for run in runs[:1]}
-    compile_s = sum(device.compile_base_s + device.compile_call_s * (len(grid) + 1) for grid in grids)
     block_s = sum(replay_ns for _, replay_ns in costs_ns.values()) / NS_PER_S / scale
     found = {(name, base): (costs_ns[name][0], costs_ns[base][0]) for name, base in pairs}
-    return found, WallCosts(block_s, compile_s)
+    return found, block_s
 
 
 def _costs_ns(runs: Sequence[PlannedRun], restarts: int) -> tuple[FloatArray, float]:
@@ -347,30 +336,3 @@ def _looked(
     ends = [blocks_until_decided(sd, effect, stop, degrees=parts.num_blocks - 1) for effect in effects]
     median, most = (max(int(np.quantile(end, q, method="higher")) for end in ends) for q in (0.5, goal.power))
     return (median if median <= stop.budget else None), (most if most <= stop.budget else None)
-
-
-@dataclass(frozen=True, slots=True)
-class Allocation:
-    """``compiles`` artifacts with ``blocks`` each, one restart of every plan draw; None: more than can be had."""
-
-    blocks: int
-    compiles: int | None
-
-    def hours(self, costs: WallCosts) -> float | None:
-        if self.compiles is None:
-            return None
-        return self.compiles * (self.blocks * costs.block_s + costs.compile_s) / 3600
-
-
-def allocated(components: Components, goal: Goal, costs: WallCosts) -> Allocation:
-    """Blocks of each compile by their costs and spreads, then compiles for equivalence at the margin.
-
-    The datum of the top level is the mean over one compile's blocks: a compile is one draw, however many blocks it has.
-    """
-    if goal.compile_sd == 0:
-        return Allocation(
-            blocks_for_equivalence(components.sd, goal.log_margin, goal.alpha, goal.power) or MOST_BLOCKS, 1
-        )
-    blocks = repetitions([costs.block_s, costs.compile_s], [components.sd, goal.compile_sd])[0]
-    sd = math.hypot(goal.compile_sd, components.sd / math.sqrt(blocks))
-    return Allocation(blocks, blocks_for_equivalence(sd, goal.log_margin, goal.alpha, goal.power))

@@ -1,4 +1,4 @@
-"""How many blocks a precision or a verdict needs, and how they are best spread over restarts and compiles.
+"""How many blocks a precision or a verdict needs.
 
 A block's datum is its log cost ratio, Gaussian with a given spread; powers are exact for that, by quadrature over the
 sample's own spread. Nothing is read.
@@ -8,7 +8,7 @@ Definitions: docs/reference/method-planning.md, "Power".
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache, lru_cache
 
 import numpy as np
@@ -157,20 +157,3 @@ def variance_components(values: FloatArray) -> tuple[float, float]:
     within = float(values.var(axis=1, ddof=1).mean()) if num_repeats > 1 else 0.0
     between = float(values.mean(axis=1).var(ddof=1)) - within / num_repeats
     return math.sqrt(max(0.0, between)), math.sqrt(within)
-
-
-def repetitions(costs: Sequence[float], sds: Sequence[float]) -> list[int]:
-    """How often each level is repeated within the next one, lowest level first; the highest is left to the precision.
-
-    costs: of one more repetition at each level, any unit; sds: each level's own standard deviation. A level whose next
-    one adds no spread is repeated at will, here MOST_BLOCKS times.
-    r_i = ceil sqrt((c_{i+1} / c_i) (S_i^2 / S_{i+1}^2)). Source: Kalibera and Jones (2013).
-    """
-    repeats: list[int] = []
-    for level in range(len(costs) - 1):
-        if sds[level + 1] == 0:
-            repeats.append(MOST_BLOCKS if sds[level] and costs[level + 1] else 1)
-            continue
-        best = math.sqrt(costs[level + 1] / costs[level]) * sds[level] / sds[level + 1]
-        repeats.append(min(MOST_BLOCKS, max(1, math.ceil(best))))
-    return repeats

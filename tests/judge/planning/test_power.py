@@ -9,13 +9,11 @@ import pytest
 
 from harness.analysis.stats import t_quantile
 from harness.judge.planning.power import (
-    MOST_BLOCKS,
     blocks_for_equivalence,
     blocks_for_precision,
     blocks_until_decided,
     difference_power,
     equivalence_power,
-    repetitions,
     variance_components,
 )
 from harness.model.spec import StopSpec
@@ -68,12 +66,6 @@ def test_a_precision_is_reached_by_the_block_that_is_named_and_not_before() -> N
 def test_what_no_experiment_reaches_is_none() -> None:
     assert blocks_for_equivalence(0.5, MARGIN, 0.05, 0.9) is None
     assert blocks_for_equivalence(0.01, MARGIN, 0.05, 0.9, effect=0.03) is None
-
-
-def test_levels_are_repeated_as_their_costs_and_spreads_ask() -> None:
-    """Kalibera and Jones: sqrt(100 / 4 * .09 / .01) = 15 runs of each compile, 1 request of each run."""
-    assert repetitions([1, 4, 100], [0.1, 0.3, 0.1]) == [1, 15]
-    assert repetitions([30, 700], [0.02, 0.0]) == [MOST_BLOCKS]
 
 
 def test_two_levels_are_told_apart_by_their_mean_squares() -> None:

@@ -233,11 +233,6 @@ def test_the_emulator_is_never_taken_for_a_device(demo: Page) -> None:
     assert "No accelerator was measured." in demo.text
 
 
-def test_padding_at_equal_step_counts_is_traced_to_request_counts(demo: Page) -> None:
-    assert "Where the padding of bucket6-nowaits changed" in demo.text
-    assert "Where the padding of bucket6-waits changed" not in demo.text
-
-
 def test_what_was_run_names_changes_hashes_and_machine(demo: Page, demo_runs: list[SealedRun]) -> None:
     assert "decode_buckets {1,2,4,8} \u2192 {1,2,4,6,8}" in demo.text
     assert all(run.manifest.plan_hash[:12] in demo.text for run in demo_runs)

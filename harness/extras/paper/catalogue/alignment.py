@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.analysis.compare.answer import ExperimentRuns
-from harness.analysis.cost.padding import bucket_rule, removed_slots, shapley_split
 from harness.analysis.figures import RunFigures, total_of, totals
 from harness.analysis.stats import ratio
+from harness.extras.paper.bucket_change import bucket_rule, removed_slots, shapley_split
 from harness.extras.paper.rules.cases import waits_pairs
 from harness.extras.paper.rules.decide import PaddingPair
 from harness.extras.paper.statistics import direction
