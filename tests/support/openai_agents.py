@@ -25,7 +25,8 @@ def converse(client: Any, model: str, turns: int, number: int) -> None:
     for _ in range(turns):
         # A wait for a tool.
         Event().wait(drawn.expovariate(1 / MEAN_WAIT_S))
-        more = {"ignore_eos": True, "return_token_ids": True}
+        # Greedy: a model without weights repeats itself, so that drafts from the text before are accepted.
+        more = {"temperature": 0, "ignore_eos": True, "return_token_ids": True}
         answer = client.completions.create(model=model, prompt=ids, max_tokens=ANSWER_TOKENS, extra_body=more)
         ids += [*answer.choices[0].token_ids, *(drawn.randrange(*IDS) for _ in range(NEW_TOKENS))]
 
