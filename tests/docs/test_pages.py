@@ -26,7 +26,6 @@ LONGER_FOR_A_REASON = {
     "reference/method-sessions.md": "every latency and figure of reuse with its formula",
     "evidence/client-timing.md": "measurements with the command of each, most of it tables",
     "evidence/error-rates.md": "measurements with the command of each, most of it tables",
-    "evidence/paper-rules.md": "the paper's printed figures beside the same under other rules",
 }
 READ_FIRST = ["README.md", "docs/README.md", *(f"docs/{name}.md" for name in (*START, *GUIDES))]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
+from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from textwrap import fill
@@ -188,18 +189,18 @@ def page(on_progress: Callable[[float], None] = lambda _share: None) -> str:
     results = dict(parallel_map(_searched, RULES, tell_all))
     searched = {rules: results[place][0] for place, rules in enumerate(RULES)}
     figures = [figure for rules in RULES for figure in (*predictions[rules], *searched[rules])]
-    devices = ("baseline and changed configurations", "N", "rules", "device s", "evictions", "reused")
-    ablations = ("change", "meaning", "N", "baseline, device s", "more slots", "slots and grid")
+    devices = ("baseline and changed configurations", "N", "device s", "evictions", "reused")
+    ablations = ("change", "meaning", "baseline, device s", "more slots", "slots and grid")
     return rendered(
         "rules.md.j2",
         num_printed=sum(figure.printed != "" for figure in figures),
         wrong=disagreements(figures),
         same_top="the same 20" if results[0][1] == results[1][1] else "other",
-        devices=markdown_rows(devices, _without_repeats(_device_rows(), 2)),
+        devices=markdown_rows(devices, _without_repeats(_device_rows(), 1)),
         predictions=_compared(predictions),
         searched=_compared(searched),
         label=LABEL,
-        ablated=markdown_rows(ablations, _without_repeats(_ablation_rows(), 2)),
+        ablated=markdown_rows(ablations, _ablation_rows()),
     )
 
 
@@ -238,26 +239,41 @@ def _paper_inputs(users: int, treatment: Treatment = "as-drawn") -> PlanArrays:
 
 
 def _device_rows() -> Iterator[tuple[object, ...]]:
+    """A cell has a figure under each of RULES."""
     cost = load_cost_model("paper")
     for candidate in (BASELINE, MORE_SLOTS, SELECTED):
         for users in (6, 8, 10):
             arrays = _paper_inputs(users)
-            for rules in RULES:
-                found = sums(candidate, users, 20261000, rules)
-                evictions = int(
-                    run_batch(arrays, EngineConfig.of_shape(candidate, rules), cost).totals["evictions"].sum()
-                )
-                reused = f"{found.reused}/{3 * users}"
-                yield candidate.label, users, rules, f"{found.device_ns / NS_PER_S:.3f}", evictions, reused
+            configs = [EngineConfig.of_shape(candidate, rules) for rules in RULES]
+            evictions = [int(run_batch(arrays, config, cost).totals["evictions"].sum()) for config in configs]
+            found = [sums(candidate, users, 20261000, rules) for rules in RULES]
+            device_s = [f"{each.device_ns / NS_PER_S:.3f}" for each in found]
+            reused = [f"{each.reused}/{3 * users}" for each in found]
+            yield candidate.label, users, *(", ".join(map(str, each)) for each in (device_s, evictions, reused))
 
 
 def _compared(figures: dict[str, list[Figure]]) -> str:
-    """What each set of rules gives; bold: unlike ``paper``."""
+    """What each set of rules gives, figures of one place and configuration in a row; bold: unlike ``paper``."""
     rows: list[tuple[object, ...]] = []
-    for base, dummy, vendor in zip(*(figures[rules] for rules in RULES), strict=True):
-        shown = vendor.computed if vendor.computed == base.computed else f"**{vendor.computed}**"
-        rows.append((base.where, base.what, _beside_printed(base), _beside_printed(dummy), shown))
+    beside = zip(*(figures[rules] for rules in RULES), strict=True)
+    for (where, subject), group in groupby(beside, lambda each: (each[0].where, _subject(each[0]))):
+        cells = [
+            (
+                base.what.removesuffix(subject),
+                *map(_beside_printed, (base, dummy)),
+                vendor.computed if vendor.computed == base.computed else f"**{vendor.computed}**",
+            )
+            for base, dummy, vendor in group
+        ]
+        names, *of_rules = (", ".join(texts) for texts in zip(*cells, strict=True))
+        rows.append((where, names + subject, *of_rules))
     return markdown_rows(("where", "figure", *RULES), _without_repeats(rows, 1))
+
+
+def _subject(figure: Figure) -> str:
+    """ " of {1,2,4,8}/8", or "" of a figure that is of no configuration and has a row alone."""
+    _, of, label = figure.what.partition(" of {")
+    return of + label
 
 
 def _beside_printed(figure: Figure) -> str:
@@ -277,8 +293,10 @@ def _without_repeats(rows: Iterable[tuple[object, ...]], num_keys: int) -> Itera
 
 
 def _ablation_rows() -> Iterator[tuple[object, ...]]:
+    """A cell has a figure at each N."""
     cost = load_cost_model("paper")
     for changed in ABLATIONS.values():
+        by_users: list[tuple[str, ...]] = []
         for users in (6, 8, 10):
             arrays = _paper_inputs(users, changed.treatment)
             rules = changed.rules or "vendor-0.11.1"
@@ -292,8 +310,8 @@ def _ablation_rows() -> Iterator[tuple[object, ...]]:
                 )
                 for candidate in (BASELINE, MORE_SLOTS, SELECTED)
             )
-            ratios = [f"{each / baseline_s:.4f}" for each in others_s]
-            yield changed.name, changed.meaning, users, f"{baseline_s:.3f}", *ratios
+            by_users.append((f"{baseline_s:.3f}", *(f"{each / baseline_s:.4f}" for each in others_s)))
+        yield changed.name, changed.meaning, *map(", ".join, zip(*by_users, strict=True))
 
 
 def _device_s(outcome: SimOutcome) -> float:
