@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, count
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 from harness.analysis.compare.stopping import check_can_decide
 from harness.analysis.sessions import DEFAULT_COSTS
@@ -39,7 +40,7 @@ from harness.measure.server.provenance import SOURCE_ROOT, source_facts, source_
 from harness.model.experiment import PlannedRuns, resolve
 from harness.model.plan.files import save_plan
 from harness.model.sim.draws import perturbation_of
-from harness.model.spec import ExperimentSpec, RulesName, load_toml
+from harness.model.spec import ExperimentSpec, RulesName
 from harness.model.spec.experiment import DEFAULT_SEED
 from harness.model.spec.recorded import recorded_changes
 from harness.model.spec.rules import DecisionRule, find_rule, load_rule
@@ -49,10 +50,7 @@ from harness.stacks.rbln.launch.artifacts import artifact_identity, check_served
 from harness.stacks.rbln.launch.patches import PATCH_ROOTS
 from harness.stacks.rbln.rules.kv_rules import AUTO, rule_set
 
-SEED_KEY = re.compile(r"(?:^|_)seeds?$")
-SEED_LINE = re.compile(r"""^\+\s*"?(\w*seeds?)"?\s*[=:]\s*(\[[\d,\s]*\]?|\d+)""")
-# Seeds of resampling draw no input.
-NOT_INPUTS = ("rules", "criteria", "interval")
+SEED = re.compile(r"""\b(?:\w*_)?seeds?"?\s*[=:]\s*(\[[\d,\s]*\]?|\d+)""")
 PLANS = "plans"
 HISTORY = (f"{PLANS}/*.toml", f"{PLANS}/*.json")
 RULE_FILES = f"{PLANS}/rules/"
@@ -80,44 +78,20 @@ def _in_tree(repository: Repository, hidden: set[str]) -> Iterator[SeedUse]:
     folder = repository.root / PLANS
     for path in sorted(folder.rglob("*")) if folder.is_dir() else ():
         name = repository.relative(path)
-        if name in hidden or name.startswith(RULE_FILES) or not path.is_file():
-            continue
-        content = _content(path)
-        yield from (SeedUse(seed, name) for seed in seeds_in(content))
-        if path.suffix == ".toml" and "condition" in table_at(content) and "base_seed" not in table_at(content):
-            yield SeedUse(DEFAULT_SEED, name)
+        if name not in hidden and not name.startswith(RULE_FILES) and path.is_file():
+            yield from (SeedUse(seed, name) for seed in seeds_in(_text(path)))
 
 
-def _content(path: Path) -> Any:
-    try:
-        if path.suffix == ".toml":
-            return load_toml(path)
-        if path.suffix == ".json":
-            return json.loads(path.read_bytes())
-        if path.suffix == ".jsonl":
-            # Plans and ledgers: what decides them is in the first line.
-            with open(path, "rb") as lines:
-                return json.loads(lines.readline())
-    except (SpecError, ValueError, OSError, RecursionError):
-        # A file that cannot be read cannot have been run either; a command that uses it reports the error.
-        return None
-    return None
+def _text(path: Path) -> str:
+    """What a file says of seeds; of plans and ledgers, which may be long, what decides them: the first line."""
+    with suppress(OSError), path.open("rb") as file:
+        return (file.readline() if path.suffix == ".jsonl" else file.read()).decode("utf-8", "replace")
+    return ""
 
 
-def seeds_in(content: Any) -> Iterator[int]:
-    """Whole numbers below keys that are called seed, seeds or end in _seed or _seeds, at any depth."""
-    left: list[tuple[Any, bool]] = [(content, False)]
-    while left:
-        value, is_seed = left.pop()
-        if isinstance(value, Mapping):
-            for key, item in reversed([*table_at(value).items()]):
-                is_below = is_seed or bool(SEED_KEY.search(key))
-                if is_below or key not in NOT_INPUTS:
-                    left.append((item, is_below))
-        elif isinstance(value, list):
-            left += [(item, is_seed) for item in reversed(cast("list[Any]", value))]
-        elif is_seed and isinstance(value, int) and not isinstance(value, bool):
-            yield value
+def seeds_in(text: str) -> Iterator[int]:
+    """Whole numbers after keys that are called seed, seeds or end in _seed or _seeds, in TOML or JSON."""
+    return (int(number) for found in SEED.finditer(text) for number in re.findall(r"\d+", found[1]))
 
 
 def _in_history(repository: Repository, hidden: set[str]) -> Iterator[SeedUse]:
@@ -127,8 +101,8 @@ def _in_history(repository: Repository, hidden: set[str]) -> Iterator[SeedUse]:
             commit = line.split()[1][:12]
         elif line.startswith("+++ "):
             path = line.removeprefix("+++ ").removeprefix("b/")
-        elif path not in hidden and not path.startswith(RULE_FILES) and (match := SEED_LINE.match(line)):
-            yield from (SeedUse(int(seed), f"{path} in commit {commit}") for seed in re.findall(r"\d+", match[2]))
+        elif line.startswith("+") and path not in hidden and not path.startswith(RULE_FILES):
+            yield from (SeedUse(seed, f"{path} in commit {commit}") for seed in seeds_in(line))
 
 
 def _in_runs(runs_root: Path) -> Iterator[SeedUse]:
@@ -137,9 +111,13 @@ def _in_runs(runs_root: Path) -> Iterator[SeedUse]:
         return
     for path in sorted(runs_root.rglob(SEARCH_FILE)):
         where = f"search {path.parent.relative_to(runs_root).as_posix()}"
-        yield from (SeedUse(seed, where) for seed in seeds_in(_content(path)))
+        yield from (SeedUse(seed, where) for seed in seeds_in(_text(path)))
     for path in sorted(runs_root.rglob(layout.MANIFEST)):
-        manifest = table_at(_content(path))
+        try:
+            manifest = table_at(json.loads(path.read_bytes()))
+        except (ValueError, OSError, RecursionError):
+            # What cannot be read counts in no decision.
+            continue
         seed = table_at(manifest, "requested", "experiment").get("base_seed")
         if isinstance(seed, int) and manifest.get("preregistration") is None:
             yield SeedUse(seed, f"exploratory run {path.parent.relative_to(runs_root).as_posix()}")
@@ -297,10 +275,10 @@ def _refuse(repository: Repository, spec: ExperimentSpec, experiment_file: Path,
             where=str(experiment_file),
             hint='Write NAME = "redacted" in server.env and export NAME, or set it only in the environment',
         )
-    if "base_seed" not in spec.model_fields_set:
+    if "base_seed" not in spec.model_fields_set or spec.base_seed == DEFAULT_SEED:
         raise SpecError(
-            f"base_seed is left out, and its default ({DEFAULT_SEED}) is that of every experiment: a confirmatory plan "
-            "needs new inputs",
+            f"base_seed is left out or {DEFAULT_SEED}, the default of every experiment: a confirmatory plan needs new "
+            "inputs",
             where=str(experiment_file),
             hint="Write base_seed with a number that nothing has used, or freeze with --seed NUMBER",
         )
