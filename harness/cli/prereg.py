@@ -45,9 +45,6 @@ def freeze(
     commit: Annotated[bool, typer.Option("--commit", help="Commit the frozen files, and nothing else.")] = False,
     tag: Annotated[str, typer.Option(help="Tag that commit.")] = "",
     sign: Annotated[bool, typer.Option("--sign", help="Sign the tag.")] = False,
-    sign_key: Annotated[
-        Path | None, typer.Option("--sign-key", help="SSH key that signs the frozen file (ssh-keygen -Y sign).")
-    ] = None,
 ) -> None:
     """Write plans, predictions, criteria and code versions in one file.
 
@@ -78,7 +75,6 @@ def freeze(
         is_committed=commit,
         tag=tag,
         is_signed=sign,
-        signing_key=sign_key,
     )
     with time_left("predicting") as on_progress:
         frozen = freeze_experiment(spec, experiment, overrides=overrides, options=options, on_progress=on_progress)

@@ -20,7 +20,7 @@ from harness.judge.prereg.frozen import (
     read_frozen,
 )
 from harness.judge.prereg.ledger import Ledger
-from harness.judge.prereg.repository import Commit, Repository, check_signature, file_sha256, signature_of
+from harness.judge.prereg.repository import Commit, Repository, file_sha256
 from harness.measure.records import layout
 from harness.measure.records.inputs import changed_inputs
 from harness.measure.records.manifest import PreregistrationRecord
@@ -55,9 +55,6 @@ def authorize(path: Path, *, runs_root: Path | None = None) -> tuple[Preregistra
     its_files = [path, located(repository, frozen.experiment_file)]
     its_files += sorted({repository.root / plan.path for plan in frozen.plans})
     check_new_seed(repository, frozen.experiment.base_seed, leave_out=its_files, runs_root=runs_root)
-    # A frozen file needs no signature, but a signature beside it must hold.
-    if (signature := signature_of(path)).exists():
-        check_signature(path, signature)
     sha256 = hashlib.sha256(content).hexdigest()
     record = PreregistrationRecord(
         path=repository.relative(path),

@@ -32,7 +32,7 @@ from harness.judge.prereg.frozen import (
     rule_code,
 )
 from harness.judge.prereg.predict import FROZEN_DRAWS, predict_experiment
-from harness.judge.prereg.repository import Commit, Repository, file_sha256, sign_file
+from harness.judge.prereg.repository import Commit, Repository, file_sha256
 from harness.kinds import kind_named
 from harness.measure.records import layout
 from harness.measure.records.manifest import table_at
@@ -134,8 +134,7 @@ SHIPPED = "shipped:"
 class FreezeOptions:
     """folder: where the file goes; default plans/frozen of the repository. rules: added to those the experiment names.
 
-    tag: a tag on the commit, only with ``is_committed``; is_signed: sign it. signing_key: an SSH key that signs the
-    frozen file itself.
+    tag: a tag on the commit, only with ``is_committed``; is_signed: sign it.
     """
 
     folder: Path | None = None
@@ -145,7 +144,6 @@ class FreezeOptions:
     is_committed: bool = False
     tag: str = ""
     is_signed: bool = False
-    signing_key: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,11 +231,9 @@ def freeze(
             dirty_paths=tuple(dirty[:50]),
         ).sealed()
         write_atomic(path, [preregistration.to_json().encode()], what="the frozen file")
-        signatures = () if options.signing_key is None else (sign_file(path, options.signing_key),)
         if not options.is_committed:
             return Frozen(path, preregistration, None)
-        paths = (path, *plan_paths, *signatures)
-        commit = repository.commit(paths, f"Preregister {spec.name}: plans, predictions and criteria")
+        commit = repository.commit((path, *plan_paths), f"Preregister {spec.name}: plans, predictions and criteria")
         if options.tag:
             repository.tag(options.tag, f"Preregistration of {spec.name}", is_signed=options.is_signed)
         return Frozen(path, preregistration, commit)

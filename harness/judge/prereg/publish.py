@@ -26,7 +26,7 @@ from harness.judge.prereg.frozen import Preregistration
 from harness.judge.prereg.judge import Judgement, decide
 from harness.judge.prereg.page import archive_page
 from harness.judge.prereg.proof import Proof, find_proof, read_proof
-from harness.judge.prereg.repository import Repository, check_signature, file_sha256, sign_file, signature_of
+from harness.judge.prereg.repository import check_signature, file_sha256, sign_file, signature_of
 from harness.measure.records import layout
 from harness.measure.records.archive import (
     CRATE,
@@ -89,8 +89,6 @@ def publish(
         folder = Path(temporary)
         _copy_runs(runs, folder)
         shutil.copy(runs[0].file(layout.FROZEN), folder / FROZEN)
-        if (signature := _signature_of_freeze(runs, repository, record.path)) is not None:
-            shutil.copy(signature, signature_of(folder / FROZEN))
         (folder / PROOF).write_text(proof.claims.model_dump_json(indent=1) + "\n", encoding="utf-8")
         (folder / PACK).write_bytes(proof.pack(record.path))
         (folder / VERDICT).write_text(_verdict(judgement), encoding="utf-8")
@@ -168,12 +166,14 @@ def _checked(archive: Path, folder: Path, signers: Path | None) -> Checked:
         raise wrong(archive, "its frozen file is not the one its runs were made under")
     judgement = decide(runs, proof=proof)
     unlike = _unlike(archive, folder, frozen, judgement, proof)
-    proven = _proven(frozen, judgement, proof)
-    unproven = [*unlike, *_signatures(folder, signers, proven), _times(proof)]
+    proven, unproven, what = _proven(frozen, judgement, proof), [*unlike], "the archive: seals, ledger and verdict"
+    if (signature := signature_of(folder / SUMS)).is_file():
+        proven.append(f"signed {what}: {check_signature(folder / SUMS, signature, signers)}")
+    else:
+        unproven.append(f"who made {what}: it is not signed")
     # A signature by a key that nobody named is anybody's.
-    has_signer = signers is not None and signature_of(folder / SUMS).is_file()
-    unheld = () if has_signer else tuple(unlike)
-    return Checked(judgement, tuple(proven), (*unproven, *_ALWAYS_UNPROVEN), frozen, unheld)
+    unheld = () if signers is not None and signature.is_file() else tuple(unlike)
+    return Checked(judgement, tuple(proven), (*unproven, _times(proof), *_ALWAYS_UNPROVEN), frozen, unheld)
 
 
 def _proven(frozen: Preregistration, judgement: Judgement, proof: Proof) -> list[str]:
@@ -236,31 +236,10 @@ _ALWAYS_UNPROVEN = (
 )
 
 
-def _signatures(folder: Path, signers: Path | None, proven: list[str]) -> list[str]:
-    """Add the signers to ``proven``; returns what is not signed."""
-    unproven: list[str] = []
-    for name, what in ((FROZEN, "the freeze"), (SUMS, "the archive: seals, ledger and verdict")):
-        signature = signature_of(folder / name)
-        if signature.is_file():
-            proven.append(f"signed {what}: {check_signature(folder / name, signature, signers)}")
-        else:
-            unproven.append(f"who made {what}: it is not signed")
-    return unproven
-
-
 def _times(proof: Proof) -> str:
     remotes = [f"branch {name} had the freeze when this was published (ask its host)" for name in proof.claims.remotes]
     attested = ", ".join(remotes) or "nobody else attests a time"
     return f"since when: times are those of the machine that froze and ran; {attested}"
-
-
-def _signature_of_freeze(runs: Sequence[SealedRun], repository: Path | None, path: str) -> Path | None:
-    """The signature beside the frozen file, where its repository is available and it is signed."""
-    try:
-        signature = signature_of(Repository(repository or runs[0].path).root / path)
-    except SpecError:
-        return None
-    return signature if signature.is_file() else None
 
 
 def _verdict(judgement: Judgement) -> str:
