@@ -247,12 +247,11 @@ def _lengthen(sessions: list[list[_Call]], notes: ReadNotes) -> None:
     else:
         is_whole = False
         if grown := [turn for before, turn in pairs if turn.prompt >= before.prompt + before.generate]:
-            raise SpecError(
+            what = (
                 "nothing says whether input_length counts the whole prompt or, as AIPerf does, what is new after the "
-                f"row before: {len(grown)} of {len(pairs)} rows could be either, and no row names its blocks",
-                where=grown[0].at,
-                hint="Say which: --lengths new, or --lengths whole",
             )
+            what += f"row before: {len(grown)} of {len(pairs)} rows could be either, and no row names its blocks"
+            raise SpecError(what, where=grown[0].at, hint="Say which: --lengths new, or --lengths whole")
     what = "their whole prompt" if is_whole else "what is new after the row before, as AIPerf does"
     said = ", as --lengths says" if given else ""
     notes.assume(f"rows of a session whose input_length is taken to count {what}{said}", len(pairs))
@@ -315,21 +314,10 @@ def _recording(tree: list[_Call], block_tokens: int) -> Recording:
             streamed = requests[base].stream_tokens
             keep = kept_tokens(call.blocks, before.blocks, block_tokens, streamed, call.prompt)
             keep = keep if call.keep is None else min(call.keep, streamed, call.prompt)
-        requests.append(
-            RecordedRequest(
-                base,
-                after,
-                call.wait_ns if after else max((call.at_ns or 0) - start_ns, 0) + call.wait_ns,
-                call.kind or ("tool" if after and call.wait_ns else "none"),
-                call.prompt,
-                keep,
-                call.generate,
-                call.blocks,
-                call.abort_ns,
-                0 if call.abort_ns else call.abort_tokens,
-                call.is_drawn,
-            )
-        )
+        wait_ns = call.wait_ns if after else max((call.at_ns or 0) - start_ns, 0) + call.wait_ns
+        kind: WaitKind = call.kind or ("tool" if after and call.wait_ns else "none")
+        lengths, left = (call.prompt, keep, call.generate), (call.abort_ns, 0 if call.abort_ns else call.abort_tokens)
+        requests.append(RecordedRequest(base, after, wait_ns, kind, *lengths, call.blocks, *left, call.is_drawn))
         last[call.key[0], call.session] = call
     return Recording(hidden_name(f"{tree[0].key[0]}/{tree[0].key[1]}"), start_ns, tuple(requests))
 

@@ -88,17 +88,12 @@ def settled_block_tokens(lengths: Iterable[tuple[int, int]], usual: int, notes: 
     ]
     others = ", ".join(map(str, fitting))
     if num_above > SHARE_OF_SLIPS * len(rows) or (num_below and fitting and not notes.options.block_tokens):
-        wrong = (
-            f"{num_above} of {len(rows)} rows have more" if num_above else f"{num_below} of {len(rows)} rows have fewer"
-        )
+        wrong = f"{num_above or num_below} of {len(rows)} rows have {'more' if num_above else 'fewer'}"
         hint = f"blocks of {others} tokens fit every row" if fitting else "no power of two fits every row"
         ask = "Say how many tokens a block has: harness trace import --block-tokens N"
         ask = f"--block-tokens {size} does not fit these rows" if notes.options.block_tokens else ask
-        raise SpecError(
-            f"{wrong} block names than their prompt has blocks of {size} tokens",
-            where=where,
-            hint=f"{ask} ({hint})",
-        )
+        wrong += f" block names than their prompt has blocks of {size} tokens"
+        raise SpecError(wrong, where=where, hint=f"{ask} ({hint})")
     if rows and not notes.options.block_tokens and len(fitting) > 1:
         others = ", ".join(str(other) for other in fitting if other != size)
         notes.assume(f"blocks taken as {size} tokens, the format's usual size: {others} fit every row too")

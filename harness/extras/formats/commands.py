@@ -39,7 +39,7 @@ def waits_import(
 
         check_trace_format(kind)
         counted = import_recorded_waits([source], output, name=name or output.stem, kind=kind, may_replace=force)
-        what = f"{counted.num_waits} waits for tools; {counted.num_zero} of nothing left out"
-        lines = [f"{counted.source_format}: {what}"]
+        what = f"{counted['waits']} waits for tools; {counted['left_out_zero']} of nothing left out"
+        lines = [f"{counted['format']}: {what}"]
     for line in (*lines, f"wrote {output}"):
         print_folded(line)

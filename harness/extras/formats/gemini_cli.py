@@ -10,16 +10,7 @@ import json
 from collections.abc import Iterable, Mapping
 
 from harness.model.traces.account import ReadNotes
-from harness.model.traces.base import (
-    Record,
-    counts_of,
-    instant_ns,
-    list_of,
-    record_of,
-    text_of,
-    tokens_of,
-    trace_format,
-)
+from harness.model.traces.base import Record, counts_of, instant_ns, list_of, record_of, text_of, trace_format
 from harness.model.traces.calls import UNTIMED, AgentLog, Call, Conversation, Log
 from harness.model.traces.links import reader_of
 
@@ -177,7 +168,7 @@ def take_parts(conversation: Conversation, parts: Iterable[object], moment_ns: i
 
 def set_counts(turn: Call, usage: Record, names: Mapping[str, str]) -> None:
     """The counts of a call, from a usage object by the names of ``COUNTS``."""
-    counts = {what: tokens_of(usage.get(name) or 0) or 0 for what, name in names.items()}
+    counts = dict(zip(names, counts_of(usage, names.values()) or [0] * len(names), strict=True))
     turn.input_tokens, turn.output_tokens = counts["input"] + counts["tool"], counts["output"]
     turn.reasoning_tokens, turn.total_tokens = counts["thoughts"], counts["total"] or None
     turn.prefix_tokens = None if usage.get(names["cached"]) is None else counts["cached"]

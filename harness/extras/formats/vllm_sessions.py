@@ -12,16 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.model.traces.base import (
-    Progress,
-    ReadNotes,
-    Record,
-    json_lines,
-    record_of,
-    text_of,
-    tokens_of,
-    trace_format,
-)
+from harness.model.traces.account import ReadNotes
+from harness.model.traces.base import Progress, Record, json_lines, record_of, text_of, tokens_of, trace_format
 from harness.model.traces.recording import RecordedRequest, Recording, hidden_name
 from harness.stacks.vllm.inside.vllm_step_log.sessions import UNUSUAL
 

@@ -80,11 +80,9 @@ def _rows(source: Path, wanted: tuple[str, ...]) -> Iterator[object]:
                 while batch := cursor.fetchmany(BATCH_ROWS):
                     yield from (_as_round(tools) for (tools,) in batch)
     except duckdb.Error as error:
-        raise SpecError(
-            f"cannot be read as DuckDB ({str(error).splitlines()[0]})",
-            where=str(source),
-            hint="Close other programs that have it open, or use the release's JSONL",
-        ) from error
+        hint = "Close other programs that have it open, or use the release's JSONL"
+        what = f"cannot be read as DuckDB ({str(error).splitlines()[0]})"
+        raise SpecError(what, where=str(source), hint=hint) from error
 
 
 def _as_round(tools: object) -> object:
@@ -115,11 +113,9 @@ def _queries(connection: duckdb.DuckDBPyConnection, source: Path, wanted: tuple[
         if not chosen:
             raise _no_table(source, "has no table with tool calls", names)
         if len(chosen) > 1:
-            raise SpecError(
-                f"has several tables with tool calls: {', '.join(place[-1] for place in chosen)}",
-                where=str(source),
-                hint="Name the tables to count (a view beside its table would be counted twice)",
-            )
+            what = f"has several tables with tool calls: {', '.join(place[-1] for place in chosen)}"
+            hint = "Name the tables to count (a view beside its table would be counted twice)"
+            raise SpecError(what, where=str(source), hint=hint)
     quoted = {place: ".".join('"' + name.replace('"', '""') + '"' for name in place) for place in chosen}
     return [f"SELECT {readable[place][1]} AS tools FROM {quoted[place]}" for place in chosen]
 
@@ -138,11 +134,8 @@ def _selected(types: Mapping[str, str]) -> tuple[int, str] | None:
 def _no_table(source: Path, what: str, names: list[str]) -> SpecError:
     fields = ", ".join(("tool_name", *_LATENCIES))
     looked_for = f"a `tools` column (a list of structs, or JSON) or the columns {fields}"
-    return SpecError(
-        f"{what}; looked for {looked_for}; it has {', '.join(names) or 'no table'}",
-        where=str(source),
-        hint="Give the DuckDB file of a TraceLab release",
-    )
+    what = f"{what}; looked for {looked_for}; it has {', '.join(names) or 'no table'}"
+    return SpecError(what, where=str(source), hint="Give the DuckDB file of a TraceLab release")
 
 
 HUMAN_TOOLS = (*ASK_A_PERSON, "TaskOutput")
@@ -351,20 +344,10 @@ def _provenance(summary: ImportSummary) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedWaits:
-    """What was counted: waits for tools of more than nothing, those of nothing, and requests without such a wait."""
-
-    source_format: str
-    num_waits: int
-    num_zero: int
-    num_other: int
-
-
 def import_recorded_waits(
     sources: Iterable[Path], output: Path, *, name: str, kind: str = "auto", may_replace: bool = True
-) -> RecordedWaits:
-    """Write ``output``, the waits for tools of recorded agents as a distribution.
+) -> dict[str, Any]:
+    """Write ``output``, the waits for tools of recorded agents as a distribution; returns what was counted.
 
     Raises SpecError as ``read_recordings`` does, when no tool was waited for, and where another file is in the way.
     """
@@ -373,24 +356,20 @@ def import_recorded_waits(
     waits_ns = [request.wait_ns for request in requests if request.wait_kind == "tool" and not request.is_drawn]
     waited_ms = [wait_ns / NS_PER_MS for wait_ns in waits_ns if wait_ns > 0]
     if not waited_ms:
-        raise SpecError(
-            f"no tool was waited for in {len(requests)} requests of {chosen}",
-            where=name,
-            hint="Production traces hold arrivals only; take agent logs, spans or a TraceLab release",
-        )
-    counted = RecordedWaits(chosen, len(waited_ms), len(waits_ns) - len(waited_ms), len(requests) - len(waits_ns))
+        hint = "Production traces hold arrivals only; take agent logs, spans or a TraceLab release"
+        raise SpecError(f"no tool was waited for in {len(requests)} requests of {chosen}", where=name, hint=hint)
     provenance = {
         "format": chosen,
         "files": notes.num_files,
-        "waits": counted.num_waits,
-        "left_out_zero": counted.num_zero,
-        "requests_without_a_tool_wait": counted.num_other,
+        "waits": len(waited_ms),
+        "left_out_zero": len(waits_ns) - len(waited_ms),
+        "requests_without_a_tool_wait": len(requests) - len(waits_ns),
         "quantiles": "numpy.percentile, linear",
     }
     described = f"waits for tools of recorded agents ({chosen})"
     table = _wait_table(name, described, provenance, [_quantiles("tools", waited_ms)])
     _write_waits(output, table, may_replace=may_replace)
-    return counted
+    return provenance
 
 
 def _wait_table(

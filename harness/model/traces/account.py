@@ -170,10 +170,9 @@ class ReadNotes:
 
     def take_over(self, other: ReadNotes) -> None:
         """Add what another reading counted."""
-        for name in ("num_files", "num_rows", "num_calls", "num_parts", "num_more", "num_twice"):
+        numbers = ("num_files", "num_rows", "num_calls", "num_parts", "num_more", "num_twice")
+        for name in (*numbers, "passed", "broken", "unknown", "dropped", "left", "assumed"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        for name in ("passed", "broken", "unknown", "dropped", "left", "assumed"):
-            getattr(self, name).update(getattr(other, name))
         for what, (stated, summed) in other.stated.items():
             before = self.stated.get(what, (0, 0))
             self.stated[what] = (before[0] + stated, before[1] + summed)

@@ -85,11 +85,8 @@ def import_trace(  # noqa: PLR0913  # keywords with defaults, of one call
 def check_new(output: Path, *, may_replace: bool) -> None:
     """SpecError where ``output`` is there and may not be replaced."""
     if output.exists() and not may_replace:
-        raise SpecError(
-            "is there already, with other content",
-            where=str(output),
-            hint="Replace it with --force, or name another file",
-        )
+        hint = "Replace it with --force, or name another file"
+        raise SpecError("is there already, with other content", where=str(output), hint=hint)
 
 
 def read_recordings(
@@ -161,11 +158,8 @@ def _one_format(files: list[tuple[Path, bool]], kind: str, notes: ReadNotes) -> 
         kinds = _of_main_format(kinds, {path for path, is_searched in files if is_searched}, notes)
     if len(set(kinds.values())) > 1:
         first, other = next((a, b) for a in kinds for b in kinds if kinds[a] != kinds[b])
-        raise SpecError(
-            f"two formats: {first.name} is {kinds[first]}, {other.name} is {kinds[other]}",
-            where=str(other.parent),
-            hint="Import each format by itself, or say which: --format",
-        )
+        what = f"two formats: {first.name} is {kinds[first]}, {other.name} is {kinds[other]}"
+        raise SpecError(what, where=str(other.parent), hint="Import each format by itself, or say which: --format")
     return next(iter(kinds.values())), list(kinds)
 
 
@@ -175,17 +169,13 @@ def _of_main_format(kinds: dict[Path, str], searched: set[Path], notes: ReadNote
     for kind in set(kinds.values()):
         aside = ReadNotes(notes.options)
         files = [path for path in kinds if kinds[path] == kind]
-        num_requests[kind] = sum(
-            len(one.requests) for one in _sound(TRACE_FORMATS[kind].read(files, aside, None), aside)
-        )
+        sound = _sound(TRACE_FORMATS[kind].read(files, aside, None), aside)
+        num_requests[kind] = sum(len(one.requests) for one in sound)
     main, of_kind = max(num_requests, key=lambda kind: num_requests[kind]), Counter(kinds.values())
     kept: dict[Path, str] = {}
     for path, kind in kinds.items():
-        if (
-            kind == main
-            or path not in searched
-            or of_kind[kind] * num_requests[kind] * STRAY_SHARE > num_requests[main]
-        ):
+        is_stray = of_kind[kind] * num_requests[kind] * STRAY_SHARE <= num_requests[main]
+        if kind == main or path not in searched or not is_stray:
             kept[path] = kind
         else:
             notes.leave(f"files with the keys of {kind} beside those of {main}", str(path))
@@ -214,11 +204,8 @@ def _files(sources: Iterable[Path], kind: str, notes: ReadNotes) -> Iterator[tup
                     yield path, True
                 elif not path.name.startswith(".") and path.stat().st_size:
                     end = path.suffix if TYPE_NAME.fullmatch(path.suffix[1:]) else ""
-                    notes.leave(
-                        f"files {f'ending in {end}' if end else 'without an end of their name'}: "
-                        f"{OTHER_ENDS.get(end.lower(), 'not of these formats')}",
-                        str(path),
-                    )
+                    what = f"ending in {end}" if end else "without an end of their name"
+                    notes.leave(f"files {what}: {OTHER_ENDS.get(end.lower(), 'not of these formats')}", str(path))
         elif source.exists():
             yield source, False
         else:

@@ -100,12 +100,10 @@ def _what_is_wrong(recording: Recording, afters: Sequence[tuple[int, ...]], plac
         return f"its wait is negative ({request.wait_ns} ns)"
     if not 1 <= request.prompt_tokens <= MOST_TOKENS or not 1 <= request.generate_tokens <= MOST_TOKENS:
         return f"{request.prompt_tokens} prompt and {request.generate_tokens} generated tokens make no request"
-    if (
-        min(request.abort_after_ns, request.abort_after_tokens) < 0
-        or 0 < request.generate_tokens <= request.abort_after_tokens
-    ):
-        return f"its client leaves after {request.abort_after_ns} ns or {request.abort_after_tokens} tokens"
-    if request.abort_after_ns and request.abort_after_tokens:
+    left_ns, left_tokens = request.abort_after_ns, request.abort_after_tokens
+    if min(left_ns, left_tokens) < 0 or 0 < request.generate_tokens <= left_tokens:
+        return f"its client leaves after {left_ns} ns or {left_tokens} tokens"
+    if left_ns and left_tokens:
         return "its client leaves after a time and after a number of tokens"
     streamed = 0 if request.base is None else recording.requests[request.base].stream_tokens
     if not 0 <= request.keep_tokens <= min(streamed, request.prompt_tokens):
@@ -210,28 +208,14 @@ def trace_sha256(head: TraceHead, recordings: Iterable[Recording]) -> str:
 
 
 def _lines(head: TraceHead, recordings: Iterable[Recording]) -> Iterator[bytes]:
-    yield _line(
-        {
-            "format": FORMAT,
-            **asdict(head),
-            "dropped": dict(sorted(head.dropped.items())),
-            "broken": dict(sorted(head.broken.items())),
-            "passed": dict(sorted(head.passed.items())),
-            "labels": sorted(head.labels),
-            "requests": list(COLUMNS),
-        }
-    )
+    counted = {name: dict(sorted(getattr(head, name).items())) for name in ("dropped", "broken", "passed")}
+    facts = {**asdict(head), **counted, "labels": sorted(head.labels)}
+    yield _line({"format": FORMAT, **facts, "requests": list(COLUMNS)})
     for recording in recordings:
         record: dict[str, Any] = {"recording": recording.name, "start_ns": recording.start_ns}
         record["requests"] = [
-            [
-                -1 if request.base is None else request.base,
-                request.after,
-                request.wait_ns,
-                WAIT_KINDS.index(request.wait_kind),
-                *(request.prompt_tokens, request.keep_tokens, request.generate_tokens),
-            ]
-            for request in recording.requests
+            [-1 if one.base is None else one.base, one.after, one.wait_ns, WAIT_KINDS.index(one.wait_kind), *one[4:7]]
+            for one in recording.requests
         ]
         if any(request.blocks for request in recording.requests):
             record["blocks"] = [request.blocks for request in recording.requests]
