@@ -45,12 +45,15 @@ def atif_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress | None
                 continued.append((found[0][0].session, (path.parent / more).resolve()))
             logs += ((path.parent, log) for log in found)
     begun_in = {names[path]: session for session, path in continued if path in names}
+    sessions = {call.session for _, log in logs for call in log}
     for folder, log in logs:
         for call in log:
             for _ in range(len(begun_in)):
                 call.index += MOST_STEPS * (call.session in begun_in)
                 call.session = begun_in.get(call.session, call.session)
-            call.children = {names.get((folder / child).resolve(), child): UNTIMED for child in call.children}
+            of_refs = [[names.get((folder / key).resolve(), key) for key in ref.split("\n")] for ref in call.children]
+            found = (next((name for name in keys if name in sessions), keys[0]) for keys in of_refs)
+            call.children = dict.fromkeys(found, UNTIMED)
         yield log
 
 
@@ -110,11 +113,11 @@ def _is_several(step: Record) -> bool:
 
 
 def _children(step: Record) -> list[str]:
-    """The trajectories of the sub-agents that a step started."""
+    """What names the trajectory of each sub-agent that a step started: lines of ids and a path."""
     results = map(record_of, list_of(record_of(step.get("observation")).get("results")))
     references = (record_of(each) for result in results for each in list_of(result.get("subagent_trajectory_ref")))
-    keys = ("trajectory_id", "session_id", "trajectory_path")
-    names = (next((name for key in keys if (name := text_of(each, key))), "") for each in references)
+    keys = ("trajectory_id", "trajectory_path", "session_id")
+    names = ("\n".join(filter(None, (text_of(each, key) for key in keys))) for each in references)
     return [name for name in names if name]
 
 

@@ -17,6 +17,7 @@ CACHE = (
     ("cache_creation_tokens", "cache_creation_input_tokens", "cache_write_tokens"),
 )
 GAPS = "waits that are gaps between answers: they hold the time of the next answer too"
+NO_TIME = "an answer at their start or end has no time, or one before the answer above it"
 UNSTATED = "that the file states and its calls do not have"
 
 
@@ -53,21 +54,23 @@ class TrajectoryCalls(Conversation):
         return ""
 
     def log(self, session: str) -> Log:
-        """The calls at their instants, where each has its end, else one after another."""
-        has_times = all(call.end_ns != UNTIMED for call in self.calls)
-        ended_ns = 0
+        """The calls at their instants; one without, or before the call above it, comes right after that call."""
+        ended_ns = next((call.end_ns for call in self.calls if call.end_ns != UNTIMED), 0)
+        reason, was_told = NO_TIME if ended_ns else "the recording has no times", True
         for place, call in enumerate(self.known()):
             asked_ns = max((at_ns for at_ns in call.inputs_ns if at_ns is not None), default=UNTIMED)
-            if has_times:
+            is_told = call.end_ns != UNTIMED and (not place or call.end_ns >= ended_ns)
+            if is_told:
                 self.notes.assume(GAPS, bool(place and asked_ns == UNTIMED))
                 call.submitted_ns = call.end_ns if asked_ns == UNTIMED else min(asked_ns, call.end_ns)
             else:
                 call.submitted_ns = call.end_ns = ended_ns + (call.wait_ns or 0)
-                call.unknown_wait = call.unknown_wait or ("the recording has no times" if call.wait_ns is None else "")
+            if not (is_told and was_told) and call.wait_ns is None:
+                call.unknown_wait = call.unknown_wait or reason
             call.session = session
             if place:
                 self.calls[place - 1].tool_spans.append((ended_ns, max(call.submitted_ns, ended_ns)))
-            ended_ns = call.end_ns
+            ended_ns, was_told = call.end_ns, is_told
         return self.calls
 
 

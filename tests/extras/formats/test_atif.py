@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from harness.clock import NS_PER_S
+from harness.extras.formats.trajectories import NO_TIME
+from harness.model.traces.importing import read_recordings
 from harness.model.traces.recording import NO_CACHE
 from tests.support.agent_logs import at
 from tests.support.sound_traces import atif_document
@@ -48,6 +50,32 @@ def test_steps_without_times_get_drawn_waits_and_without_cached_tokens_the_conve
         "2 x waits drawn from tracelab-v0.0.2: the recording does not say them (--waits)",
         "2 x waits that are unknown: the recording has no times",
     )
+
+
+@pytest.mark.parametrize("stamp", [None, at(1)])
+def test_a_step_without_a_time_or_before_the_one_above_it_leaves_the_other_waits_known(
+    tmp_path: Path, stamp: str | None
+) -> None:
+    document = atif_document("s", 5)
+    document["steps"][3] |= {"timestamp": stamp}
+    trace = trace_of(tmp_path, [document])
+    requests = trace.recordings[0].requests
+    assert [one.is_drawn for one in requests] == [False, False, True, True, False]
+    assert [one.wait_ns // NS_PER_S for one in requests if not one.is_drawn] == [0, 10, 10]
+    assert f"2 x waits that are unknown: {NO_TIME}" in trace.head.labels
+
+
+def test_a_sub_agent_is_known_by_its_session_or_its_file(tmp_path: Path) -> None:
+    parent, child = atif_document("s"), atif_document("k", 1, 4)
+    reference = {"session_id": "k", "trajectory_path": "1.json"}
+    parent["steps"][1]["observation"] = {"results": [{"subagent_trajectory_ref": [reference]}]}
+    child["trajectory_id"] = "t"
+    paths = [tmp_path / f"{place}.json" for place in (0, 1)]
+    for path, document in zip(paths, (parent, child), strict=True):
+        path.write_text(json.dumps(document))
+    _, (recording,), notes = read_recordings(paths)
+    assert sorted(len(one.after) for one in recording.requests) == [0, 1, 1, 2]
+    assert not notes.left
 
 
 def test_a_continuation_counts_its_own_steps_only(tmp_path: Path) -> None:
