@@ -58,7 +58,7 @@ class _Session(Conversation):
         self._open: Call | None = None
         self._fork_of = ""
         self._began_ns: int | None = None
-        self._has_meta = False
+        self._has_meta = self._is_agent = False
         self._closed_ns: list[int] = []
         self._totals: list[int] | None = None
         # Usage that the other kind of row may tell again: of the last count, and of the last record.
@@ -86,7 +86,8 @@ class _Session(Conversation):
                 turn.unknown_wait = turn.unknown_wait or (COPIED if is_copied else "")
         for turn in self.calls:
             turn.fork_of = self._fork_of or self.parent
-            turn.session, turn.parent = self.session, self.parent  # its first record may come late
+            turn.session = self.session  # its first record may come late
+            turn.parent = self.parent or "-" * self._is_agent  # a review, or an agent of the program, names none
         return self.calls
 
     def take(self, record: Record, moment_ns: int | None, at: str) -> None:
@@ -125,6 +126,7 @@ class _Session(Conversation):
         self._fork_of, self.parent = (
             next((found for path in paths if (found := text_of(payload, *path))), "") for paths in ABOVE
         )
+        self._is_agent = bool(record_of(payload.get("source")).get("subagent"))
 
     def _end_replay(self, moment_ns: int, began_ns: int) -> None:
         """Close what a fork repeated without a token count, so that its own first call does not take it over."""

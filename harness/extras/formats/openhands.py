@@ -27,7 +27,7 @@ from harness.model.traces.base import (
     trace_format,
     types_of,
 )
-from harness.model.traces.calls import LATE_NS, Log
+from harness.model.traces.calls import LATE_NS, START_AN_AGENT, Call, Log
 from harness.model.traces.links import through_calls
 
 OBSERVATIONS = ("ObservationEvent", "AgentErrorEvent", "UserRejectObservation")
@@ -100,7 +100,7 @@ def _flat(history: object) -> Iterator[Record]:
 def _steps(conversation: _Conversation, notes: ReadNotes) -> TrajectoryCalls:
     """A call for each answer of the model that any event names."""
     steps = TrajectoryCalls(len(conversation.events), notes)
-    answers, totals = set[str](), [0] * len(TOTALS)
+    answers, totals = dict[str, Call](), [0] * len(TOTALS)
     for moment_ns, at, event in _in_order(conversation.events, steps):
         answer = text_of(event, "tool_call_metadata", "model_response", "id") or text_of(event, "llm_response_id")
         told = counts_of(record_of(event.get("llm_metrics")).get("accumulated_token_usage"), TOTALS) or totals
@@ -120,13 +120,14 @@ def _steps(conversation: _Conversation, notes: ReadNotes) -> TrajectoryCalls:
         elif answer in answers:
             notes.part()  # one answer may be several actions
         elif is_answer and isinstance(counts, Usage):
-            answers.add(answer)
-            call = steps.answer(counts, at, moment_ns)
+            answers[answer] = call = steps.answer(counts, at, moment_ns)
             call.identity, call.agent = ("openhands", answer, moment_ns), "condenser" * (kind == "Condensation")
         elif is_answer or (text_of(event, "source") == "agent" and kind == "message"):
             steps.lose(counts, at)
         elif not notes.passes(kind, PASSED):
             steps.unread.unknown(f"event {kind}", at)
+        if is_answer and answer in answers:
+            answers[answer].num_agents += text_of(event, "tool_name") in START_AN_AGENT
     prompts = (call.input_tokens for call in steps.calls)
     notes.hold(f"prompt tokens {UNSTATED}", totals[0] or conversation.stated, prompts)
     return steps

@@ -24,6 +24,8 @@ ASK_A_PERSON = (
     *("AskUserQuestion", "ExitPlanMode", "request_user_input", "ask_user_question", "question", "ask_user"),
     "exit_plan_mode",
 )
+# Tools that start one sub-agent, of Codex, Qwen Code and the SDK of OpenHands, whose results name none.
+START_AN_AGENT = ("spawn_agent", "agent", "task")
 AT_ONCE = "waits for a person and a tool that had answered at one instant: taken as a person's, if of 1 s and more"
 REPLAYED = "calls of a parent session that is not among the files, repeated at the start of a fork"
 
@@ -58,6 +60,8 @@ class Call:
     """When the last of its tools and the last person it waited for had answered; None for none."""
     children: dict[str, int] = field(default_factory=dict[str, int])
     """Sessions of the sub-agents that its tools started, and when that tool had ended; UNTIMED where not known."""
+    num_agents: int = 0
+    """How many sub-agents its tools started that no result names."""
     parent: str = ""
     """The session that started this session, where only that is known."""
     index: int = 0
@@ -214,6 +218,7 @@ class Conversation:
     def call(self, name: str, turn: Call, moment_ns: int, tool: str) -> None:
         """This turn called a tool. name: by which its result is known."""
         self._tools[name] = (turn, moment_ns, tool in ASK_A_PERSON)
+        turn.num_agents += tool in START_AN_AGENT
         self._unanswered.add(name)
 
     def result(self, name: str, moment_ns: int) -> Call | None:

@@ -30,6 +30,10 @@ AS_PART = "cached tokens taken as a part of the prompt: no call of the file cont
 NO_READING = "calls whose stated sum is that of no reading of their counts"
 IN_TURN = "sub-agents of one call that ran one after another: each is taken to wait for the one before"
 UNAWAITED = "sub-agents whose end no call is known to have waited for: a wait after it may have been for them"
+LIKELY = "agents that began while no tool of their parent ran: taken as started by its call before them"
+AGAIN = "messages to a sub-agent, taken as sent by a tool of its parent that ran then"
+TO_AGENT = "messages to a sub-agent that no tool of its parent sent: taken as a person's"
+MISSING = "sub-agents without a recording, or in a circle"
 ADDED_REASONING = "answers with reasoning added to their output: no sum says whether output holds it"
 OVERLAPPING = "overlapping calls start at once"
 
@@ -44,6 +48,7 @@ def recordings_of(logs: Iterable[Log], notes: ReadNotes) -> Iterator[Recording]:
         group.sort(key=lambda call: (call.submitted_ns, call.index))
         _check_counts(group, notes)
     _adopt(by_session, notes)
+    _ask_again(by_session, notes)
     forks = _forks(by_session)
     children = {child for group in by_session.values() for call in group for child in call.children}
     children |= {name for names in forks.values() for name in names}
@@ -221,15 +226,61 @@ def _check_counts(group: Log, notes: ReadNotes) -> None:
 
 
 def _adopt(by_session: dict[str, Log], notes: ReadNotes) -> None:
-    """Link each session that names only its parent to the parent's last call that had ended before it began."""
+    """Link each session that names only its parent to the call that likely started it.
+
+    That is one whose tool for agents ran then, of the parent before its other agents; else the parent's last call
+    before it, unless the parent had ended by then and none of its calls is copied.
+    """
     named = {child for group in by_session.values() for call in group for child in call.children}
-    for name, group in by_session.items():
-        above = by_session.get(group[0].parent, [])
-        before = [call for call in above if call.end_ns <= group[0].submitted_ns]
-        if before and group[0].parent != name and name not in named:
-            before[-1].children[name] = UNTIMED
-        elif group[0].parent and name not in named:
+    asking: dict[str, Log] = {}
+    for call in (call for group in by_session.values() for call in group if call.num_agents):
+        for name in {call.session, by_session[call.session][0].parent}:
+            asking.setdefault(name, []).append(call)
+    for name, group in sorted(by_session.items(), key=lambda each: each[1][0].submitted_ns):
+        parent, began_ns = group[0].parent, group[0].submitted_ns
+        if not parent or name in named:
+            continue
+        free = [
+            call for call in asking.get(parent, []) if call.session != name and len(call.children) < call.num_agents
+        ]
+        free = [call for call in free if _is_under_way(call, began_ns)]
+        above = by_session.get(parent, []) if parent != name else []
+        before = [call for call in above if call.end_ns <= began_ns][-1:]
+        starter = max(free or before, key=lambda call: (call.session == parent, call.end_ns), default=None)
+        is_sure = starter is not None and _is_under_way(starter, began_ns)
+        if starter is None or (starter is above[-1] and not is_sure and group[0].follows is None):
             notes.assume(UNLINKED)
+            continue
+        notes.assume(LIKELY, not is_sure)
+        starter.children[name] = UNTIMED
+
+
+def _is_under_way(call: Call, moment_ns: int) -> bool:
+    """Whether a call had just ended, or had ended and a tool of it ran."""
+    spans = [(call.end_ns, call.end_ns + SIBLINGS_WITHIN_NS), *call.tool_spans]
+    return call.end_ns <= moment_ns and any(start_ns <= moment_ns <= end_ns for start_ns, end_ns in spans)
+
+
+def _ask_again(by_session: dict[str, Log], notes: ReadNotes) -> None:
+    """Split the session of a sub-agent where a later call of its parent asked it again."""
+    starters = {child: call for group in by_session.values() for call in reversed(group) for child in call.children}
+    for name, starter in starters.items():
+        parts: list[Log] = [[]]
+        for call in by_session.get(name, []):
+            if call.kind == "human" and parts[0] and not call.is_concurrent:
+                asked = [each for each in by_session[starter.session] if _is_under_way(each, call.submitted_ns)][-1:]
+                notes.assume(TO_AGENT, not asked)
+                if asked and asked[0] is not starter:
+                    (starter,) = asked
+                    notes.assume(AGAIN, name not in starter.children)
+                    starter.children[f"{name}/{len(parts)}"] = starter.children.pop(name, UNTIMED)
+                    call.follows, call.kind, call.inputs_ns = parts[-1][-1], "tool", (None, None)
+                    parts.append([])
+            parts[-1].append(call)
+        if parts[1:]:
+            by_session |= {f"{name}/{place}" if place else name: part for place, part in enumerate(parts)}
+            for place, call in ((place, call) for place, part in enumerate(parts) for call in part if place):
+                call.session = f"{name}/{place}"
 
 
 def _forks(by_session: dict[str, Log]) -> dict[Call, list[str]]:
@@ -319,19 +370,20 @@ class _Tree:
         for group in sorted(filter(None, children), key=lambda group: group[0].submitted_ns):
             child, began_ns = group[0].session, group[0].submitted_ns
             if child in self._added or len(above) > DEEPEST:
-                self._notes.leave("sub-agents without a recording, or in a circle", call.at)
+                self._notes.leave(MISSING, call.at)
                 continue
             ends = {last: self._calls[last].end_ns for last in lasts}
             in_turn = [last for last, end_ns in ends.items() if 0 <= began_ns - end_ns <= SIBLINGS_WITHIN_NS]
             in_turn = [last for last in in_turn if ends[last] - call.end_ns > SIBLINGS_WITHIN_NS]
-            if in_turn:
-                self._notes.assume(IN_TURN)
-                del lasts[max(in_turn, key=ends.__getitem__)]
-            started_by = max(in_turn, key=ends.__getitem__) if in_turn else place
-            last, ended_ns = self._add(child, (started_by,), above | {child}), call.children.get(child, UNTIMED)
+            started_by = [max(in_turn, key=ends.__getitem__, default=place)]
+            self._notes.assume(IN_TURN, bool(in_turn))
+            lasts.pop(started_by[0], None)
+            own = [self._places[each] for each in (group[0].follows,) if each in self._places]
+            started_by += [last for last in own if not has_ended(self._afters, last, started_by[0])]
+            last, ended_ns = self._add(child, tuple(started_by), above | {child}), call.children.get(child, UNTIMED)
             lasts[last] = _tools_end_ns(call) if ended_ns == UNTIMED else ended_ns
-        for _ in range(children.count([])):
-            self._notes.leave("sub-agents without a recording, or in a circle", call.at)
+        for _ in range(max(children.count([]), call.num_agents - len(children))):
+            self._notes.leave(MISSING, call.at)
         for fork in (name for name in self._forks.get(call, ()) if name not in self._added):
             self._add(fork, (place,), above | {fork})
         return lasts

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from harness.clock import NS_PER_S
+from harness.model.traces.links import MISSING, UNLINKED
 from tests.support.agent_logs import at
 from tests.support.sound_traces import codex_count, codex_rows
 from tests.support.trace_rows import imported, written
@@ -74,6 +75,15 @@ def test_without_its_parent_the_burst_at_a_forks_start_is_dropped_and_counted(tm
         "calls of a parent session that is not among the files, repeated at the start of a fork": 4
     }
     assert not any(request.wait_ns == 0 for request in trace.recordings[0].requests[1:])
+
+
+def test_a_spawned_thread_without_a_file_is_counted_and_a_review_names_no_parent(tmp_path: Path) -> None:
+    rows = list(codex_rows("par", 2))
+    rows[2]["payload"]["name"] = "spawn_agent"
+    review = codex_rows("review", 2, 100, meta={"source": {"subagent": "review"}})
+    trace = imported(written(tmp_path, rows, "a"), written(tmp_path, review, "b"))
+    assert trace.head.dropped == {MISSING: 1}
+    assert f"1 x {UNLINKED}" in trace.head.labels
 
 
 def test_a_fork_of_a_fork_repeats_both_and_counts_neither(tmp_path: Path) -> None:

@@ -90,6 +90,18 @@ def test_a_sub_agent_is_forked_from_its_parent_and_joined(tmp_path: Path) -> Non
     assert not notes.labels
 
 
+def test_an_agent_of_an_agent_is_started_by_the_one_that_asked_for_it(tmp_path: Path) -> None:
+    side = {"isSidechain": True, "sessionId": "s"}
+    rows = list(qwen_rows("s", 2))
+    rows[1]["message"]["parts"][-1]["functionCall"]["name"] = "agent"  # from 3 to 8 s
+    child = [row | side | {"agentId": "k"} for row in qwen_rows("k", 1, 3.1)][:3]  # its call ends at 6.1 s
+    child[1]["message"]["parts"][-1]["functionCall"]["name"] = "agent"
+    inner = [row | side | {"agentId": "n"} for row in qwen_rows("n", 1, 6.2)][:2]
+    (recording,), notes = read(tmp_path, child=child, inner=inner, s=rows)
+    assert [request.after for request in recording.requests][:3] == [(), (0,), (1,)]
+    assert not notes.left
+
+
 def test_the_news_of_a_background_agent_is_no_person(tmp_path: Path) -> None:
     rows = list(qwen_rows("s"))
     del rows[3]

@@ -12,7 +12,18 @@ import pytest
 from harness.clock import NS_PER_S
 from harness.model.traces.calls import AT_ONCE
 from harness.model.traces.importing import import_trace
-from harness.model.traces.links import ADDED_REASONING, FIRST_CACHED, IN_TURN, NO_READING, SHARED, UNAWAITED, UNLINKED
+from harness.model.traces.links import (
+    ADDED_REASONING,
+    AGAIN,
+    FIRST_CACHED,
+    IN_TURN,
+    LIKELY,
+    NO_READING,
+    SHARED,
+    TO_AGENT,
+    UNAWAITED,
+    UNLINKED,
+)
 from harness.model.traces.recording import NO_CACHE, RecordedRequest, TraceFile, describe_trace, open_trace, read_trace
 from tests.support.agent_logs import assistant, at, result, text, tool, user
 from tests.support.sound_traces import claude_rows, codex_rows, opencode_session
@@ -73,6 +84,66 @@ def test_agents_whose_session_is_not_among_the_files_are_counted(tmp_path: Path)
     trace = imported(tmp_path, {f"agent-{name}.jsonl": agent_rows(name, 3) for name in ("a", "b")})
     assert len(trace.recordings) == 2
     assert f"2 x {UNLINKED}" in trace.head.labels
+
+
+@pytest.mark.parametrize(("first_s", "num_recordings", "label"), [(30, 1, LIKELY), (400, 2, UNLINKED)])
+def test_an_agent_that_begins_while_no_tool_runs_is_labelled_and_after_its_parents_end_runs_by_itself(
+    tmp_path: Path, first_s: float, num_recordings: int, label: str
+) -> None:
+    files = {"s.jsonl": woken_parent(60), "s/subagents/agent-a.jsonl": agent_rows("a", first_s)}
+    trace = imported(tmp_path, files)
+    assert len(trace.recordings) == num_recordings
+    assert f"1 x {label}" in trace.head.labels
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_an_agent_that_a_later_tool_asks_again_ends_twice_and_its_message_is_no_persons(
+    tmp_path: Path, asks: bool
+) -> None:
+    side = {"isSidechain": True, "agentId": "a", "sessionId": "s"}
+    more = [user(14.1, **side), assistant("a-2", 20, (10, 60, 370, 50), text(), **side)]
+    mine = {"sessionId": "s"}
+    rows = [
+        user(0, **mine),
+        assistant("m0", 2, (10, 990, 0, 100), text(), tool("t"), **mine),
+        result("t", 2.2, "a") | mine,
+        user(11, origin={"kind": "task-notification"}, **mine),
+        assistant("m1", 14, (10, 190, 1000, 100), text(), *[tool("u")][: int(asks)], **mine),
+        *([result("u", 14.2) | mine] if asks else []),
+        *([assistant("m2", 17, (10, 190, 1200, 100), text(), **mine)] if asks else []),
+        user(22, origin={"kind": "task-notification"}, **mine),
+        assistant("m3", 24, (10, 190, 1400, 100), text(), **mine),
+    ]
+    if not asks:  # the message comes long after the parent's answer
+        more[0]["timestamp"], more[1]["timestamp"] = at(18), at(20)
+    trace = imported(tmp_path, {"s.jsonl": rows, "s/subagents/agent-a.jsonl": [*agent_rows("a", 3), *more]})
+    requests = {one.prompt_tokens: one for one in requests_of(trace)}
+    places = {one.prompt_tokens: place for place, one in enumerate(requests_of(trace))}
+    again = requests[440]
+    assert said(trace, AGAIN) == asks
+    assert said(trace, TO_AGENT) != asks
+    if asks:
+        assert set(requests[1200].after) == {places[1000], places[380]}, "the news of its first end is a join"
+        assert (again.after, again.wait_kind, again.wait_ns) == ((places[1200],), "tool", NS_PER_S // 10)
+        assert (again.base, again.keep_tokens) == (places[380], 370)
+        assert set(requests[1600].after) == {places[1400], places[440]}
+    else:
+        assert (again.after, again.wait_kind) == ((places[380],), "human")
+
+
+def test_an_opencode_task_that_goes_on_with_a_session_is_waited_for_each_time(tmp_path: Path) -> None:
+    parent, child = opencode_session("p"), opencode_session("k", 2, 4)
+    for turn in (0, 1):  # tasks from 3 to 8 s, and from 13 to 18 s
+        parent["messages"][turn + 1]["parts"][2]["state"]["metadata"] = {"sessionId": "k"}
+    first, *later = child["messages"][1:]
+    first["parts"] = [{"type": "text", "time": {"end": first["info"]["time"]["created"] + 3000}}]
+    child["messages"] = [child["messages"][0], first, child["messages"][0], *later]
+    child["messages"][2] = {"info": {"role": "user", "time": later[0]["info"]["time"]}, "parts": [{"type": "text"}]}
+    later[0]["parts"] = first["parts"] and [{"type": "text", "time": {"end": first["info"]["time"]["created"] + 13000}}]
+    trace = imported(tmp_path, {"p.json": [parent], "k.json": [child]})
+    assert sorted(len(one.after) for one in requests_of(trace)) == [0, 1, 1, 2, 2]
+    assert {one.wait_kind for one in requests_of(trace)} == {"none", "tool"}
+    assert not trace.head.dropped
 
 
 @pytest.mark.parametrize(("second_s", "is_in_turn"), [(3.0, False), (9.5, True)])
