@@ -33,6 +33,8 @@ AROUND = "spans with counts around other calls, and without an operation"
 ORPHANS = "calls under a span that is not in the files: who started them is not known"
 JOINED = "traces that begin with the messages of an earlier one: taken as turns of one session"
 APART = "agents that run at once and that no call started: each is a session of its own"
+FOLLOWING = "agents that run after another one in its trace, and that no call started: taken as of its session"
+SHORT_NAMES = "conversations of one short name in several files: each file's is taken as another one"
 NO_TOOLS = "waits taken as a tool's: no span of their session is a tool's"
 WHOSE = "waits without a tool's span or a new root span around several before them: a tool's or a person's, not known"
 
@@ -59,6 +61,7 @@ class _Tree:
         self._calls: list[Span] = []
         self._others: list[Span] = []
         self._seen: set[tuple[object, ...]] = set()
+        self._short: dict[str, set[str]] = {}
         self._of_trace: dict[str, list[Span]] = {}
         # The calls of each agent or tool, by its span; those of no agent by their trace.
         self._runs: dict[tuple[str, str], list[Span]] = {}
@@ -76,6 +79,7 @@ class _Tree:
                 if span.trace and not _is_global(span.trace):
                     span.trace, span.clock = f"{scope}{span.trace}", scope
                 if span.conversation and not _is_global(span.conversation):
+                    self._short.setdefault(span.conversation, set()).add(scope)
                     span.conversation = f"{scope}{span.conversation}"
                     span.clock = span.clock if span.trace else scope
                 if span.call is not None and span.span and is_known:
@@ -87,6 +91,7 @@ class _Tree:
 
     def logs(self) -> Iterator[Log]:
         """The calls of each session, linked to the calls that started it."""
+        self._notes.assume(SHORT_NAMES, sum(len(scopes) > 1 for scopes in self._short.values()))
         self._settle_bare()
         self._calls = self._once_each()
         self._one_clock()
@@ -229,6 +234,10 @@ class _Tree:
             ended_ns, before = last.get(key[0], (-1, key))
             if self._runs[key][0].start_ns < ended_ns:
                 found |= {key, before}
+            run, earlier = self._spans[key], self._spans[before]
+            is_said = any(each.conversation for each in (run, earlier, self._runs[key][0]))
+            is_apart = run.agent != earlier.agent and self._root(run) is not self._root(earlier)
+            self._notes.assume(FOLLOWING, is_apart and not is_said and key not in found)
             last[key[0]] = max((ended_ns, before), (self._by_end[key][-1].end_ns, key))
         self._notes.assume(APART, len(found))
         agents_of = {key: (key[0], self._spans[key].agent) for key in found}

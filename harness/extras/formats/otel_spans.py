@@ -44,6 +44,7 @@ FAILED_WITH_COUNTS = "calls that failed and have counts: taken as calls of those
 # Two services tokenise one prompt with a few tokens' difference.
 SLACK_TOKENS = 16
 SLACK_SHARE = 0.02
+LINKED = "spans without a parent that link to another span: what such a link means is not known"
 ESTIMATED = "chats whose lengths are estimated from characters, 4 to a token"
 
 
@@ -161,6 +162,7 @@ def read_span(record: Record, at: str, notes: ReadNotes) -> Span:
         agent=_named(attributes, AGENT_NAMES),
         service=text_of(record, "resource_attributes", "service.name"),
     )
+    notes.assume(LINKED, not span.parent and bool(list_of(record.get("links"))))
     if not isinstance(record.get("attributes"), dict) and not span.span:
         notes.row_broken("no span", at)
     elif not is_call:

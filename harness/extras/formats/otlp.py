@@ -69,8 +69,9 @@ def _of_jaeger(span: Record, processes: Record) -> Record:
     start_us, spent_us = (_whole(span.get(name)) for name in ("startTime", "duration"))
     tags = [map(record_of, list_of(each.get("tags"))) for each in (span, _process(span, processes))]
     attributes, resource = ({text_of(tag, "key"): tag.get("value") for tag in each} for each in tags)
-    references = map(record_of, list_of(span.get("references")))
-    above = (text_of(each, "spanID") for each in references if text_of(each, "refType") != "FOLLOWS_FROM")
+    references = list(map(record_of, list_of(span.get("references"))))
+    links = [each for each in references if text_of(each, "refType") == "FOLLOWS_FROM"]
+    above = (text_of(each, "spanID") for each in references if each not in links)
     resource.setdefault("service.name", text_of(_process(span, processes), "serviceName"))
     return {
         "trace_id": text_of(span, "traceID"),
@@ -79,6 +80,7 @@ def _of_jaeger(span: Record, processes: Record) -> Record:
         "start_ns": None if start_us is None else NS_PER_US * start_us,
         "end_ns": None if start_us is None or spent_us is None else NS_PER_US * (start_us + spent_us),
         "status": attributes.get("otel.status_code"),
+        "links": links,
         "attributes": attributes,
         "resource_attributes": resource,
     }
@@ -132,6 +134,7 @@ def _flat(span: Record, resource: Record) -> Record:
         "start_ns": _whole(_of(span, "startTimeUnixNano")),
         "end_ns": _whole(_of(span, "endTimeUnixNano")),
         "status": span.get("status"),
+        "links": span.get("links"),
         "attributes": _attributes(span.get("attributes")),
         "resource_attributes": resource,
     }

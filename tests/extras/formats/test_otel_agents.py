@@ -10,8 +10,21 @@ import pytest
 
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
-from harness.extras.formats.otel import APART, JOINED, NO_TOOLS, OPEN, ORPHANS, SUMS, TWICE, WHOSE, WITHIN, WRAPS
-from harness.extras.formats.otel_spans import FAILED_WITH_COUNTS
+from harness.extras.formats.otel import (
+    APART,
+    FOLLOWING,
+    JOINED,
+    NO_TOOLS,
+    OPEN,
+    ORPHANS,
+    SHORT_NAMES,
+    SUMS,
+    TWICE,
+    WHOSE,
+    WITHIN,
+    WRAPS,
+)
+from harness.extras.formats.otel_spans import FAILED_WITH_COUNTS, LINKED
 from harness.extras.formats.trajectories import GAPS
 from harness.model.traces.links import BY_MESSAGES, UNAWAITED
 from harness.model.traces.recording import ANEW, NO_CACHE, TraceFile, describe_trace, open_trace
@@ -19,6 +32,7 @@ from tests.support.trace_rows import imported, trace_of
 
 START_S = 1_790_000_000
 TRACE, OTHER = "0af7651916cd43dd8448eb211c80319c", "0af7651916cd43dd8448eb211c80319d"
+SHORT_TURNS = (("a", TRACE), ("b", OTHER))
 
 
 def span(name: str, parent: str, begin_s: float, end_s: float, operation: str, trace: str = TRACE, **more: Any) -> Any:
@@ -58,6 +72,37 @@ def delegating(operation: str = "chat") -> list[Any]:
 
 def said(trace: TraceFile, label: str) -> bool:
     return any(each.partition(" x ")[2] == label for each in trace.head.labels)
+
+
+@pytest.mark.parametrize(("name", "is_said"), [("main", False), ("other", True)])
+def test_an_agent_of_another_name_that_runs_later_in_the_trace_is_labelled(
+    tmp_path: Path, name: str, is_said: bool
+) -> None:
+    rows = [
+        span("a", "", 0, 10, "invoke_agent", **{"gen_ai.agent.name": "main"}),
+        chat("b", "a", 0, 500, 0),
+        span("c", "", 600, 620, "invoke_agent", **{"gen_ai.agent.name": name}),
+        chat("d", "c", 601, 700, 0),
+    ]
+    assert said(trace_of(tmp_path, [{"spans": rows}]), FOLLOWING) == is_said
+
+
+def test_a_short_name_of_a_conversation_in_two_files_is_labelled(tmp_path: Path) -> None:
+    turns = [chat(name, "", 0, 500, 0, trace, **{"gen_ai.conversation.id": "7"}) for name, trace in SHORT_TURNS]
+    trace = trace_of(tmp_path, *([{"spans": [turn]}] for turn in turns))
+    assert len(trace.recordings) == 2
+    assert f"1 x {SHORT_NAMES}" in trace.head.labels
+
+
+def test_links_of_spans_without_a_parent_are_counted(tmp_path: Path) -> None:
+    link = {"traceId": OTHER, "spanId": "b" * 16}
+    rows = [chat("a", "", 0, 500, 0) | {"links": [link]}, chat("b", "a", 3, 600, 500) | {"links": [link]}]
+    assert f"1 x {LINKED}" in trace_of(tmp_path, [{"spans": rows}]).head.labels
+    jaeger: dict[str, Any] = {"traceID": TRACE, "spanID": "c" * 16, "startTime": 1, "duration": 5, "processID": "p"}
+    jaeger["references"] = [{"refType": "FOLLOWS_FROM", "traceID": TRACE, "spanID": "b" * 16}]
+    counts = {"gen_ai.request.model": "m", "gen_ai.usage.input_tokens": 500, "gen_ai.usage.output_tokens": 40}
+    jaeger["tags"] = [{"key": key, "value": value} for key, value in counts.items()]
+    assert f"1 x {LINKED}" in trace_of(tmp_path, [{"data": [{"spans": [jaeger], "processes": {"p": {}}}]}]).head.labels
 
 
 @pytest.mark.parametrize("operation", ["chat", "acompletion"])
