@@ -67,8 +67,11 @@ def _of_steps(document: Record, at: str, notes: ReadNotes) -> TrajectoryCalls:
         for total, tokens in zip(totals, (sent, received), strict=True)
     ]
     wait_ns: int | None = None
+    rest = [0.0, 0.0]  # what rounding left of the steps before, so that the sums are those that were counted
     for place, (step, (asked, answered)) in enumerate(zip(steps, lengths, strict=True)):
-        prompt, generate = max(round(asked / per_token[0]), 1), max(round(answered / per_token[1]), 1)
+        exact = [length / per + more for length, per, more in zip((asked, answered), per_token, rest, strict=True)]
+        prompt, generate = (max(round(each), 1) for each in exact)
+        rest = [exact[0] - prompt, exact[1] - generate]
         identity = ("swe-agent", place, asked, answered, sent, received, json.dumps(document.get("environment")))
         call = found.answer(Usage(prompt, generate), f"{at}, step {place}", None)
         call.wait_ns, call.identity = wait_ns, identity

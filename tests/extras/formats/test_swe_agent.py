@@ -33,6 +33,15 @@ def test_lengths_sum_to_the_tokens_that_the_run_counted_and_waits_are_the_tools_
     assert "3 x lengths by characters, so that they sum to the tokens that the run counted" in trace.head.labels
 
 
+def test_lengths_that_round_up_sum_to_what_was_counted_too(tmp_path: Path) -> None:
+    document = trajectory(tokens_sent=1801, tokens_received=91, api_calls=3)
+    for step, length in zip(document["trajectory"], (80, 121, 61), strict=True):
+        step["response"] = "y" * length
+    requests = trace_of(tmp_path, [document]).recordings[0].requests
+    assert sum(one.prompt_tokens for one in requests) == 1801
+    assert sum(one.generate_tokens for one in requests) == 91
+
+
 def test_without_counted_tokens_four_characters_are_a_token_and_without_times_waits_are_drawn(tmp_path: Path) -> None:
     document = trajectory(tokens_sent=2700, tokens_received=60, api_calls=7)
     for step in document["trajectory"]:
