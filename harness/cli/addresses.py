@@ -128,6 +128,12 @@ def experiment_with(
     return parse_experiment(override_table(table, changes or ()), where=str(source)), source, runs
 
 
+def from_here(path: Path) -> Path:
+    """The path as a command in this folder takes it: relative where it lies below."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
 def sealed_runs(runs: Path, address: str | Path) -> list[SealedRun]:
     """``harness.measure.records.store.sealed_runs``, imported when it is called: --help needs no records."""
     from harness.measure.records import store

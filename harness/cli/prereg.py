@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from harness.cli.addresses import RunsOption, SealedArgument, SetOption, sealed_runs
+from harness.cli.addresses import RunsOption, SealedArgument, SetOption, from_here, sealed_runs
 from harness.cli.terminal import print_folded, print_text, time_left
 from harness.errors import ExitCode, RuleFailedError, SpecError, UndecidedError
 from harness.table import cell_text
@@ -79,13 +79,13 @@ def freeze(
     with time_left("predicting") as on_progress:
         frozen = freeze_experiment(spec, experiment, overrides=overrides, options=options, on_progress=on_progress)
     content = frozen.preregistration
-    print_folded(f"{_from_here(frozen.path)}")
+    print_folded(f"{from_here(frozen.path)}")
     num_plans = len({plan.hash for plan in content.plans})
     print_text(f"  {len(content.plans)} runs, {num_plans} plans, {len(content.rules)} rules, seed {spec.base_seed}")
     if not content.predictions:
         print_folded("  no predictions: no costs of these servers are named (server.cost_model)")
     print_folded(f"  digest {content.digest}")
-    path = _from_here(frozen.path)
+    path = from_here(frozen.path)
     if frozen.commit is None:
         plans = f"{path.with_suffix('')}"
         print_folded(f"  commit it before the first run: git add {path} {plans} && git commit -m 'Freeze {spec.name}'")
@@ -93,12 +93,6 @@ def freeze(
         print_folded(f"  commit {frozen.commit.sha}")
     until = "" if content.experiment.stop is None else " --until decided"
     print_folded(f"  then: harness run --confirmatory {path}{until}")
-
-
-def _from_here(path: Path) -> Path:
-    """The path as a command in this folder takes it: relative where it lies below."""
-    here = Path.cwd()
-    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def decide(

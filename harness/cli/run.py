@@ -5,8 +5,10 @@ No server is started or stopped here.
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -24,6 +26,7 @@ from harness.cli.addresses import (
     asked_again,
     changes_of,
     experiment_with,
+    from_here,
 )
 from harness.cli.terminal import escape_markup, format_duration, print_folded, print_text, say, show, terminal
 from harness.errors import ExitCode, SpecError
@@ -187,6 +190,7 @@ def _what_to_run(
         spec, path, _ = experiment_with(experiment, changes, runs)
         if path == Path(f"{experiment}.toml") and str(experiment) in shipped_names("experiments"):
             print_text(f"{experiment}: {path} of this folder, not the shipped experiment", is_error=True)
+        _refuse_frozen(spec, path)
         return spec, path, None
     from harness.judge.prereg import authorize
 
@@ -198,6 +202,26 @@ def _what_to_run(
         )
     frozen, authorization = authorize(confirmatory, runs_root=runs)
     return frozen.experiment, confirmatory, authorization
+
+
+def _refuse_frozen(spec: ExperimentSpec, path: Path) -> None:
+    """SpecError for an experiment whose freeze lies beside it: exploratory runs would use up the frozen seed."""
+    from harness.measure.records.manifest import table_at
+
+    for folder in path.absolute().parents:
+        frozen = folder / "plans" / "frozen" / f"{spec.name}.json"
+        table: object = None
+        with suppress(OSError, ValueError, RecursionError):
+            table = json.loads(frozen.read_bytes())
+        if table_at(table, "experiment").get("base_seed") == spec.base_seed:
+            first = f"harness run {path} --replicates 1 --set base_seed={spec.base_seed + 1} --runs runs/first"
+            raise SpecError(
+                f"is frozen, and runs without its freeze would use up base seed {spec.base_seed}",
+                where=str(path),
+                hint=f"Measure it: harness run --confirmatory {from_here(frozen)}. A first look: {first}",
+            )
+        if (folder / ".git").exists():
+            return
 
 
 def _exit_code(console: Console, outcome: ExperimentOutcome, again: str) -> ExitCode:

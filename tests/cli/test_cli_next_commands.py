@@ -48,10 +48,10 @@ def followed(folder: Path, command: str, expected: tuple[int, ...] = (0,)) -> st
 
 
 def first_experiment(folder: Path) -> str:
-    """What ``harness init`` prints of mine.toml, whose prediction then takes a tenth of the draws of a freeze."""
+    """What ``harness init`` prints of mine.toml, which then has a seed of its own and a tenth of a freeze's draws."""
     printed = followed(folder, "harness init mine --backend sim")
     path = folder / "mine.toml"
-    path.write_text(f"prediction = {{draws = 20}}\n{path.read_text()}")
+    path.write_text("prediction = {draws = 20}\n" + path.read_text().replace("base_seed = 1\n", "base_seed = 2027\n"))
     return printed
 
 
@@ -91,7 +91,7 @@ def test_runs_that_were_not_frozen_say_how_to_get_a_decision_and_a_used_seed_nam
     commit(repository)
     assert "harness prereg freeze FILE.toml --seed NUMBER" in undecided
     refused = followed(repository, "harness prereg freeze mine.toml", expected=(2,))
-    command = line_after("nothing has used:", refused).replace("FILE.toml", "mine.toml")
+    command = line_after("nothing has used:", refused)
     assert "on confirmatory runs" in decided_from(repository, followed(repository, command))
 
 
@@ -171,3 +171,17 @@ def test_a_stopping_rule_is_followed_to_its_verdict(repository: Path) -> None:
     frozen = followed(repository, "harness prereg freeze mine.toml --commit")
     assert line_after("then:", frozen).endswith("--until decided")
     assert "stop: twelve-slots" in decided_from(repository, frozen)
+
+
+def test_a_frozen_experiment_is_not_run_without_its_freeze_and_says_what_is(repository: Path) -> None:
+    first_experiment(repository)
+    commit(repository)
+    followed(repository, "harness prereg freeze mine.toml --commit")
+    for command in ("harness run mine.toml", "harness run mine --dry-run --runs runs/first"):
+        refused = followed(repository, command, expected=(2,))
+        assert not (repository / "runs").exists()
+    first = line_after("A first look:", refused)
+    assert first.endswith("--runs runs/first")
+    followed(repository, first)
+    measure, _, _ = line_after("Measure it:", refused).partition(". A first look")
+    assert "on confirmatory runs" in decided_from(repository, f"then: {measure}\n")

@@ -54,7 +54,13 @@ def authorize(path: Path, *, runs_root: Path | None = None) -> tuple[Preregistra
     planned = _checked_plans(repository, frozen)
     its_files = [path, located(repository, frozen.experiment_file)]
     its_files += sorted({repository.root / plan.path for plan in frozen.plans})
-    check_new_seed(repository, frozen.experiment.base_seed, leave_out=its_files, runs_root=runs_root)
+    check_new_seed(
+        repository,
+        frozen.experiment.base_seed,
+        leave_out=its_files,
+        runs_root=runs_root,
+        how="Copy the experiment's file, give the copy another name =, commit it and freeze it with --seed",
+    )
     sha256 = hashlib.sha256(content).hexdigest()
     record = PreregistrationRecord(
         path=repository.relative(path),

@@ -271,14 +271,17 @@ def _refuse(repository: Repository, spec: ExperimentSpec, experiment_file: Path,
             where=str(experiment_file),
             hint='Write NAME = "redacted" in server.env and export NAME, or set it only in the environment',
         )
+    how = f"Freeze it with a seed that nothing has used: harness prereg freeze {experiment_file} --commit --seed"
+    runs = repository.root / RUNS
     if "base_seed" not in spec.model_fields_set or spec.base_seed == DEFAULT_SEED:
+        unused = _unused_seed(used_seeds(repository, runs_root=runs))
         raise SpecError(
             f"base_seed is left out or {DEFAULT_SEED}, the default of every experiment: a confirmatory plan needs new "
             "inputs",
             where=str(experiment_file),
-            hint="Write base_seed with a number that nothing has used, or freeze with --seed NUMBER",
+            hint=f"{how} {unused}",
         )
-    check_new_seed(repository, spec.base_seed, leave_out=[experiment_file], runs_root=repository.root / RUNS)
+    check_new_seed(repository, spec.base_seed, leave_out=[experiment_file], runs_root=runs, how=how)
 
 
 def _require_decision(spec: ExperimentSpec, rules: Sequence[DecisionRule], experiment_file: Path) -> None:
@@ -333,19 +336,25 @@ def _check_options(options: FreezeOptions, repository: Repository, dirty: Sequen
 
 
 def check_new_seed(
-    repository: Repository, seed: int, *, leave_out: Sequence[Path], runs_root: Path | None = None
+    repository: Repository, seed: int, *, leave_out: Sequence[Path], runs_root: Path | None = None, how: str
 ) -> None:
-    """Refuse a base seed that a file of the repository or a sealed run used before."""
+    """Refuse a base seed that a file of the repository or a sealed run used before.
+
+    how: what to do, before the number of an unused seed.
+    """
     used = used_seeds(repository, leave_out=leave_out, runs_root=runs_root)
     if uses := [use for use in used if use.seed == seed]:
-        seeds = {use.seed for use in used}
-        unused = next(number for number in count(seed + 1) if number not in seeds)
         more = f" (and {len(uses) - 1} more)" if len(uses) > 1 else ""
         raise SpecError(
             f"base seed {seed} was used before, by {uses[0].where}{more}: a confirmatory plan needs new inputs",
             where=str(repository.root),
-            hint=f"Freeze it with a seed that nothing has used: harness prereg freeze FILE.toml --seed {unused}",
+            hint=f"{how} {_unused_seed(used, seed)}",
         )
+
+
+def _unused_seed(used: Sequence[SeedUse], after: int = DEFAULT_SEED) -> int:
+    seeds = {use.seed for use in used}
+    return next(number for number in count(after + 1) if number not in seeds)
 
 
 def named(repository: Repository, path: Path) -> NamedFile:
