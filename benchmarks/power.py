@@ -18,9 +18,8 @@ from benchmarks.figure import Figure
 from benchmarks.stopping import blocks_taken, cost_pairs, t_paths
 from harness.analysis.compare.stopping import bonferroni, boundary_of
 from harness.analysis.stats import FloatArray
-from harness.judge.planning.family import Aim, PlannedFamily
-from harness.judge.planning.needed import Components, Goal, family_of, needed_together
-from harness.judge.planning.power import MOST_BLOCKS
+from harness.judge.planning.needed import Components, Goal, needed_together
+from harness.judge.planning.power import MOST_BLOCKS, Aim, PlannedTest
 from harness.model.spec import StopSpec, load_experiment
 
 EXPERIMENTS, POPULATION, LOOKS, SEED = 1_000, 4_000, 60, 20261126
@@ -46,7 +45,7 @@ class Population(NamedTuple):
         """The spreads of the whole population, as ``harness power`` estimates them from fewer blocks."""
         num_blocks = self.costs.shape[2]
         return [
-            Components(name, "base", float(values.mean()), float(values.std()), None, None, num_blocks, values=values)
+            Components(name, "base", float(values.mean()), float(values.std()), None, None, num_blocks)
             for name, values in zip(self.names, block_values(self.costs), strict=True)
         ]
 
@@ -130,20 +129,19 @@ def _kept(name: str, case: Population, aim: Aim, num_experiments: int) -> Iterat
     And the shares with the blocks of a comparison that is judged alone, as a negative control.
     """
     components = case.components
-    family, effects = family_of(components, GOAL.alpha), tuple(parts.mean for parts in components)
     margin, farthest, unadjusted = GOAL.log_margin, 0.0, list[float]()
     for place, parts in enumerate(components):
-        count = family.blocks(place, effects, aim, GOAL.power, margin)
-        few = family_of([parts], GOAL.alpha).blocks(0, (parts.mean,), aim, GOAL.power, margin)
+        plan, alone = (PlannedTest(parts.sd, GOAL.alpha / size, margin) for size in (len(components), 1))
+        count, few = (each.blocks(parts.mean, aim, GOAL.power) for each in (plan, alone))
         if count is None or few is None:
             continue
-        share, promised = _share(case, place, aim, count, num_experiments), family.power(count, effects, aim, margin)
+        share, promised = _share(case, place, aim, count, num_experiments), plan.power(count, parts.mean, aim)
         unadjusted.append(_share(case, place, aim, few, num_experiments))
-        farthest = max(farthest, abs(share - promised[place]))
+        farthest = max(farthest, promised - share)
         error = math.sqrt(share * (1 - share) / num_experiments)
         note = f"{count} blocks, {num_experiments:,} experiments, Monte Carlo error {error:.3f}"
-        yield Figure(f"{name}: {parts.condition}", f"{share:.3f}", f"{promised[place]:.3f} promised", note)
-    yield Figure(f"{name}: farthest from the promise", f"{farthest:.3f}", "<= 0.03")
+        yield Figure(f"{name}: {parts.condition}", f"{share:.3f}", f"{promised:.3f} promised", note)
+    yield Figure(f"{name}: farthest below the promise", f"{farthest:.3f}", "<= 0.03")
     control = "negative control: blocks of a comparison that is judged alone"
     yield Figure(f"{name}: not adjusted", f"{min(unadjusted):.3f} to {max(unadjusted):.3f}", "", control)
 
@@ -174,11 +172,9 @@ def _kept_after(case: Population, place: int, aim: Aim, sds: FloatArray, num_run
     """The share of experiments with their verdict, each with the blocks that its own runs ask for, and the promise."""
     effect = GOAL.log_margin if aim == "difference" else 0.0
     grid = np.geomspace(sds.min(), sds.max(), GRID)
-    plans = [PlannedFamily((float(sd),), GOAL.alpha, degrees=(num_runs - 1,)) for sd in grid]
-    needed = [plan.blocks(0, (effect,), aim, GOAL.power, GOAL.log_margin) or MOST_BLOCKS for plan in plans]
-    promised = [
-        plan.power(count, (effect,), aim, GOAL.log_margin)[0] for plan, count in zip(plans, needed, strict=True)
-    ]
+    plans = [PlannedTest(float(sd), GOAL.alpha, GOAL.log_margin, num_runs - 1) for sd in grid]
+    needed = [plan.blocks(effect, aim, GOAL.power) or MOST_BLOCKS for plan in plans]
+    promised = [plan.power(count, effect, aim) for plan, count in zip(plans, needed, strict=True)]
     blocks = np.ceil(np.interp(sds, grid, needed)).astype(int)
     rng, num_kept = np.random.default_rng([SEED, num_runs, place]), 0
     for count, size in zip(*np.unique(blocks, return_counts=True), strict=True):

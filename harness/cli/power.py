@@ -277,7 +277,7 @@ def _spreads(needs: Sequence[Needed]) -> Iterator[str]:
 
 
 def _needs(needs: Sequence[Needed], goal: Goal, block_s: float) -> Iterator[str]:
-    size = len(needs[0].case.found)
+    size = needs[0].num_together
     together = f" over {size} comparisons" if size > 1 else ""
     yield f"blocks for power {goal.power:g} at alpha {goal.alpha:g}{together}, hours in brackets"
     margin = f"{100 * goal.margin:.1f} %"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,9 +18,10 @@ from harness.analysis.cost.devices import DeviceEffect
 from harness.analysis.stats import FloatArray, log_mean_values, t_quantile
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
-from harness.judge.planning.family import Aim, PlannedFamily
 from harness.judge.planning.power import (
+    LEAST_SD,
     MOST_BLOCKS,
+    PlannedTest,
     blocks_for_equivalence,
     blocks_for_precision,
     blocks_until_decided,
@@ -40,8 +41,6 @@ MIN_BLOCKS = 3
 # The runs of both conditions share the uncertainty of the device's costs; a restart changes only client and host.
 SHARED = {"decode_sd": 0.0, "bucket_sd": 0.0, "prefill_sd": 0.0, "artifact_sd": 0.0, "draws_errors": False}
 FIRST_BUDGET = 60
-# Fewer blocks show neither their shape nor the correlation between comparisons.
-MIN_KNOWN = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,7 @@ class Components:
     """Where one comparison's log ratio scatters. plan, restart, device: None where they cannot be separated.
 
     mean: ln of the ratio of sums; sd: of one block on whichever device; device: between devices, beyond that of their
-    own blocks, ``within`` them. values: of single blocks (and restarts), in the order of other comparisons'.
+    own blocks, ``within`` them. restarts: of each plan.
     is_observed: from sealed runs, so that the mean is no prediction.
     """
 
@@ -82,46 +81,16 @@ class Components:
     device: float | None = None
     within: float = 0.0
     num_devices: int = 1
-    values: FloatArray = field(default_factory=lambda: np.zeros(0), compare=False, repr=False)
+    restarts: int = 1
     is_observed: bool = False
 
     @property
     def error(self) -> float:
         """Half width of the 95 % interval of ``mean`` over the plan draws; restarts of a plan are averaged."""
         restart = 0.0 if self.restart is None else self.restart
-        within = restart / math.sqrt(max(len(self.values) / self.num_blocks, 1))
+        within = restart / math.sqrt(self.restarts)
         between = self.sd if self.plan is None else self.plan
         return t_quantile(0.95, self.num_blocks - 1) * math.hypot(between, within) / math.sqrt(self.num_blocks)
-
-
-@dataclass(frozen=True)
-class PlannedComparison:
-    """One comparison among those that share alpha, with the true log ratios that it is planned for.
-
-    found: of all comparisons. margin: ln of what counts as equal; a true difference of this size lies on the side that
-    was found.
-    """
-
-    family: PlannedFamily
-    place: int
-    found: tuple[float, ...]
-    margin: float
-
-    @property
-    def at_margin(self) -> tuple[float, ...]:
-        return tuple(math.copysign(self.margin, one) for one in self.found)
-
-    @property
-    def none(self) -> tuple[float, ...]:
-        return (0.0,) * len(self.found)
-
-    def power(self, num_blocks: int, effects: tuple[float, ...], aim: Aim) -> float:
-        """The probability of its verdict."""
-        return self.family.power(num_blocks, effects, aim, self.margin)[self.place]
-
-    def blocks(self, effects: tuple[float, ...], aim: Aim, power: float) -> int | None:
-        """Fewest blocks that give it its verdict with this probability."""
-        return self.family.blocks(self.place, effects, aim, power, self.margin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +115,13 @@ class Needed:
     superiority: int | None
     planned_effect: float
     proposed_power: float
-    case: PlannedComparison
+    plan: PlannedTest
+    num_together: int
+
+    @property
+    def at_margin(self) -> float:
+        """A true log ratio as large as the margin, on the side that was found."""
+        return math.copysign(self.plan.log_margin, self.components.mean)
 
     def at_least(self, num_plans: int) -> Needed:
         """With so many plans proposed at least, where a number is proposed."""
@@ -221,14 +196,13 @@ def _costs_ns(runs: Sequence[PlannedRun], restarts: int) -> tuple[FloatArray, fl
 
 def _components(condition: str, baseline: str, values: FloatArray, spec: ExperimentSpec) -> Components:
     """values: log ratios, shape (blocks, restarts). With one restart, plan and restart cannot be separated."""
-    mean, num_blocks = float(values.mean()), len(values)
-    if values.shape[1] == 1:
-        sd = float(values.std(ddof=1))
-        return Components(condition, baseline, mean, sd, None, None, num_blocks, values=values.ravel())
+    mean, (num_blocks, restarts) = float(values.mean()), values.shape
+    if restarts == 1:
+        return Components(condition, baseline, mean, float(values.std(ddof=1)), None, None, num_blocks)
     plan, restart = variance_components(values)
     plan = 0.0 if spec.same_input else plan
     sd = math.hypot(plan, restart)
-    return Components(condition, baseline, mean, sd, plan, restart, num_blocks, values=values.ravel())
+    return Components(condition, baseline, mean, sd, plan, restart, num_blocks, restarts=restarts)
 
 
 def _on_devices(components: Components, effect: DeviceEffect | None) -> Components:
@@ -256,58 +230,42 @@ def needed(components: Components, goal: Goal) -> Needed:
 def needed_together(components: Sequence[Components], goal: Goal) -> list[Needed]:
     """Blocks for every aim of comparisons that are judged together, each at one artifact.
 
-    The power of a comparison is that of its adjusted verdict, should the others be in the same case: all equal, all
-    different by the margin to the side on which they were found, or all as they were found.
+    The power of a comparison is that of its adjusted verdict, for Gaussian log ratios.
     """
-    family, found = family_of(components, goal.alpha), tuple(parts.mean for parts in components)
-    cases = [PlannedComparison(family, place, found, goal.log_margin) for place in range(len(components))]
-    return [_needed(parts, case, goal) for parts, case in zip(components, cases, strict=True)]
+    return [_needed(one, goal, len(components)) for one in components]
 
 
-def family_of(components: Sequence[Components], alpha: float) -> PlannedFamily:
-    """Comparisons that share alpha, with the spreads and, where known, the values of their blocks."""
-    sds = tuple(max(parts.sd, 1e-9) for parts in components)
-    return PlannedFamily(sds, alpha, _known_blocks(components), tuple(parts.num_blocks - 1 for parts in components))
-
-
-def _known_blocks(components: Sequence[Components]) -> FloatArray | None:
-    """Log ratios of the blocks of all comparisons; None where they are too few to show how they are distributed."""
-    lengths = {len(parts.values) for parts in components}
-    if len(components) < 2 or len(lengths) > 1 or min(lengths) < MIN_KNOWN:
-        return None
-    values = np.array([parts.values for parts in components])
-    return values if np.all(values.std(axis=1) > 0) else None
-
-
-def _needed(parts: Components, case: PlannedComparison, goal: Goal) -> Needed:
-    difference = case.blocks(case.at_margin, "difference", goal.power)
-    equivalence = case.blocks(case.none, "equivalence", goal.power)
+def _needed(parts: Components, goal: Goal, num_together: int) -> Needed:
+    margin, wanted = goal.log_margin, goal.power
+    plan = PlannedTest(parts.sd, goal.alpha / num_together, margin, parts.num_blocks - 1)
+    at_margin = math.copysign(margin, parts.mean)
+    difference, equivalence = plan.blocks(at_margin, "difference", wanted), plan.blocks(0.0, "equivalence", wanted)
     both = None if difference is None or equivalence is None else max(difference, equivalence)
-    verdicts = (case.blocks(case.found, "difference", goal.power), case.blocks(case.found, "equivalence", goal.power))
+    verdicts = (plan.blocks(parts.mean, "difference", wanted), plan.blocks(parts.mean, "equivalence", wanted))
     as_predicted = min((blocks for blocks in verdicts if blocks is not None), default=None)
     # An observed ratio is no plan: a chance excess of the first runs would ask for too few.
-    is_clear = abs(parts.mean) > 2 * case.margin and not parts.is_observed
-    planned_effect = _limit(goal) - case.margin if parts.is_observed else parts.mean
+    is_clear = abs(parts.mean) > 2 * margin and not parts.is_observed
+    planned_effect = _limit(goal) - margin if parts.is_observed else parts.mean
     superiority = _superiority(parts, goal, planned_effect)
     proposed = superiority if goal.rule is not None else as_predicted if is_clear else both
     power = math.nan
     if proposed is not None and goal.rule is None:
-        at_margin = case.power(proposed, case.at_margin, "difference")
-        power = min(at_margin, case.power(proposed, case.none, "equivalence"))
-        power = case.power(proposed, case.found, "difference") if is_clear else power
-    sd, effects = case.family.sds[case.place], (parts.mean,) if is_clear else (0.0, case.margin)
+        shown = plan.power(proposed, parts.mean if is_clear else at_margin, "difference")
+        power = shown if is_clear else min(shown, plan.power(proposed, 0.0, "equivalence"))
+    effects = (parts.mean,) if is_clear else (0.0, margin)
     return Needed(
         parts,
-        blocks_for_precision(sd, math.log1p(goal.precision), goal.alpha),
+        blocks_for_precision(max(parts.sd, LEAST_SD), math.log1p(goal.precision), goal.alpha),
         equivalence,
         difference,
         as_predicted,
         proposed,
-        *_looked(parts, goal, effects, proposed or MOST_BLOCKS, len(case.found)),
+        *_looked(parts, goal, effects, proposed or MOST_BLOCKS, num_together),
         superiority,
         planned_effect,
         power,
-        case,
+        plan,
+        num_together,
     )
 
 
@@ -320,8 +278,8 @@ def _superiority(components: Components, goal: Goal, effect: float) -> int | Non
     """Blocks that show the condition cheaper by the goal's rule, should its true log ratio be ``effect``."""
     if goal.rule is None:
         return None
-    alone = PlannedFamily((max(components.sd, 1e-9),), goal.rule.alpha, degrees=(components.num_blocks - 1,))
-    blocks = alone.blocks(0, (effect - _limit(goal),), "superiority", goal.power)
+    plan = PlannedTest(components.sd, goal.rule.alpha, degrees=components.num_blocks - 1)
+    blocks = plan.blocks(effect - _limit(goal), "superiority", goal.power)
     return None if blocks is None else max(blocks, goal.rule.min_replicates)
 
 

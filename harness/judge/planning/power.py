@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache, lru_cache
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +24,10 @@ MOST_BLOCKS = 1000
 NODES = 200
 PATHS = 2_000
 SEED = 20261121
+# Of the chi-squared distribution of a spread that was estimated, equally likely.
+SPREADS = (np.arange(64) + 0.5) / 64
+LEAST_SD = 1e-9
+Aim = Literal["difference", "equivalence", "superiority"]
 _gauss_legendre = cache(np.polynomial.legendre.leggauss)
 
 
@@ -42,6 +48,52 @@ def blocks_for_superiority(sd: float, effect: float, alpha: float, power: float)
     if effect >= 0:
         return None
     return fewest(lambda n: superiority_power(n, sd, effect, alpha), power)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTest:
+    """A comparison that is tested at alpha, for Gaussian log ratios of blocks with this spread.
+
+    log_margin: ln of what counts as equal. degrees: of freedom of ``sd`` where it was estimated; a power is then the
+    mean over the true spreads that these leave possible. 0: it is true.
+    """
+
+    sd: float
+    alpha: float
+    log_margin: float = 0.0
+    degrees: int = 0
+
+    def power(self, num_blocks: int, effect: float, aim: Aim) -> float:
+        """The probability of the verdict, should the true log ratio be ``effect``.
+
+        difference: the two-sided t test leaves 0 out. equivalence: both one-sided tests show the mean within the margin
+        of 0. superiority: the one-sided test shows it below 0.
+        """
+        factors = _spread_factors(self.degrees) if self.degrees else (1.0,)
+        return float(np.mean([self._power(num_blocks, max(self.sd, LEAST_SD) * one, effect, aim) for one in factors]))
+
+    def blocks(self, effect: float, aim: Aim, wanted: float) -> int | None:
+        """Fewest blocks that give the verdict with this probability; None: above what can be had."""
+        if (aim == "difference" and effect == 0) or (aim == "superiority" and effect >= 0):
+            return None
+        if aim == "equivalence" and abs(effect) >= self.log_margin:
+            return None
+        return fewest(lambda n: self.power(n, effect, aim), wanted)
+
+    def _power(self, num_blocks: int, sd: float, effect: float, aim: Aim) -> float:
+        if aim == "difference":
+            return difference_power(num_blocks, sd, effect, self.alpha)
+        if aim == "superiority":
+            return superiority_power(num_blocks, sd, effect, self.alpha)
+        return equivalence_power(num_blocks, sd, self.log_margin, self.alpha, effect)
+
+
+@cache
+def _spread_factors(degrees: int) -> tuple[float, ...]:
+    """True spreads over the estimated one, equally likely, where it has so many degrees of freedom."""
+    from scipy.special import chdtri
+
+    return tuple(np.sqrt(degrees / chdtri(degrees, SPREADS)).tolist())
 
 
 def superiority_power(num_blocks: int, sd: float, effect: float, alpha: float) -> float:

@@ -24,9 +24,10 @@ def write_power_page(path: Path, title: str, needs: Sequence[Needed], goal: Goal
     path = check_output(path)
     with Sheet() as sheet:
         picture = power_plot(sheet, needs, goal)
-    num_together = max(len(need.case.found) for need in needs)
-    judged = f"each with alpha / {num_together}" if num_together > 1 else "for Gaussian log ratios"
-    caption = f"Probability of the verdict by the number of blocks, {judged}; dotted: what is wanted."
+    num_together = max(need.num_together for need in needs)
+    judged = f", each with alpha / {num_together}" if num_together > 1 else ""
+    of = f"by the number of blocks, for Gaussian log ratios{judged}"
+    caption = f"Probability of the verdict {of}; dotted: what is wanted."
     write_text(path, page(title, [figure(picture, caption), code(text)]))
     return path
 
@@ -39,10 +40,9 @@ def power_plot(sheet: Sheet, needs: Sequence[Needed], goal: Goal) -> str:
     last = min(MOST_SHOWN, max(8, round(1.4 * widest)))
     blocks = sorted({round(number) for number in np.geomspace(2, last, num=POWER_POINTS)})
     for place, need in enumerate(needs, 1):
-        case = need.case
         curves = (
-            (equal, [case.power(n, case.none, "equivalence") for n in blocks]),
-            (different, [case.power(n, case.at_margin, "difference") for n in blocks]),
+            (equal, [need.plan.power(n, 0.0, "equivalence") for n in blocks]),
+            (different, [need.plan.power(n, need.at_margin, "difference") for n in blocks]),
         )
         for axes, curve in curves:
             axes.plot(blocks, curve, color=condition_color(place), label=need.components.condition)
