@@ -2,7 +2,8 @@
 
 Usage comes with the end of an answer, so the length and reuse of an answer that the client left are unknown, and none
 of it is guessed. A server that is not restarted has a cache that outlives a run; before one that is, a router may
-change prompts. Definitions: docs/reference/method.md, "A run and its invariants" and "Answers that the client leaves".
+change prompts. Definitions: docs/reference/method.md, "A run and its invariants"; docs/reference/method-sessions.md,
+"Answers that the client leaves".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One figure over many sets of runs, by date. Nothing is decided, and no run is made.
 
-Definitions: docs/guides/gate.md, "Over many releases".
+Definitions: docs/guides/gate.md, "History of a figure".
 """
 
 from __future__ import annotations
