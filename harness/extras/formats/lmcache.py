@@ -136,9 +136,8 @@ def _calls(session: str, turns: list[_Turn], names: BlockNames, notes: ReadNotes
         if place:
             before, call = turns[place - 1], log[-1]
             prompt, keep = _lengths(before, call.input_tokens, turn)
-            notes.assume(
-                "calls whose messages hold answers of calls that are missing", turn.num_answers - before.num_answers > 1
-            )
+            is_missing = turn.num_answers - before.num_answers > 1
+            notes.assume("calls whose messages hold answers of calls that are missing", is_missing)
             wait_ns = _wait_ns(before, turn, notes)
             at_ns = call.end_ns + (wait_ns or 0)
         log.append(Call(session, at_ns, at_ns, prompt, keep, turn.generate, index=place, at=turn.at))

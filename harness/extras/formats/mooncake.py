@@ -103,9 +103,8 @@ def _named(
         names = BlockNames()
         for _, row in rows:
             order.add(row.names, names.numbers(row.names) or ())
-    notes.assume(
-        "block names that follow different names: each names its own block only", sum(o.num_unchained for o in orders)
-    )
+    num_unchained = sum(order.num_unchained for order in orders)
+    notes.assume("block names that follow different names: each names its own block only", num_unchained)
     num_named = sum(any(row.names for _, row in rows) for rows in files)
     is_anew = num_named > 1 and not is_one_set and all(order.is_numbered for order in orders)
     if num_named > 1:

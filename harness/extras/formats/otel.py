@@ -35,6 +35,7 @@ JOINED = "traces that begin with the messages of an earlier one: taken as turns 
 APART = "agents that run at once and that no call started: each is a session of its own"
 FOLLOWING = "agents that run after another one in its trace, and that no call started: taken as of its session"
 SHORT_NAMES = "conversations of one short name in several files: each file's is taken as another one"
+OTHER_VALUES = "spans whose ids came before, with other times or counts"
 NO_TOOLS = "waits taken as a tool's: no span of their session is a tool's"
 WHOSE = "waits without a tool's span or a new root span around several before them: a tool's or a person's, not known"
 
@@ -82,8 +83,9 @@ class _Tree:
                     self._short.setdefault(span.conversation, set()).add(scope)
                     span.conversation = f"{scope}{span.conversation}"
                     span.clock = span.clock if span.trace else scope
-                if span.call is not None and span.span and is_known:
-                    self._notes.drop("spans that came before", span.at)
+                known = self._spans.get((span.trace, span.span)) if span.span else None
+                if span.call is not None and span.span and (is_known or (known and known.call)):
+                    self._notes.drop("spans that came before" if is_known else OTHER_VALUES, span.at)
                     continue
                 if span.span:
                     self._spans.setdefault((span.trace, span.span), span)

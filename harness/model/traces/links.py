@@ -14,7 +14,7 @@ from pathlib import Path
 from harness.model.plan.model import WaitKind, has_ended
 from harness.model.traces.account import INCLUDED, NO_PROMPT, PLACEHOLDER, PLACEHOLDER_TOKENS, DrawnWaits, ReadNotes
 from harness.model.traces.base import Progress, Read, Record, is_placeholder, json_records, tokens_in
-from harness.model.traces.calls import REPLAYED, UNTIMED, AgentLog, Call, Log, logs_of, whose
+from harness.model.traces.calls import LATE_NS, REPLAYED, UNTIMED, AgentLog, Call, Log, logs_of, whose
 from harness.model.traces.recording import ANEW, CACHE_GONE, NO_CACHE, RecordedRequest, Recording, hidden_name
 
 DEEPEST = 32  # sub-agents of sub-agents
@@ -35,6 +35,7 @@ AGAIN = "messages to a sub-agent, taken as sent by a tool of its parent that ran
 TO_AGENT = "messages to a sub-agent that no tool of its parent sent: taken as a person's"
 MISSING = "sub-agents without a recording, or in a circle"
 ADDED_REASONING = "answers with reasoning added to their output: no sum says whether output holds it"
+OUT_OF_ORDER = "calls stamped before the call above them by more than 1 s: their conversation was sorted"
 OVERLAPPING = "overlapping calls start at once"
 
 
@@ -45,6 +46,7 @@ def recordings_of(logs: Iterable[Log], notes: ReadNotes) -> Iterator[Recording]:
         _settle_counts(calls, notes)
         _settle_cache(calls)
     for group in by_session.values():
+        notes.assume(OUT_OF_ORDER, sum(one.submitted_ns - two.submitted_ns > LATE_NS for one, two in pairwise(group)))
         group.sort(key=lambda call: (call.submitted_ns, call.index))
         _check_counts(group, notes)
     _adopt(by_session, notes)

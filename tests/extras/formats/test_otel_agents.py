@@ -17,6 +17,7 @@ from harness.extras.formats.otel import (
     NO_TOOLS,
     OPEN,
     ORPHANS,
+    OTHER_VALUES,
     SHORT_NAMES,
     SUMS,
     TWICE,
@@ -92,6 +93,15 @@ def test_a_short_name_of_a_conversation_in_two_files_is_labelled(tmp_path: Path)
     trace = trace_of(tmp_path, *([{"spans": [turn]}] for turn in turns))
     assert len(trace.recordings) == 2
     assert f"1 x {SHORT_NAMES}" in trace.head.labels
+
+
+def test_a_span_that_comes_again_with_another_end_is_no_second_call(tmp_path: Path) -> None:
+    first = chat("a", "", 0, 500, 0)
+    trace = trace_of(
+        tmp_path, [{"spans": [first, first | {"end_ns": first["end_ns"] + 1}, chat("b", "", 5, 600, 500)]}]
+    )
+    assert trace.num_requests == 2
+    assert trace.head.dropped == {OTHER_VALUES: 1}
 
 
 def test_links_of_spans_without_a_parent_are_counted(tmp_path: Path) -> None:

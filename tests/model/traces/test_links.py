@@ -19,6 +19,7 @@ from harness.model.traces.links import (
     IN_TURN,
     LIKELY,
     NO_READING,
+    OUT_OF_ORDER,
     SHARED,
     TO_AGENT,
     UNAWAITED,
@@ -144,6 +145,12 @@ def test_an_opencode_task_that_goes_on_with_a_session_is_waited_for_each_time(tm
     assert sorted(len(one.after) for one in requests_of(trace)) == [0, 1, 1, 2, 2]
     assert {one.wait_kind for one in requests_of(trace)} == {"none", "tool"}
     assert not trace.head.dropped
+
+
+def test_a_clock_that_goes_back_within_a_session_is_labelled(tmp_path: Path) -> None:
+    session = opencode_session("p")
+    session["messages"][1:] = [session["messages"][place] for place in (1, 3, 2)]
+    assert f"1 x {OUT_OF_ORDER}" in imported(tmp_path, {"p.json": [session]}).head.labels
 
 
 @pytest.mark.parametrize(("second_s", "is_in_turn"), [(3.0, False), (9.5, True)])
