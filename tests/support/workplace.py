@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Iterable
@@ -11,7 +12,8 @@ from pathlib import Path
 from harness.judge.prereg import FreezeOptions, authorize, freeze
 from harness.judge.prereg.freeze import Frozen
 from harness.judge.prereg.ledger import Ledger
-from harness.measure.records.manifest import Finding, load_manifest
+from harness.measure.records import layout
+from harness.measure.records.manifest import Finding, Manifest, load_manifest
 from harness.measure.records.run import SealedRun
 from harness.measure.records.store import RunStore
 from harness.model.spec import ExperimentSpec, load_experiment
@@ -153,6 +155,12 @@ class Workplace:
 
     def run_exploratory(self) -> tuple[SealedRun, ...]:
         return run_experiment(self.spec, runs_root=self.runs).runs
+
+
+def rewrite_manifest(run: Path, **changes: object) -> None:
+    """Other values in the manifest of a run, as its owner can write them."""
+    path = run / layout.MANIFEST
+    path.write_text(Manifest.model_validate({**json.loads(path.read_bytes()), **changes}).to_json())
 
 
 def new_workplace(root: Path, seed: int = 424242) -> Workplace:

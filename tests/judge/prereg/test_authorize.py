@@ -17,7 +17,6 @@ from harness.judge.decisions.decide import Outcome
 from harness.judge.prereg import Preregistration, authorize, check_sealed_runs, decide
 from harness.judge.prereg.frozen import parse_preregistration
 from harness.measure.records import layout
-from harness.measure.records.manifest import Manifest
 from harness.measure.records.store import RunStore
 from harness.model.engine.cost import find_cost_file
 from harness.model.spec import ServerSpec
@@ -26,7 +25,7 @@ from harness.runner.experiment import will_fail_again
 from harness.runner.progress import RunSealed
 from tests.judge.prereg.conftest import entered
 from tests.support import command_line
-from tests.support.workplace import RULE, Workplace
+from tests.support.workplace import RULE, Workplace, rewrite_manifest
 
 
 def test_confirmatory_runs_carry_their_preregistration(measured: Workplace) -> None:
@@ -51,79 +50,39 @@ def test_the_label_is_in_the_table_of_runs(measured: Workplace) -> None:
     assert set(RunStore(measured.runs).query("select label from runs").column("label").to_pylist()) == {"confirmatory"}
 
 
-Change = Callable[[Workplace, Path], None]
+Change = Callable[[Workplace], object]
 
 
-def _edit_plan(place: Workplace, frozen: Path) -> None:
-    plan = sorted((place.root / "plans/frozen/small").glob("*.jsonl"))[0]
-    plan.write_text(plan.read_text().replace('"start_offset_ns":0', '"start_offset_ns":7', 1))
-    place.commit_all()
-    del frozen
+def edited(path: str, old: str, new: str) -> Change:
+    """Another text in the first file of this name, committed."""
+
+    def change(place: Workplace) -> None:
+        file = sorted(place.root.glob(path))[0]
+        file.write_text(file.read_text().replace(old, new, 1))
+        place.commit_all()
+
+    return change
 
 
-def _edit_criterion(place: Workplace, frozen: Path) -> None:
-    place.rule_file.write_text(RULE.format(max_error=0.3))
-    place.commit_all()
-    del frozen
-
-
-def _edit_experiment(place: Workplace, frozen: Path) -> None:
-    place.experiment_file.write_text(place.experiment_file.read_text().replace("replicates = 3", "replicates = 4"))
-    place.commit_all()
-    del frozen
-
-
-def _edit_frozen_file(place: Workplace, frozen: Path) -> None:
-    frozen.write_text(frozen.read_text().replace('"max_error": 0.03', '"max_error": 0.3'))
-    place.commit_all()
-
-
-def _edit_code_hash(place: Workplace, frozen: Path) -> None:
-    # The code cannot be edited under a running test; what it was frozen with can be another.
-    content = Preregistration.model_validate_json(frozen.read_text())
-    frozen.write_text(content.model_copy(update={"code_sha256": "0" * 64, "digest": ""}).sealed().to_json())
+def _refreeze(place: Workplace, **changes: object) -> None:
+    """What a running test cannot edit: code and shipped files. What was frozen of them can be another."""
+    content = Preregistration.model_validate_json(place.frozen.read_text())
+    place.frozen.write_text(content.model_copy(update={**changes, "digest": ""}).sealed().to_json())
     place.amend_all()
 
 
-def _add_patch_change(place: Workplace, frozen: Path) -> None:
-    place.write("patches/vendor-1/observe.patch", "changed")
-    place.commit_all()
-    del frozen
-
-
-def _edit_patch_of_the_installation(place: Workplace, frozen: Path) -> None:
-    # The shipped patch cannot be edited under a running test; what was frozen of it can be another.
-    content = Preregistration.model_validate_json(frozen.read_text())
+def _edit_patch_of_the_installation(place: Workplace) -> None:
+    content = Preregistration.model_validate_json(place.frozen.read_text())
     files = tuple(
         file.model_copy(update={"sha256": "0" * 64}) if file.path.startswith("shipped:patches/") else file
         for file in content.files
     )
     assert files != content.files
-    frozen.write_text(content.model_copy(update={"files": files, "digest": ""}).sealed().to_json())
-    place.amend_all()
+    _refreeze(place, files=files)
 
 
-def _edit_cost_model(place: Workplace, frozen: Path) -> None:
-    path = place.root / "plans/costs/mine.toml"
-    path.write_text(path.read_text().replace("9.870", "9.871"))
-    place.commit_all()
-    del frozen
-
-
-def _remove_criterion(place: Workplace, frozen: Path) -> None:
-    place.rule_file.unlink()
-    place.commit_all()
-    del frozen
-
-
-def _reuse_seed(place: Workplace, frozen: Path) -> None:
-    place.write("plans/experiments/later.toml", "base_seed = 424242\n")
-    place.commit_all()
-    del frozen
-
-
-def _uncommit(place: Workplace, frozen: Path) -> None:
-    place.git("rm", "-q", "--cached", str(frozen))
+def _uncommit(place: Workplace) -> None:
+    place.git("rm", "-q", "--cached", str(place.frozen))
     place.git("commit", "-q", "-m", "forget it")
 
 
@@ -145,27 +104,42 @@ def authorized(new_repository: Path, tmp_path_factory: pytest.TempPathFactory) -
     return root
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (_edit_plan, r"the plan of \w+/\d was changed after the freeze"),
-        (_edit_criterion, "criterion 'mine' was changed after the freeze"),
-        (_remove_criterion, "criterion 'mine' is gone since the freeze"),
-        (_edit_experiment, "the experiment was changed after the freeze"),
-        (_edit_frozen_file, "was edited after it was frozen"),
-        (_edit_code_hash, "the harness's code was changed after the freeze"),
-        (_add_patch_change, "a patch was changed after the freeze"),
-        (_edit_patch_of_the_installation, r"patches/.*: a patch was changed after the freeze"),
-        (_edit_cost_model, "the cost model was changed after the freeze"),
-        (_reuse_seed, "base seed 424242 was used before, by plans/experiments/later.toml"),
-        (_uncommit, "is not committed"),
-    ],
-)
+REASONS: list[tuple[Change, str]] = [
+    (
+        edited("plans/frozen/small/*.jsonl", '"start_offset_ns":0', '"start_offset_ns":7'),
+        r"the plan of \w+/\d was changed after the freeze",
+    ),
+    (edited("plans/rules/mine.toml", "0.03", "0.3"), "criterion 'mine' was changed after the freeze"),
+    (
+        lambda place: (place.rule_file.unlink(), place.commit_all()),
+        "criterion 'mine' is gone since the freeze",
+    ),
+    (
+        edited("plans/experiments/small.toml", "replicates = 3", "replicates = 4"),
+        "the experiment was changed after the freeze",
+    ),
+    (
+        edited("plans/frozen/small.json", '"max_error": 0.03', '"max_error": 0.3'),
+        "was edited after it was frozen",
+    ),
+    (lambda place: _refreeze(place, code_sha256="0" * 64), "the harness's code was changed after the freeze"),
+    (edited("patches/vendor-1/observe.patch", "as it was", "changed"), "a patch was changed after the freeze"),
+    (_edit_patch_of_the_installation, r"patches/.*: a patch was changed after the freeze"),
+    (edited("plans/costs/mine.toml", "9.870", "9.871"), "the cost model was changed after the freeze"),
+    (
+        lambda place: (place.write("plans/experiments/later.toml", "base_seed = 424242\n"), place.commit_all()),
+        "base seed 424242 was used before, by plans/experiments/later.toml",
+    ),
+    (_uncommit, "is not committed"),
+]
+
+
+@pytest.mark.parametrize(("change", "reason"), REASONS, ids=[reason for _, reason in REASONS])
 def test_each_reason_against_a_confirmatory_run_is_named(
     authorized: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Change, reason: str
 ) -> None:
     place = entered(authorized, tmp_path, monkeypatch)
-    change(place, place.frozen)
+    change(place)
     with pytest.raises(SpecError, match=reason) as refused:
         authorize(place.frozen, runs_root=place.runs)
     assert "\n" not in str(refused.value)
@@ -199,11 +173,9 @@ def test_a_run_started_before_its_freeze_is_refused(place: Workplace) -> None:
 
 
 def test_sealed_runs_that_began_before_their_freeze_decide_nothing(measured: Workplace) -> None:
-    runs = measured.sealed
-    manifest = runs[0].path / "manifest.json"
-    table = json.loads(manifest.read_text())
-    table["preregistration"]["committed_at_s"] += 10**9
-    manifest.write_text(Manifest.model_validate(table).to_json())
+    run = measured.sealed[0]
+    record = run.manifest.model_dump(mode="json")["preregistration"]
+    rewrite_manifest(run.path, preregistration={**record, "committed_at_s": record["committed_at_s"] + 10**9})
     with pytest.raises(RecordsError, match="before its freeze was committed"):
         check_sealed_runs(RunStore(measured.runs).sealed("small"))
 
@@ -234,22 +206,19 @@ def test_a_run_keeps_the_cost_model_that_prices_it(measured: Workplace, monkeypa
 
 
 def test_runs_made_with_another_cost_model_than_the_frozen_one_decide_nothing(measured: Workplace) -> None:
-    runs = measured.sealed
-    manifest = runs[0].path / "manifest.json"
-    table = json.loads(manifest.read_text())
-    table["files"][layout.COST_MODEL]["sha256"] = "0" * 64
-    manifest.write_text(Manifest.model_validate(table).to_json())
+    run = measured.sealed[0]
+    files = run.manifest.model_dump(mode="json")["files"]
+    files[layout.COST_MODEL]["sha256"] = "0" * 64
+    rewrite_manifest(run.path, files=files)
     with pytest.raises(RecordsError, match="was made with another cost model"):
         check_sealed_runs(RunStore(measured.runs).sealed("small"))
 
 
 def test_a_prediction_frozen_under_other_rules_than_the_server_followed_decides_nothing(place: Workplace) -> None:
     runs = place.run_confirmatory(place.freeze(prediction_rules="vendor-0.11.1").path)
-    manifest = runs[0].path / "manifest.json"
-    table = json.loads(manifest.read_text())
     launch = {"requested": {"versions": {"vllm-rbln": "0.12.0"}}}
-    table["server"] = {**(table.get("server") or {}), "facts": {"launch": launch}}
-    manifest.write_text(Manifest.model_validate(table).to_json())
+    server = runs[0].manifest.model_dump(mode="json").get("server") or {}
+    rewrite_manifest(runs[0].path, server={**server, "facts": {"launch": launch}})
     with pytest.raises(RecordsError, match=r"follows vendor-0\.12\.0.* frozen under vendor-0\.11\.1"):
         check_sealed_runs(RunStore(place.runs).sealed("small"))
 
@@ -314,9 +283,8 @@ def test_an_interrupted_confirmatory_experiment_is_resumed_under_its_authorizati
 
 
 def test_an_invalid_confirmatory_run_is_repeated_only_as_often_as_was_frozen(measured: Workplace) -> None:
-    manifest = measured.sealed[0].path / "manifest.json"
-    table = json.loads(manifest.read_text()) | {"status": "invalid", "invalid_reasons": ["late"]}
-    manifest.write_text(Manifest.model_validate(table).to_json())
+    run = measured.sealed[0].path
+    rewrite_manifest(run, status="invalid", invalid_reasons=["late"])
     preregistration, authorization = authorize(measured.frozen, runs_root=measured.runs)
     assert will_fail_again(next(run for run in RunStore(measured.runs).sealed() if not run.is_valid))
     with pytest.raises(SpecError, match="the 0 repetitions that this freeze allows are used up"):
@@ -327,15 +295,11 @@ def test_an_invalid_confirmatory_run_is_repeated_only_as_often_as_was_frozen(mea
             resume=True,
             retry_invalid=True,
         )
-    assert manifest.is_file()
+    assert (run / layout.MANIFEST).is_file()
 
 
 def test_mixed_standing_is_refused(measured: Workplace) -> None:
-    runs = measured.sealed
-    manifest = runs[0].path / "manifest.json"
-    table = json.loads(manifest.read_text())
-    table["preregistration"] = None
-    manifest.write_text(Manifest.model_validate(table).to_json())
+    rewrite_manifest(measured.sealed[0].path, preregistration=None)
     with pytest.raises(RecordsError, match="different freezes"):
         check_sealed_runs(RunStore(measured.runs).sealed("small"))
 

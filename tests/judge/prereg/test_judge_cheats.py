@@ -50,13 +50,13 @@ def head(place: Workplace) -> str:
     return place.git("for-each-ref", "--format=%(refname)", "refs/harness").strip()
 
 
-def drop_one_and_copy_another(place: Workplace, _frozen: Path) -> None:
+def drop_one_and_copy_another(place: Workplace) -> None:
     shutil.rmtree(place.runs / "small/base/1")
     shutil.copytree(place.runs / "small/base/0", place.runs / "small/base/1")
     forge(place.runs / "small/base/1", replicate=1)
 
 
-def swap_conditions(place: Workplace, _frozen: Path) -> None:
+def swap_conditions(place: Workplace) -> None:
     base, more, aside = (place.runs / "small" / name for name in ("base", "more", "aside"))
     base.rename(aside)
     more.rename(base)
@@ -66,8 +66,8 @@ def swap_conditions(place: Workplace, _frozen: Path) -> None:
             forge(place.runs / "small" / condition / str(replicate), condition=condition)
 
 
-def rewrite_the_frozen_copies(place: Workplace, frozen: Path) -> None:
-    content = Preregistration.model_validate_json(frozen.read_text())
+def rewrite_the_frozen_copies(place: Workplace) -> None:
+    content = Preregistration.model_validate_json(place.frozen.read_text())
     (rule,) = content.rules
     loose = rule.model_copy(update={"rule": rule.rule.model_copy(update={"max_error": 9.0})})
     text = content.model_copy(update={"rules": (loose,), "digest": ""}).sealed().to_json()
@@ -77,14 +77,14 @@ def rewrite_the_frozen_copies(place: Workplace, frozen: Path) -> None:
         forge(run.path, preregistration={**record, "sha256": file_entry(run.path / layout.FROZEN).sha256})
 
 
-def loosen_with_a_second_commit(place: Workplace, frozen: Path) -> None:
-    frozen.write_text(frozen.read_text().replace(" ", "  ", 1))
+def loosen_with_a_second_commit(place: Workplace) -> None:
+    place.frozen.write_text(place.frozen.read_text().replace(" ", "  ", 1))
     place.commit_all("a little looser")
-    frozen.write_text(frozen.read_text().replace("  ", " ", 1))
+    place.frozen.write_text(place.frozen.read_text().replace("  ", " ", 1))
     place.commit_all("as it was")
 
 
-def edit_records_and_seal_again(place: Workplace, _frozen: Path) -> None:
+def edit_records_and_seal_again(place: Workplace) -> None:
     run = place.runs / "small/base/0"
     path = run / layout.table_path("requests")
     requests = pq.ParquetFile(path).read()
@@ -94,69 +94,69 @@ def edit_records_and_seal_again(place: Workplace, _frozen: Path) -> None:
     forge(run)
 
 
-def measure_again_elsewhere(place: Workplace, frozen: Path) -> None:
-    preregistration, authorization = authorize(frozen)
+def measure_again_elsewhere(place: Workplace) -> None:
+    preregistration, authorization = authorize(place.frozen)
     run_experiment(preregistration.experiment, runs_root=place.root / "runs" / "elsewhere", authorization=authorization)
 
 
-def delete_and_resume(place: Workplace, frozen: Path) -> None:
+def delete_and_resume(place: Workplace) -> None:
     shutil.rmtree(place.runs / "small/more/2")
-    preregistration, authorization = authorize(frozen, runs_root=place.runs)
+    preregistration, authorization = authorize(place.frozen, runs_root=place.runs)
     run_experiment(preregistration.experiment, runs_root=place.runs, authorization=authorization, resume=True)
 
 
-def delete_the_ledger(place: Workplace, _frozen: Path) -> None:
+def delete_the_ledger(place: Workplace) -> None:
     place.git("update-ref", "-d", head(place))
 
 
-def wind_the_ledger_back(place: Workplace, frozen: Path) -> None:
+def wind_the_ledger_back(place: Workplace) -> None:
     """Take the last run out of the ledger, delete it and make it once more."""
     ref = head(place)
     place.git("update-ref", ref, f"{ref}~2")
     shutil.rmtree(sorted((place.runs / "small").glob("*/2"), key=lambda run: run.stat().st_mtime)[-1])
-    preregistration, authorization = authorize(frozen, runs_root=place.runs)
+    preregistration, authorization = authorize(place.frozen, runs_root=place.runs)
     run_experiment(preregistration.experiment, runs_root=place.runs, authorization=authorization, resume=True)
 
 
-def backdate_the_freeze(place: Workplace, _frozen: Path) -> None:
+def backdate_the_freeze(place: Workplace) -> None:
     for run in RunStore(place.runs).sealed("small"):
         record = run.manifest.model_dump(mode="json")["preregistration"]
         forge(run.path, preregistration={**record, "committed_at_s": record["committed_at_s"] - 10**6})
 
 
-def call_an_invalid_run_valid(place: Workplace, _frozen: Path) -> None:
+def call_an_invalid_run_valid(place: Workplace) -> None:
     forge(place.runs / "small/base/0", status="valid", findings=[], invalid_reasons=[], timings={})
 
 
-def call_a_bad_run_invalid(place: Workplace, _frozen: Path) -> None:
+def call_a_bad_run_invalid(place: Workplace) -> None:
     forge(place.runs / "small/base/0", status="invalid", invalid_reasons=["rearrival-late: I did not like it"])
 
 
-def loosen_the_limits(place: Workplace, _frozen: Path) -> None:
+def loosen_the_limits(place: Workplace) -> None:
     run = place.runs / "small/base/0"
     requested = json.loads((run / layout.MANIFEST).read_bytes())["requested"]
     requested["limits"]["rearrival_lag_p99_ms"] = 1e9
     forge(run, requested=requested)
 
 
-def take_the_repository_away(place: Workplace, _frozen: Path) -> None:
+def take_the_repository_away(place: Workplace) -> None:
     (place.root / ".git").rename(place.root.parent / "hidden")
 
 
-def exploratory_runs_dressed_up(place: Workplace, frozen: Path) -> None:
+def exploratory_runs_dressed_up(place: Workplace) -> None:
     """Measure without an authorization, and copy the record of the freeze into the manifests."""
     record = RunStore(place.runs).sealed("small")[0].manifest.model_dump(mode="json")["preregistration"]
     shutil.rmtree(place.runs)
     for run in run_experiment(place.spec, runs_root=place.runs).runs:
-        shutil.copy(frozen, run.path / layout.FROZEN)
+        shutil.copy(place.frozen, run.path / layout.FROZEN)
         table = run.manifest.model_dump(mode="json")
-        files = {**table["files"], layout.FROZEN: file_entry(frozen).model_dump()}
+        files = {**table["files"], layout.FROZEN: file_entry(place.frozen).model_dump()}
         (run.path / layout.MANIFEST).write_text(
             Manifest.model_validate({**table, "preregistration": record, "files": files}).to_json()
         )
 
 
-Cheat = Callable[[Workplace, Path], None]
+Cheat = Callable[[Workplace], None]
 NOTICED: dict[Cheat, str] = {
     drop_one_and_copy_another: "was made from plan|belongs to run",
     swap_conditions: "was made with another|was made from plan",
@@ -189,7 +189,7 @@ def test_a_cheat_is_noticed(
     judged_repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cheat: Cheat
 ) -> None:
     place = entered(judged_repository, tmp_path, monkeypatch)
-    cheat(place, place.frozen)
+    cheat(place)
     told = verdict(place)
     assert not told.startswith("PASS")
     assert any(words in told for words in NOTICED[cheat].split("|")), told
@@ -199,9 +199,8 @@ def test_a_cheat_is_noticed(
 def test_a_run_that_was_sealed_once_is_not_made_again_wherever_its_records_lie(
     measured: Workplace, cheat: Cheat
 ) -> None:
-    frozen = measured.frozen
     with pytest.raises(HarnessError, match=r"was sealed already on .*: a frozen run is made once"):
-        cheat(measured, frozen)
+        cheat(measured)
 
 
 def test_a_run_that_is_started_until_it_pleases_decides_nothing(place: Workplace) -> None:
