@@ -62,7 +62,7 @@ class ClaudeLog(AgentLog):
             self.notes.leave("rows that their own file holds already", at, 1)
             return
         self._rows |= {row} - {""}
-        self._parents |= {text_of(record, "parentUuid")} - {""}
+        self._parents |= {text_of(record, name) for name in ("parentUuid", "logicalParentUuid")} - {""}
         self.notes.check_release(self.program, text_of(record, "version"), self.held_to)
         if self.notes.passes(kind, self.passed):
             return

@@ -324,3 +324,14 @@ def test_a_null_count_of_the_cache_is_no_zero(tmp_path: Path) -> None:
     trace = imported(written(tmp_path, rows))
     assert [one.keep_tokens for one in trace.recordings[0].requests] == [0, 1100, 1200]
     assert f"1 x {NO_CACHE}" in trace.head.labels
+
+
+@pytest.mark.parametrize(("row", "num_missing"), [("a-0", 0), ("of another file", 1)])
+def test_a_conversation_that_goes_on_after_a_summary_of_another_file_is_labelled(
+    tmp_path: Path, row: str, num_missing: int
+) -> None:
+    rows = [each | {"uuid": f"a-{place}"} for place, each in enumerate(claude_rows("a", 2))]
+    boundary = {"type": "system", "subtype": "compact_boundary", "uuid": "b", "parentUuid": None}
+    rows.insert(3, rows[2] | boundary | {"logicalParentUuid": row})
+    labels = [label for label in imported(written(tmp_path, rows)).head.labels if "rows are missing" in label]
+    assert len(labels) == num_missing
