@@ -123,6 +123,18 @@ def write_atomic(path: Path, pieces: Iterable[bytes], *, what: str) -> Path:
     return path
 
 
+def holder_of(path: Path) -> str:
+    """The pid of the process that holds the lock of ``hold_lock`` on this machine; "" where none does."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return path.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        pass
+    return ""
+
+
 def hold_lock(path: Path, what: str, hint: str) -> int:
     """The descriptor of a file that this process alone holds, with its pid inside. The kernel frees it when the process
     ends, for any reason. RecordsError where another process has it: its pid, and ``what`` it does.

@@ -84,6 +84,9 @@ def freeze(
     print_text(f"  {len(content.plans)} runs, {num_plans} plans, {len(content.rules)} rules, seed {spec.base_seed}")
     if not content.predictions:
         print_folded("  no predictions: no costs of these servers are named (server.cost_model)")
+    for place in dict.fromkeys(str(Path(artifact).parent) for artifact in content.artifacts):
+        how = f"harness server compile -o {place} --check"
+        print_folded(f"  compiled models by the sizes and ends of their files; every byte: {how}")
     print_folded(f"  digest {content.digest}")
     path = from_here(frozen.path)
     if frozen.commit is None:

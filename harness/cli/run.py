@@ -198,7 +198,7 @@ def _what_to_run(
         raise SpecError(
             "a confirmatory run is exactly what was frozen: no experiment file and no change beside it",
             where=str(confirmatory),
-            hint="Leave them out, or freeze again with --set",
+            hint="Leave them out; to change it, freeze a copy of its file with another name = and base_seed",
         )
     frozen, authorization = authorize(confirmatory, runs_root=runs)
     return frozen.experiment, confirmatory, authorization

@@ -168,14 +168,15 @@ def compile_model(
     if spec is None:
         found = list_artifacts(output)
         if not found:
-            raise SpecError(
-                "no artifacts there", where=str(output), hint="Name what to compile: harness server compile qwen3-4b"
-            )
+            of = f" --environment {environment}" if environment else " --twin" if twin else ""
+            hint = f"Name what to compile: harness server compile qwen3-4b -o {output}{of}"
+            raise SpecError("no artifacts there", where=str(output), hint=hint)
+        hashed = "; all files as registered" if check else ""
         for folder, record in found:
             if check:
                 registered_artifact(folder, check_hashes=True)
             versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
-            print_folded(f"{folder}: {_facts(record)}, compiled in {record['seconds']} s by {versions}")
+            print_folded(f"{folder}: {_facts(record)}, compiled in {record['seconds']} s by {versions}{hashed}")
         return
     wanted = load_compile_spec(spec, lambda table: override_table(table, changes or []))
     exporter = backend_named("twin" if twin else "rbln").exporter(ServerSpec(environment=str(environment or "")))

@@ -480,7 +480,11 @@ def _missing(
         raise SpecError(
             f"{len(sealed)} sealed runs of experiment {name!r} exist already",
             where=str(store.root / name),
-            hint="Use --resume to continue them, --runs to write elsewhere, or rename the experiment",
+            hint="Use --resume to continue them, --runs to write elsewhere, or rename the experiment"
+            if authorization is None
+            else "Use --resume to continue them"
+            if frozen is not None
+            else "They were not made from this freeze: use --runs to write elsewhere",
         )
     for run in planned:
         if run.key in sealed:

@@ -89,7 +89,7 @@ def test_runs_that_were_not_frozen_say_how_to_get_a_decision_and_a_used_seed_nam
     followed(repository, "harness run mine.toml --replicates 3 --runs runs/first")
     undecided = followed(repository, "harness decide mine --runs runs/first", expected=(5,))
     commit(repository)
-    assert "harness prereg freeze FILE.toml --seed NUMBER" in undecided
+    assert "harness prereg freeze mine.toml --commit --seed 2028" in undecided
     refused = followed(repository, "harness prereg freeze mine.toml", expected=(2,))
     command = line_after("nothing has used:", refused)
     assert "on confirmatory runs" in decided_from(repository, followed(repository, command))
@@ -98,9 +98,9 @@ def test_runs_that_were_not_frozen_say_how_to_get_a_decision_and_a_used_seed_nam
 def test_the_decision_of_runs_that_were_never_made_says_how_they_are_made(repository: Path) -> None:
     first_experiment(repository)
     commit(repository)
-    assert "harness run mine.toml --runs runs/main" in followed(
-        repository, "harness decide mine --runs runs/main", expected=(2,)
-    )
+    told = followed(repository, "harness decide mine --runs runs/main", expected=(2,))
+    assert "for a decision that counts harness prereg freeze mine.toml --commit, else" in told
+    assert "harness run mine.toml --runs runs/main" in told
     (repository / "plans").mkdir()
     (repository / "mine.toml").rename(repository / "other.toml")
     told = followed(repository, "harness decide mine --runs runs/main", expected=(2,))
@@ -110,6 +110,8 @@ def test_the_decision_of_runs_that_were_never_made_says_how_they_are_made(reposi
     )
     (repository / "other.toml").rename(repository / "mine.toml")
     followed(repository, "harness prereg freeze mine.toml --commit")
+    # Runs of another experiment, below it or in it, are not those.
+    followed(repository, "harness run demo --backend sim --replicates 1 --runs runs/main/check")
     told = followed(repository, "harness decide mine --runs runs/main", expected=(2,))
     followed(repository, line_after("make some:", told))
     assert "on confirmatory runs" in followed(repository, "harness decide mine --runs runs/main", expected=(0, 4))

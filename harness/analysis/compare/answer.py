@@ -313,14 +313,13 @@ class ExperimentRuns:
         self._figures: dict[str, list[RunFigures]] = {}
         self.baselines: dict[str, str] = {}
         self.treatments: dict[str, str] = {}
-        self.factors: Conditions = {}
+        self.factors: Conditions = runs[0].spec.factors if runs else {}
         self.prices = prices_by_condition(self.all_runs)
         self.family = ALONE
         if self.valid_runs:
             spec = self.valid_runs[0].spec
             self.baselines = {condition.name: spec.baseline_of(condition) for condition in spec.condition}
             self.treatments = {condition.name: condition.treatment for condition in spec.condition}
-            self.factors = spec.factors
             self.family = Family.of(self.valid_runs)
 
     def figures(self, condition: str) -> list[RunFigures]:

@@ -260,7 +260,9 @@ def _on_ratio(rule: MarginRule, ratios: ComparedBlocks, interval: stats.Interval
         "channel": ratios.channel,
     }
     shape = shape_in_words(ratios.blocks, ratios.replicates)
-    word = "Yes" if decision.outcome is Outcome.PASS else "Not shown" if decision.label == "NOT SHOWN" else "No"
+    word = "Yes" if decision.outcome is Outcome.PASS else "No"
+    if decision.label == "NOT SHOWN":
+        word = f"Not shown to be {'equal' if isinstance(rule, EquivalenceRule) else 'cheaper'}"
     return replace(
         decision,
         reason=f"{decision.reason}; {shape}",

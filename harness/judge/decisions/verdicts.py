@@ -56,7 +56,10 @@ def decide_experiment(
         ]
         absent = dict.fromkeys(rule.missing_from(experiment.factors), "no condition of this experiment is that")
         if not judged:
-            absent = {"-": "no condition of this experiment is subject to it"}
+            is_any = bool(experiment.valid_runs)
+            absent = {
+                "-": "no condition of this experiment is subject to it" if is_any else "none of its runs is valid"
+            }
         decisions += [*judged, *(withheld(rule.name, subject, reason) for subject, reason in absent.items())]
     if is_confirmatory:
         return decisions

@@ -50,11 +50,12 @@ class FrozenRun:
 class Account:
     """Every frozen run of an experiment, in the order of the freeze.
 
-    is_decided: a frozen stopping rule needs no more runs.
+    is_decided: a frozen stopping rule needs no more runs. file: the frozen file, from its repository's root.
     """
 
     runs: tuple[FrozenRun, ...]
     is_decided: bool = False
+    file: str = ""
 
     @property
     def num_blocks(self) -> int:
@@ -93,8 +94,8 @@ class Account:
             others = f"; so may {more} more" if more else ""
             yield (
                 f"{first.label} is INVALID ({first.reasons[0] if first.reasons else 'no reason recorded'}) and may "
-                f"still be repeated, {first.retries_in_words}{others} (harness run --confirmatory FILE --resume "
-                "--retry-invalid)"
+                f"still be repeated, {first.retries_in_words}{others} (harness run --confirmatory {self.file} "
+                "--resume --retry-invalid)"
             )
 
     @property
@@ -123,7 +124,8 @@ class Account:
         allowed, used, unused = self.repetitions.values()
         if not allowed:
             return "; ".join([*parts, "no repetition of an INVALID run allowed"])
-        return "; ".join([*parts, f"repetitions: at most {allowed} of a run, {used} used, {unused} may still be made"])
+        left = f", {unused} may still be made" * bool(unused)
+        return "; ".join([*parts, f"repetitions: at most {allowed} of an INVALID run, {used} used{left}"])
 
 
 def account_of(
@@ -138,6 +140,7 @@ def account_of(
             for plan in frozen.plans
         ),
         is_decided,
+        next((run.manifest.preregistration.path for run in runs if run.manifest.preregistration), "FILE"),
     )
 
 

@@ -13,6 +13,7 @@ from harness.clock import NS_PER_S, ScaledClock, utc_now
 from harness.errors import PlanError, RecordsError, SpecError
 from harness.judge.prereg.freeze import HARNESS_FOLDER, artifact_sha256, check_new_seed, located
 from harness.judge.prereg.frozen import (
+    ANEW,
     Preregistration,
     RunAuthorization,
     changed_rule_code,
@@ -132,10 +133,10 @@ def _check_code_and_artifacts(frozen: Preregistration) -> None:
         raise SpecError(
             f"the harness's code was changed after the freeze (it was {frozen.code_sha256[:12]})",
             where=str(HARNESS_FOLDER),
-            hint=f"Check out {frozen.code_commit[:12] or 'the code it was frozen with'}, or freeze again",
+            hint=f"Check out {frozen.code_commit[:12] or 'the code it was frozen with'}, or {ANEW}",
         )
     if changed := changed_rule_code(frozen):
-        raise SpecError(changed, where="rules", hint="Install the version that it was frozen with, or freeze again")
+        raise SpecError(changed, where="rules", hint=f"Install the version that it was frozen with, or {ANEW}")
     for folder, sha256 in frozen.artifacts.items():
         present = artifact_sha256(folder)
         if present != sha256:

@@ -28,6 +28,7 @@ from harness.model.plan.model import Plan
 from harness.model.spec import ExperimentSpec, Spec, describe_validation_error
 from harness.model.spec.rules import AnyRule, DecisionRule
 
+ANEW = "freeze a copy of the experiment's file with another name = and base_seed"
 FORMAT: Literal["harness-preregistration/1"] = "harness-preregistration/1"
 
 
@@ -208,15 +209,19 @@ def parse_preregistration(content: bytes, *, where: str) -> Preregistration:
         raise SpecError(
             f"is not a frozen file of this version: {describe_validation_error(error)}",
             where=where,
-            hint="Use the harness version that froze it, with its plug-ins, or freeze again",
+            hint=f"Use the harness version that froze it, with its plug-ins, or {ANEW}",
         ) from error
     except (ValueError, RecursionError) as error:
         raise SpecError(
-            "is not a frozen file (no JSON)", where=where, hint="Make one: harness prereg freeze FILE.toml"
+            "is not a frozen file (no JSON)",
+            where=where,
+            hint=f"Make one: harness prereg freeze {where if where.endswith('.toml') else 'FILE.toml'} --commit",
         ) from error
     if frozen.digest != _digest(table):
         raise SpecError(
-            "was edited after it was frozen", where=where, hint="Restore it from its commit, or freeze again"
+            "was edited after it was frozen",
+            where=where,
+            hint=f"Restore it from the first commit of git log -- {where}: git checkout COMMIT -- {where}",
         )
     return frozen
 

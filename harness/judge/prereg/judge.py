@@ -26,8 +26,6 @@ from harness.measure.records.run import SealedRun, origin_of
 from harness.model.spec.rules import DecisionRule, load_rule
 from harness.shipped import shipped_names
 
-FREEZE_FIRST = "Freeze it with a seed that nothing has used, then run it: harness prereg freeze FILE.toml --seed NUMBER"
-
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
@@ -35,7 +33,7 @@ class Judgement:
 
     aborts: starts of frozen runs that sealed nothing, from the ledger. num_planned_blocks: of the experiment; each
     decision says how many it was applied to. account: of the frozen runs; None for exploratory ones. origin: of the
-    figures.
+    figures. freeze: how exploratory runs get a decision that counts.
     """
 
     experiment: str
@@ -47,6 +45,7 @@ class Judgement:
     account: Account | None = None
     origin: str = ""
     notes: tuple[str, ...] = ()
+    freeze: str = ""
 
     @property
     def failed(self) -> tuple[Decision, ...]:
@@ -92,7 +91,7 @@ class Judgement:
             raise UndecidedError(
                 f"these runs do not decide everything that was asked ({counts or 'no decision'})",
                 where=self.experiment,
-                hint="The reasons stand with the decisions" if self.is_confirmatory else FREEZE_FIRST,
+                hint=self.freeze or "The reasons stand with the decisions",
             )
         return self
 
@@ -134,10 +133,12 @@ def decide(
         origin=origin_of(runs),
     )
     if frozen is None:
-        return made
+        return replace(made, freeze=_freeze_first(runs[0]))
     record = runs[0].manifest.preregistration
     assert record is not None, "what was frozen is recorded"
     doubts: list[str] = []
+    # What is published holds for ever.
+    runs_root = runs[0].path.parents[2] if proof is None else None
     chain: Mapping[str, Entry] = {}
     try:
         proof = proof or find_proof(runs, record, repository)
@@ -156,11 +157,19 @@ def decide(
     return replace(
         made,
         decisions=tuple(_until_proven(decisions, doubts)),
-        aborts=tuple(aborts_of(chain)),
+        aborts=tuple(aborts_of(chain, runs_root)),
         notes=tuple(_edited(proof.ledger.repository, record.path)) if proof is not None and in_tree else (),
         num_planned_blocks=account.num_blocks,
         account=account,
     )
+
+
+def _freeze_first(run: SealedRun) -> str:
+    """The command that freezes the experiment of an exploratory run, with a seed that this run did not use."""
+    source = str(run.manifest.requested.get("spec_source", ""))
+    file = source if source.endswith(".toml") else f"{run.experiment}.toml"
+    seed = run.spec.base_seed + 1
+    return f"Freeze it with an unused seed, then run it: harness prereg freeze {file} --commit --seed {seed}"
 
 
 def _edited(repository: Repository, name: str) -> Iterator[str]:

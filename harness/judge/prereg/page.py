@@ -41,7 +41,7 @@ def archive_page(
         section("Predictions, as frozen", _predictions(frozen)),
         section("What is proven", listing(proven, kind="break")),
         section("What is not proven", listing(unproven, kind="break")),
-        section("How to check", _how(frozen, made_by)),
+        section("How to check", _how(made_by)),
     ]
     return page(f"{frozen.experiment.title or frozen.name}: a preregistered experiment", parts)
 
@@ -220,16 +220,17 @@ def _predictions(frozen: Preregistration) -> str:
     return rows_table("Predictions", heads, rows) + text(caption, "caption")
 
 
-def _how(frozen: Preregistration, made_by: str) -> str:
+def _how(made_by: str) -> str:
     commands = (
-        ("all of this page, judged again from the runs", f"harness prereg check {frozen.name}.zip"),
-        ("after unzip: each file as it was packed", "sha256sum --check SHA256SUMS"),
-        ("its runs for table, query and Python", f"harness open {frozen.name}.zip"),
+        ("all of this page, judged again from the runs", "harness prereg check ."),
+        ("each file as it was packed", "sha256sum --check SHA256SUMS"),
+        ("the figures of its runs", "harness table ."),
     )
     lines = "\n".join(f"# {meaning}\n{command}" for meaning, command in commands)
     words = (
         "The verdict, this page and every claim on it follow from the files of the archive alone; no repository and "
-        "no network is needed. Whether the archive is signed, and by whom, is said by the check."
+        "no network is needed. Whether the archive is signed, and by whom, is said by the check. In the folder that "
+        "the archive was unpacked into:"
     )
     return text(words) + code(lines) + text(f"Written by {made_by}.")
 

@@ -30,6 +30,7 @@ from harness.measure.records.archive import FROZEN, PACK, PROOF, archive_of, wro
 from harness.measure.records.manifest import PreregistrationRecord
 from harness.measure.records.run import SealedRun
 from harness.model.spec import Spec
+from harness.outputs import holder_of
 
 # A run that was started more often may have been selected among its starts.
 MAX_STARTS = 3
@@ -136,16 +137,28 @@ def doubts_of(proof: Proof, frozen: Preregistration, runs: Sequence[SealedRun]) 
         yield from judged_again(run)
 
 
-def aborts_of(chain: Mapping[str, Entry]) -> list[str]:
-    """Starts that sealed nothing, with their reasons. They withhold no decision, but readers must see them."""
+def aborts_of(chain: Mapping[str, Entry], runs_root: Path | None = None) -> list[str]:
+    """Starts that sealed nothing, with their reasons. They withhold no decision, but readers must see them.
+
+    runs_root: where runs may still be written.
+    """
     ends = {entry.start: entry for entry in chain.values() if entry.event in ("sealed", "aborted")}
     aborts: list[str] = []
     for sha, entry in chain.items():
         end = ends.get(sha)
         if entry.event == "start" and (end is None or end.event == "aborted"):
-            reason = "its process ended without an entry" if end is None else end.reason
+            reason = _open_start(entry, runs_root) if end is None else end.reason
             aborts.append(f"{entry.label} at {entry.at_utc}: {reason}")
     return aborts
+
+
+def _open_start(entry: Entry, runs_root: Path | None) -> str:
+    """What became of a start without an end."""
+    if runs_root is not None:
+        folder = layout.run_folder(runs_root, *entry.key)
+        if pid := holder_of(folder.with_name(f"{folder.name}{layout.PARTIAL}") / layout.LOCK):
+            return f"still running (pid {pid})"
+    return "its process ended without an entry"
 
 
 def _doubts_of_commit(proof: Proof, frozen: Preregistration, run: SealedRun) -> Iterator[str]:

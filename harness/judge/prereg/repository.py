@@ -37,13 +37,16 @@ class Repository:
 
     def __init__(self, path: Path) -> None:
         folder = path if path.is_dir() else path.parent
-        root = _git_if(folder, "rev-parse", "--show-toplevel")
-        if root is None:
+        try:
+            root = _git(folder, "rev-parse", "--show-toplevel", hint="Let git read this repository")
+        except SpecError as error:
+            if "not a git repository" not in error.what:
+                raise
             raise SpecError(
                 "is in no git repository, so nobody can check what was fixed when",
                 where=str(path),
                 hint="Keep experiments and frozen files in a git repository: git init",
-            )
+            ) from None
         self.root = Path(root.strip())
 
     @classmethod
@@ -206,12 +209,14 @@ def _git_bytes(folder: Path, *arguments: str, content: bytes = b"", hint: str = 
             capture_output=True,
             timeout=TIMEOUT_S,
             # Looking must not write: without this, status may take the index lock from under somebody's commit.
-            env={**{k: v for k, v in os.environ.items() if k not in PLACES}, "GIT_OPTIONAL_LOCKS": "0"},
+            env={**{k: v for k, v in os.environ.items() if k not in PLACES}, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"},
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise SpecError(f"git cannot be run: {error}", where=str(folder), hint="Install git") from error
     if done.returncode:
-        what = f"git {arguments[0]} failed: {_last_line(done.stderr, done.returncode)}"
+        _, fatal, cause = done.stderr.decode("utf-8", "replace").rpartition("fatal: ")
+        what = " ".join(cause.split()) if fatal else _last_line(done.stderr, done.returncode)
+        what = f"git {arguments[0]} failed: {what}"
         raise SpecError(what, where=str(folder), hint=hint)
     return done.stdout
 

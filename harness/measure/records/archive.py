@@ -106,12 +106,18 @@ def unpack(archive: Path, folder: Path) -> None:
 
     Nothing is unpacked when the archive holds anything else, or lacks a file that each has. SpecError without a file.
     """
+    hint = "Name an archive of `harness prereg publish`"
     if not archive.is_file():
-        hint = "Name an archive of `harness prereg publish`"
         raise SpecError("there is no such file", where=str(archive), hint=hint)
     try:
+        with archive.open("rb") as file:
+            is_zip = file.read(2) == b"PK"
+        if not is_zip:
+            raise SpecError("is no archive of a published experiment", where=str(archive), hint=hint)
         with zipfile.ZipFile(archive) as packed:
             infos = packed.infolist()
+            if not {info.filename for info in infos} & {*NEEDED, PACK, EXPLORATORY}:
+                raise SpecError("is no archive of a published experiment", where=str(archive), hint=hint)
             _check_listing(archive, infos)
             _check_listed(archive, {info.filename for info in infos}, _read_sums(packed.read(SUMS)))
             packed.extractall(folder, infos)

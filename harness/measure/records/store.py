@@ -147,7 +147,8 @@ def store_at(runs: Path, experiment: str = "") -> RunStore:
     """
     runs = runs_folder(runs)
     if next(runs.glob(f"*/*/*/{layout.MANIFEST}"), None) is None:
-        below = sorted({str(path.parents[3]) for path in runs.glob(f"*/*/*/*/{layout.MANIFEST}")})
+        found = [path.parents for path in runs.glob(f"*/*/*/*/{layout.MANIFEST}")]
+        below = sorted({str(parents[3]) for parents in found if experiment in ("", parents[2].name)})
         more = f" and {len(below) - 3} more" if len(below) > 3 else ""
         hint = (
             f"They lie in {', '.join(below[-3:])}{more}: say --runs {below[-1]}"
@@ -164,19 +165,24 @@ def store_at(runs: Path, experiment: str = "") -> RunStore:
 def _how_to_make(experiment: str, runs: Path) -> str:
     """The command that makes runs of an experiment: by its frozen file, where there is one here."""
     frozen = Path("plans", "frozen", f"{experiment}.json")
-    of_name = (path for path in sorted(Path().glob("*.toml")) if _name_in(path) == experiment)
-    what = f"--confirmatory {frozen}" if frozen.is_file() else str(next(of_name, "FILE.toml"))
-    return f"harness run {what} --runs {runs}"
+    of_name = (path for path in sorted(Path().glob("*.toml")) if _written(path).get("name") == experiment)
+    if frozen.is_file():
+        return f"harness run --confirmatory {frozen} --runs {runs}"
+    file = next(of_name, Path("FILE.toml"))
+    measured = f"harness run {file} --runs {runs}"
+    if _written(file).keys().isdisjoint({"rules", "stop"}):
+        return measured
+    return f"for a decision that counts harness prereg freeze {file} --commit, else {measured}, which uses up its seed"
 
 
-def _name_in(path: Path) -> object:
-    """The experiment's name in a file, which need not be the file's; None where it cannot be read."""
+def _written(path: Path) -> dict[str, Any]:
+    """What a file says of an experiment, whose name need not be the file's; empty where it cannot be read."""
     from harness.model.spec import load_toml
 
     try:
-        return load_toml(path).get("name")
+        return load_toml(path)
     except SpecError:
-        return None
+        return {}
 
 
 def sealed_runs(runs: Path, address: str | Path) -> list[SealedRun]:
@@ -235,10 +241,12 @@ def _by_name(runs: Path, experiment: str) -> list[SealedRun]:
     sealed = list(store.sealed(experiment))
     if not sealed:
         known = sorted({run.experiment for run in store.sealed()})
+        how = _how_to_make(experiment, runs)
+        made = "" if "FILE.toml" in how else f". Make some: {how}"
         raise SpecError(
             f"no sealed runs of experiment {experiment!r}",
             where=str(runs),
-            hint=f"Experiments there: {', '.join(known) or 'none'}",
+            hint=f"Experiments there: {', '.join(known) or 'none'}{made}",
         )
     return sealed
 

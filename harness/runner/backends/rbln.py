@@ -86,7 +86,8 @@ class RblnBackend(ServerBackend):
         if server.ssh:
             return f"on {server.ssh}: the stack, the compiled models, and devices that its driver reports"
         return (
-            "on this host: the compiled models and what compiled them, the stack, whether its patch fits, "
+            "on this host: the compiled models (settings and sizes of files; their bytes by harness server compile -o "
+            f"{Path(server.artifact).parent} --check) and what compiled them, the stack, whether its patch fits, "
             "the driver, the devices (there, normal, idle), the port"
         )
 
@@ -112,7 +113,7 @@ class RblnBackend(ServerBackend):
         if folder is None:
             artifact = ('artifact = ""', f"name the folder of the compiled model here: {COMPILE}")
             server = (artifact, stack, *SLOW_START)
-            return FirstExperiment(about, server=server, needs=f"{COMPILE} qwen3-4b")
+            return FirstExperiment(about, server=server, needs=f"{COMPILE} qwen3-4b{_of_stack()}")
         config = read_artifact(folder)
         shape = (
             (f'artifact = "{folder}"', "compiled so:"),
@@ -225,8 +226,9 @@ def _device_groups(*, has_tool: bool) -> list[str]:
     except ServerError as error:
         return [f"device groups unknown: rbln-smi {error.what}"]
     groups = sorted({device.group for device in report.devices if device.group} if report else ())
-    shown = f"device groups {', '.join(groups)}" if groups else "no device group in its report"
-    return [f"{shown} (rbln-smi -g shows them)"]
+    if groups:
+        return [f"device groups {', '.join(groups)} (rbln-smi -g shows them)"]
+    return ["no device group in its report, which a model over several devices needs (rbln-smi group makes one)"]
 
 
 def libc_in_words(name: str, version: str, *, has_vllm: bool = False) -> str:
@@ -275,6 +277,15 @@ def _check_devices(server: ServerSpec) -> None:
 def _asked(environment: str) -> str:
     """The doctor's option for an environment."""
     return f" --environment {environment}" if environment else ""
+
+
+def _of_stack() -> str:
+    """The option that names the stack's environment, for a command that a person completes; "" with one on PATH."""
+    try:
+        find_rbln_stack("")
+    except ServerError:
+        return _asked("FOLDER")
+    return ""
 
 
 def _other_host() -> OtherHost:

@@ -114,7 +114,7 @@ def test_a_cheaper_condition_passes_in_a_sentence_and_by_a_margin_only_where_tha
 def test_a_scattered_difference_is_not_shown() -> None:
     scattered = decide_superiority(RULE, ratios_of(SCATTERED))
     assert (scattered.outcome, scattered.label) == (Outcome.FAIL, "NOT SHOWN")
-    assert re.match("Not shown: .*% less to ", scattered.sentence)
+    assert re.match("Not shown to be cheaper: .*% less to ", scattered.sentence)
     assert "not shown to be cheaper" in scattered.reason
     assert ".031" not in scattered.reason
     assert "simulated, .031 of equal conditions pass" in decide_superiority(RULE, ratios_of(CHEAPER)).reason

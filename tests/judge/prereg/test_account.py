@@ -45,7 +45,7 @@ def test_the_decision_stands_on_fewer_blocks_once_the_repetitions_are_used_up(st
     assert "PASS  mine: more (2 of 3 blocks)" in decided.stdout
     assert f"INVALID base/1: {STALLED}; 1 of 1 repetitions used" in decided.stdout
     assert "6 runs in 3 blocks; 5 valid, 1 INVALID; 2 of 3 blocks valid as a whole" in decided.stdout
-    assert "repetitions: at most 1 of a run, 1 used, 0 may still be made" in decided.stdout
+    assert "repetitions: at most 1 of an INVALID run, 1 used" in decided.stdout
     assert decided.stdout.startswith("Predicted: simulated in virtual time")
     told = harness(place, "decide", "small", "--runs", "runs", "--format", "json")
     (record,) = json.loads(told.stdout)

@@ -253,7 +253,7 @@ def test_a_seed_that_was_left_out_or_is_the_default_is_refused(place: Workplace)
     for base_seed in ("", "base_seed = 1\n"):
         place.write("plans/experiments/small.toml", written.replace("base_seed = 424242\n", base_seed))
         place.commit_all()
-        with pytest.raises(SpecError, match="Write base_seed with a number that nothing has used"):
+        with pytest.raises(SpecError, match="Freeze it with a seed that nothing has used: harness prereg freeze"):
             place.freeze()
 
 

@@ -97,8 +97,17 @@ def test_nothing_is_unpacked_where_files_were_added(alone: Path) -> None:
 
 def test_what_is_no_archive_is_refused_in_one_line(alone: Path) -> None:
     (alone / "no.zip").write_bytes(b"PK no")
+    (alone / "text.zip").write_text("# A page\n")
+    with zipfile.ZipFile("foreign.zip", "w") as packed:
+        packed.writestr("README.md", "")
+    expected = (
+        ("no.zip", 1, "cannot be unpacked"),
+        ("gone.zip", 2, "there is no such file"),
+        ("text.zip", 2, "is no archive of a published experiment"),
+        ("foreign.zip", 2, "is no archive of a published experiment"),
+    )
     for command in (("open",), ("prereg", "check")):
-        for name, code, said in (("no.zip", 1, "cannot be unpacked"), ("gone.zip", 2, "there is no such file")):
+        for name, code, said in expected:
             done = command_line.harness(*command, name)
             assert (done.returncode, said in done.stderr) == (code, True)
             assert "Traceback" not in done.stderr

@@ -54,21 +54,22 @@ class ArtifactConfig:
 LARGEST_BATCH = 1 << 20
 
 
-def read_artifact(folder: Path, sizes: Sequence[int] = ()) -> ArtifactConfig:
+def read_artifact(folder: Path, sizes: Sequence[int] = (), environment: str = "") -> ArtifactConfig:
     """The configuration of the artifact in ``folder``; a SpecError says what is missing and what to do.
 
-    sizes: the decode buckets that are wanted, to name what to compile.
+    sizes, environment: the decode buckets that are wanted, and the stack's environment, to name what to compile.
     """
+    how = _how_to_get(folder, sizes, environment)
     if not folder.is_dir():
-        raise SpecError("no such artifact", where=str(folder), hint=_how_to_get(folder, sizes))
-    hint = f"An artifact is a folder saved by optimum-rbln. {_how_to_get(folder, sizes)}"
+        raise SpecError("no such artifact", where=str(folder), hint=how)
+    hint = f"An artifact is a folder saved by optimum-rbln. {how}"
     with SpecError.on_os_error(f"holds no readable {CONFIG_FILE}", where=folder, hint=hint):
         text = (folder / CONFIG_FILE).read_bytes()
     files = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
     return artifact_config(text, files, str(folder))
 
 
-def _how_to_get(folder: Path, sizes: Sequence[int]) -> str:
+def _how_to_get(folder: Path, sizes: Sequence[int], environment: str) -> str:
     """The models beside ``folder``, and the command that compiles these sizes."""
     beside = sorted(path.parent.name for path in folder.parent.glob(f"[!.]*/{CONFIG_FILE}") if path.parent != folder)
     fitting = [
@@ -79,9 +80,8 @@ def _how_to_get(folder: Path, sizes: Sequence[int]) -> str:
     named = fitting[0] if fitting else "NAME"
     of_sizes = "" if fitting else f" (NAME: {', '.join(shipped_names('artifacts'))}, or a file of your sizes)"
     there = f"Name one that is there: {', '.join(beside)}; or compile" if beside else "Compile"
-    return (
-        f"{there} it, and name the folder that this prints: harness server compile {named} -o {folder.parent}{of_sizes}"
-    )
+    command = f"harness server compile {named} -o {folder.parent}{environment and f' --environment {environment}'}"
+    return f"{there} it, and name the folder that this prints: {command}{of_sizes}"
 
 
 def named_artifact(server: ServerSpec) -> Path:
@@ -94,7 +94,8 @@ def named_artifact(server: ServerSpec) -> Path:
 
 def check_served(server: ServerSpec) -> None:
     """SpecError unless the compiled model of a server is on this machine, with the settings of the server."""
-    check_artifact(read_artifact(named_artifact(server), server.decode_buckets), server, server.artifact)
+    config = read_artifact(named_artifact(server), server.decode_buckets, server.environment)
+    check_artifact(config, server, server.artifact)
 
 
 def artifact_config(text: str | bytes, files: Collection[str], where: str) -> ArtifactConfig:

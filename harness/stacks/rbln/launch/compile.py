@@ -183,6 +183,9 @@ def compile_artifact(
     """
     if spec.model.startswith(("/", ".", "~")) and not Path(spec.model).is_dir():
         raise SpecError("there is no such folder", where=f"model {spec.model}", hint="Name the folder of the model")
+    if Path(spec.model).is_dir() and not (Path(spec.model) / "config.json").is_file():
+        hint = "Name the folder of a model, as hf download --local-dir FOLDER fills it"
+        raise SpecError("has no config.json", where=f"model {spec.model}", hint=hint)
     for warning in spec.warnings:
         on_progress(f"warning: {warning}")
     name = re.sub(r"[^a-z0-9.-]+", "-", Path(spec.model).name.lower()).strip("-") or "model"

@@ -189,6 +189,9 @@ def test_a_compiler_whose_log_the_disk_could_not_hold_found_the_disk_full(
 def test_a_folder_of_a_model_that_is_not_there_is_refused_before_the_compiler_starts(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"model \./no-model: there is no such folder"):
         compile_artifact(CompileSpec(model="./no-model"), tmp_path / "a", _exporter(tmp_path))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SpecError, match=r"has no config\.json.*hf download --local-dir"):
+        compile_artifact(CompileSpec(model=str(tmp_path / "empty")), tmp_path / "a", _exporter(tmp_path))
     assert not (tmp_path / "calls").exists()
 
 
