@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from harness.model.engine.config import NGRAM_METHODS
 from tests.differential.compare import Sides, play
 from tests.differential.paged_side import COSTS, PagedEngine, PagedGeometry, draw_paged_history
 from tests.support.naive_paged import NaivePagedScheduler
@@ -182,8 +183,12 @@ PLANTED_WITH_DRAFTS: dict[str, Plant] = {
 def first_difference_with_drafts(plant: Plant, num_histories: int, num_steps: int) -> tuple[int, list[str]]:
     """As ``first_difference``, over the servers that draft."""
 
+    def newest(geometry: PagedGeometry) -> PagedEngine:
+        """By the newest rules that are known of its method."""
+        return PagedEngine(geometry, release="0.33.0" if geometry.draft_method in NGRAM_METHODS else "0.30.0")
+
     def planted(geometry: PagedGeometry) -> PagedEngine:
-        engine = PagedEngine(geometry)
+        engine = newest(geometry)
         plant(engine)
         return engine
 
@@ -192,7 +197,7 @@ def first_difference_with_drafts(plant: Plant, num_histories: int, num_steps: in
         history = draw(seed, num_steps)
         geometry = history.geometry
         if isinstance(geometry, PagedGeometry) and geometry.num_drafts:
-            outcome = play(history, Sides(draw, PagedEngine, planted))
+            outcome = play(history, Sides(draw, newest, planted))
             if outcome.differences:
                 return seed, outcome.differences
     return -1, []

@@ -63,7 +63,8 @@ class Drafts:
     method, release: of vLLM, which decide what it captures. lookahead_tokens: so many more has a request KV blocks for.
     drops_last_match: the last block that is found in the prefix cache is computed again. registers_drafts: without
     asynchronous scheduling, accepted drafts can be found in the cache when their step is over, else when the request's
-    next step is decided. trims_computed: what was accepted behind the end of an answer counts as not computed.
+    next step is decided. trims_computed: then too, what was accepted behind the end of an
+    answer counts as not computed.
     rates: share of the requests of a step that accept at least their first draft, their first two, and so on, by which
     acceptance is drawn; (): whoever drives the server says what was accepted.
     """

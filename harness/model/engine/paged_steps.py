@@ -500,15 +500,16 @@ def settle_drafts(state: PagedState, row: int, gained: int, num_drafts: int, num
     there for its next step."""
     server, request = state.server[0], state.rows[row]
     request.computed -= num_drafts - num_accepted
-    if server.trims_computed:
-        request.computed -= 1 + num_accepted - gained
     if server.is_async:
+        # What lies behind the end of an answer stays computed and awaited, which is nothing in their difference.
         request.placeholders -= gained + num_drafts - num_accepted
         if request.in_flight > 0:
             # The step that was decided ahead took all drafts for accepted.
             state.steps[1 - server.current].context_tokens -= num_drafts - num_accepted
     else:
         request.drafts = server.num_drafts
+        if server.trims_computed:
+            request.computed -= 1 + num_accepted - gained
     if server.is_async or server.num_drafts == 0 or server.registers_drafts:
         register_full(state, row, int(request.computed - request.placeholders))
 

@@ -51,7 +51,7 @@ class Driven:
 
     def __init__(self, model: Path, seed: int) -> None:
         self._draw = random.Random(seed)
-        self._drafts, self._is_async = 1 + seed % 4, bool(seed % 2)
+        self._drafts, self._is_async = 1 + seed // 2 % 4, bool(seed % 2)
         self.scheduler = drafting_scheduler(model, self._drafts, is_async=self._is_async)
         self._hasher = chain_hasher(BLOCK_TOKENS)
         self._batches: deque[Any] = deque()

