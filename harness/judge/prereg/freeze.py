@@ -79,7 +79,10 @@ def _in_tree(repository: Repository, hidden: set[str]) -> Iterator[SeedUse]:
     for path in sorted(folder.rglob("*")) if folder.is_dir() else ():
         name = repository.relative(path)
         if name not in hidden and not name.startswith(RULE_FILES) and path.is_file():
-            yield from (SeedUse(seed, name) for seed in seeds_in(_text(path)))
+            text = _text(path)
+            yield from (SeedUse(seed, name) for seed in seeds_in(text))
+            if path.suffix == ".toml" and "[[condition]]" in text and "base_seed" not in text:
+                yield SeedUse(DEFAULT_SEED, name)
 
 
 def _text(path: Path) -> str:
@@ -273,11 +276,11 @@ def _refuse(repository: Repository, spec: ExperimentSpec, experiment_file: Path,
         )
     how = f"Freeze it with a seed that nothing has used: harness prereg freeze {experiment_file} --commit --seed"
     runs = repository.root / RUNS
-    if "base_seed" not in spec.model_fields_set or spec.base_seed == DEFAULT_SEED:
+    if "base_seed" not in spec.model_fields_set:
         unused = _unused_seed(used_seeds(repository, runs_root=runs))
         raise SpecError(
-            f"base_seed is left out or {DEFAULT_SEED}, the default of every experiment: a confirmatory plan needs new "
-            "inputs",
+            f"base_seed is left out, and its default ({DEFAULT_SEED}) is that of every experiment: a confirmatory plan "
+            "needs new inputs",
             where=str(experiment_file),
             hint=f"{how} {unused}",
         )

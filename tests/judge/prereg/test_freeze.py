@@ -248,13 +248,17 @@ def test_a_seed_of_a_file_that_was_deleted_since_is_refused(place: Workplace) ->
         place.freeze()
 
 
-def test_a_seed_that_was_left_out_or_is_the_default_is_refused(place: Workplace) -> None:
+def test_a_seed_that_was_left_out_is_refused_and_counts_as_the_default(place: Workplace) -> None:
     written = place.experiment_file.read_text()
-    for base_seed in ("", "base_seed = 1\n"):
-        place.write("plans/experiments/small.toml", written.replace("base_seed = 424242\n", base_seed))
-        place.commit_all()
-        with pytest.raises(SpecError, match="Freeze it with a seed that nothing has used: harness prereg freeze"):
-            place.freeze()
+    place.write("plans/experiments/small.toml", written.replace("base_seed = 424242\n", ""))
+    place.write("plans/experiments/other.toml", 'name = "other"\n[[condition]]\nname = "base"\n')
+    place.commit_all()
+    with pytest.raises(SpecError, match="Freeze it with a seed that nothing has used"):
+        place.freeze()
+    place.write("plans/experiments/small.toml", written.replace("424242", "1"))
+    place.commit_all()
+    with pytest.raises(SpecError, match=r"base seed 1 was used before, by plans/experiments/other\.toml"):
+        place.freeze()
 
 
 def test_a_frozen_file_fixes_what_defaults_became(place: Workplace) -> None:
