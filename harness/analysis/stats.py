@@ -103,24 +103,19 @@ class Bootstrap:
 
 
 def bootstrap_interval(
-    values: Sequence[float], bootstrap: Bootstrap, *, unit: str, statistic: StatisticName = "median"
-) -> Interval:
-    """Percentile bootstrap of one statistic over exchangeable values.
-
-    unit: what one value is, e.g. "N x replicate comparisons". Raises SpecError without values.
-    """
-    return stratified_bootstrap_interval({"": values}, bootstrap, unit=unit, statistic=statistic)
-
-
-def stratified_bootstrap_interval(
-    strata: Mapping[str, Sequence[float]] | Mapping[str, FloatArray],
+    values: Sequence[float] | Mapping[str, Sequence[float]] | Mapping[str, FloatArray],
     bootstrap: Bootstrap,
     *,
     unit: str,
     statistic: StatisticName = "median",
 ) -> Interval:
-    """Percentile bootstrap that resamples within each stratum, so that every N keeps its share of replicates."""
-    arrays = [np.asarray(values, dtype=np.float64) for values in strata.values()]
+    """Percentile bootstrap of one statistic over exchangeable values, or within each of several strata of them.
+
+    Each stratum keeps its share of values. unit: what one value is, e.g. "N x replicate comparisons". Raises SpecError
+    without values.
+    """
+    strata: Any = values.values() if isinstance(values, Mapping) else [values]
+    arrays = [np.asarray(each, dtype=np.float64) for each in strata]
     if not arrays or any(len(values) == 0 for values in arrays):
         raise SpecError("an interval over no values was asked for", where="statistics", hint="Seal more runs")
     rng, resamples = np.random.default_rng(bootstrap.seed), bootstrap.resamples

@@ -1,12 +1,12 @@
 """Wherever the paper prints inputs and outputs, our functions give its outputs, to the printed digit where rounding
-of the printed inputs allows it. Table S7 is in test_figures.py, W = 1.44 session s in test_interference_waiting.py.
+of the printed inputs allows it. Table S7 is in test_bucket_change.py, W = 1.44 session s in
+test_interference_waiting.py.
 """
 
 from __future__ import annotations
 
 from itertools import product
 
-import paper_numbers as paper
 import pytest
 
 from harness.analysis import reuse, stats
@@ -19,6 +19,7 @@ from harness.judge.decisions.decide import Costs, Outcome
 from harness.model.engine import load_cost_model
 from harness.model.spec import ServerShape
 from harness.model.spec.rules import CostRule, load_rule
+from tests.support import paper_numbers as paper
 
 MODEL = load_cost_model("paper")
 MS = 1e6
@@ -206,7 +207,7 @@ def test_saturation_of_both_adjacent_pairs() -> None:
 def test_a_stratified_interval_is_narrower_and_classifies_the_same() -> None:
     every = [ratio for ratios in adjacent_ratios(0).values() for ratio in ratios]
     plain = stats.bootstrap_interval(every, stats.Bootstrap(1), unit="comparisons")
-    stratified = stats.stratified_bootstrap_interval(adjacent_ratios(0), stats.Bootstrap(1), unit="comparisons")
+    stratified = stats.bootstrap_interval(adjacent_ratios(0), stats.Bootstrap(1), unit="comparisons")
     assert stratified.width < plain.width <= 0.04
     assert plain.contains(1.0)
 

@@ -27,7 +27,7 @@ from harness.extras.formats.waits import summarise_tracelab
 from harness.extras.other_stacks.steps import read_steps, step_tables
 from harness.extras.peers.results import peer_side
 from harness.extras.search.space import load_space
-from harness.judge.prereg.frozen import load_preregistration
+from harness.judge.prereg.frozen import parse_preregistration, read_frozen
 from harness.judge.prereg.ledger import object_hash, read_chain
 from harness.judge.prereg.publish import check
 from harness.measure.client.answer import describe_error_body
@@ -321,7 +321,7 @@ def _of_records() -> Iterator[Target]:
     yield Target("manifest", (manifest.to_json().encode(), old), _manifest, _resealed)
     yield Target("runs folder", (manifest.to_json().encode(),), _store, _resealed)
     frozen = {"format": "harness-preregistration/1", "name": "x", "digest": "", "experiment": {"name": "x"}}
-    yield Target("frozen file", _json(frozen), load_preregistration)
+    yield Target("frozen file", _json(frozen), lambda path: parse_preregistration(read_frozen(path), where=str(path)))
     yield Target("ledger", ((commit + json.dumps(ENTRY)).encode(),), _chain)
     yield Target("published archive", (_archive(),), check, _packed)
     yield Target("bytes of a published archive", (_packed(_archive()),), check)

@@ -63,13 +63,13 @@ class BusyMachine(Ledger):
 
     busy: frozenset[str] = frozenset()
 
-    def sealed(self, start: str, key: RunKey, manifest: Path, *, is_late: bool = False) -> None:
+    def sealed(self, start: str, key: RunKey, manifest: Path) -> None:
         if f"{key.condition}/{key.replicate}" in self.busy:
             code, evidence = STALLED.split(": ")
             finding = Finding(code=code, severity="invalid", evidence=evidence)
             found = {"status": "invalid", "invalid_reasons": (STALLED,), "findings": (finding,)}
             manifest.write_text(load_manifest(manifest).model_copy(update=found).to_json())
-        super().sealed(start, key, manifest, is_late=is_late)
+        super().sealed(start, key, manifest)
 
 
 @dataclass(frozen=True)

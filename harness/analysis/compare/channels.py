@@ -73,8 +73,8 @@ class Comparison:
     a: channel A; None where a run has no step log or its reuse is unknown. s: time in steps; None where it was not
     measured in every run. rests_on: what answers. channels: what that and B say of each other; None where B answers.
     witness: what A says of S or B where one of these answers; None where A is missing or does not explain them. cause:
-    the costs that tell the sides apart; None where A does not answer, or without a cost file. num_unpaired: valid runs
-    without a valid partner. is_predicted: simulated, so that both channels are the same cost.
+    the costs that tell the sides apart; None where A does not answer, or without a cost file. is_predicted: simulated,
+    so that both channels are the same cost.
     """
 
     baseline: str
@@ -88,7 +88,6 @@ class Comparison:
     channels: Channels | None
     witness: Channels | None = None
     cause: Cause | None = None
-    num_unpaired: int = 0
     is_predicted: bool = False
 
     @property
@@ -235,7 +234,6 @@ def compare(  # noqa: PLR0913  # an option each
         channels=None if rests_on == "b" else _channels(sides, (rests_on, "b"), there, family),
         witness=witness if witness is not None and abs(witness.residual_share) <= MAX_TAU else None,
         cause=cause_of(*priced) if rests_on == "a" else None,
-        num_unpaired=len(own) + len(base) - 2 * len(pairs),
         is_predicted=is_predicted,
     )
 

@@ -226,11 +226,6 @@ def parse_preregistration(content: bytes, *, where: str) -> Preregistration:
     return frozen
 
 
-def load_preregistration(path: Path) -> Preregistration:
-    """The preregistration in a file."""
-    return parse_preregistration(read_frozen(path), where=str(path))
-
-
 def read_frozen(path: Path) -> bytes:
     """The bytes of a frozen file."""
     with SpecError.on_os_error("cannot be read", where=path, hint="Check the path"):

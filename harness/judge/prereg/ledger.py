@@ -48,9 +48,8 @@ Instant = Annotated[str, AfterValidator(_instant)]
 class Entry(Spec, extra="ignore"):
     """One entry. number: place in the chain, from 0. plan: the plan's hash. start: commit of the start that ended.
 
-    manifest: SHA-256 of the sealed manifest; is_valid: of its run. is_late: added at the next start, because the
-    process had ended before it could add the entry itself. Ledgers of earlier versions have looks too, which decide
-    nothing.
+    manifest: SHA-256 of the sealed manifest; is_valid: of its run. Ledgers of earlier versions have looks too, which
+    decide nothing.
     """
 
     event: Literal["start", "sealed", "aborted", "look"]
@@ -65,7 +64,6 @@ class Entry(Spec, extra="ignore"):
     manifest: str = ""
     is_valid: bool = False
     reason: str = ""
-    is_late: bool = False
 
     @property
     def key(self) -> RunKey:
@@ -102,11 +100,11 @@ class Ledger:
         """Add the start of a run, before the run does anything; returns the entry's commit."""
         return self._append(*run.key, event="start", plan=run.plan.hash)
 
-    def sealed(self, start: str, key: RunKey, manifest: Path, *, is_late: bool = False) -> None:
+    def sealed(self, start: str, key: RunKey, manifest: Path) -> None:
         """Add the end of a start: the manifest that was sealed."""
         is_valid = load_manifest(manifest).is_valid
         sha256 = file_sha256(manifest)
-        self._append(*key, event="sealed", start=start, manifest=sha256, is_valid=is_valid, is_late=is_late)
+        self._append(*key, event="sealed", start=start, manifest=sha256, is_valid=is_valid)
 
     def aborted(self, start: str, key: RunKey, reason: str) -> None:
         """Add the end of a start that sealed nothing, with the reason."""
@@ -132,7 +130,7 @@ class Ledger:
             record = run.manifest.preregistration
             start = None if record is None else chain.get(record.start)
             if run.key not in ended and record is not None and start is not None and start.event == "start":
-                self.sealed(record.start, run.key, run.path / layout.MANIFEST, is_late=True)
+                self.sealed(record.start, run.key, run.path / layout.MANIFEST)
 
     def _append(self, experiment: str, *of_run: str | int, event: str, **fields: object) -> str:
         """Add an entry; of_run: condition and replicate, for an entry about one run."""

@@ -9,8 +9,9 @@ from shutil import which
 import pytest
 
 from harness.errors import SpecError
-from harness.judge.prereg import authorize, load_preregistration, used_seeds
-from harness.judge.prereg.freeze import HARNESS_FOLDER, FreezeOptions, freeze, seeds_in
+from harness.judge.prereg import authorize
+from harness.judge.prereg.freeze import HARNESS_FOLDER, FreezeOptions, freeze, seeds_in, used_seeds
+from harness.judge.prereg.frozen import parse_preregistration
 from harness.judge.prereg.page import predictions_in_words
 from harness.judge.prereg.repository import Repository
 from harness.model.plan.files import read_plan
@@ -21,7 +22,7 @@ from tests.support.workplace import Workplace
 
 def test_a_frozen_file_fixes_plans_predictions_criteria_code_and_inputs(place: Workplace) -> None:
     frozen = place.freeze()
-    content = load_preregistration(frozen.path)
+    content = parse_preregistration(frozen.path.read_bytes(), where="small.json")
     assert frozen.path == place.root / "plans" / "frozen" / "small.json"
     assert len(content.plans) == 6
     assert {read_plan(place.root / plan.path).hash for plan in content.plans} == {plan.hash for plan in content.plans}

@@ -214,9 +214,7 @@ def _adjacent(experiment: ExperimentRuns) -> Iterator[_Adjacent]:
         if by_stratum:
             pooled = {"": [value for values in by_stratum.values() for value in values]}
             intervals = (
-                stats.stratified_bootstrap_interval(
-                    strata, stats.Bootstrap(INTERVAL_SEED), unit="N x replicate comparisons"
-                )
+                stats.bootstrap_interval(strata, stats.Bootstrap(INTERVAL_SEED), unit="N x replicate comparisons")
                 for strata in (pooled, by_stratum)
             )
             yield _Adjacent(f"slots{smaller} -> slots{larger}", by_stratum, *intervals)

@@ -93,7 +93,7 @@ def decide_saturation(rule: SaturationRule, subject: str, ratios: Mapping[str, S
     pooled_ratios = [ratio for values in ratios.values() for ratio in values]
     bootstrap = stats.Bootstrap(rule.seed, rule.resamples, rule.confidence)
     plain, by_stratum = (
-        stats.stratified_bootstrap_interval(strata, bootstrap, unit="N x replicate comparisons")
+        stats.bootstrap_interval(strata, bootstrap, unit="N x replicate comparisons")
         for strata in ({"": pooled_ratios}, ratios)
     )
     interval = by_stratum if rule.is_stratified else plain
