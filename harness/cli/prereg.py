@@ -81,7 +81,8 @@ def freeze(
     content = frozen.preregistration
     print_folded(f"{from_here(frozen.path)}")
     num_plans = len({plan.hash for plan in content.plans})
-    print_text(f"  {len(content.plans)} runs, {num_plans} plans, {len(content.rules)} rules, seed {spec.base_seed}")
+    rules_in_words = f"{len(content.rules)} rule{'s' * (len(content.rules) != 1)}"
+    print_text(f"  {len(content.plans)} runs, {num_plans} plans, {rules_in_words}, seed {spec.base_seed}")
     if not content.predictions:
         print_folded("  no predictions: no costs of these servers are named (server.cost_model)")
     for place in dict.fromkeys(str(Path(artifact).parent) for artifact in content.artifacts):

@@ -23,7 +23,7 @@ from rich.progress import (
 from rich.text import Text
 
 from harness.analysis.logs.glance import glance
-from harness.cli.terminal import escape_markup, format_duration, new_console, say
+from harness.cli.terminal import about, escape_markup, format_duration, new_console, say
 from harness.measure.records import layout
 from harness.present.report.terminal import status_lines
 from harness.runner.progress import (
@@ -137,7 +137,7 @@ class TerminalProgress:
         self._num_planned, self._num_sealed = event.num_planned, event.num_sealed
         already = f", {event.num_sealed} sealed before" if event.num_sealed else ""
         predicted_s = event.predicted_wall_s
-        left = "simulated, a moment each" if predicted_s is None else f"about {format_duration(predicted_s)} to go"
+        left = "simulated, a moment each" if predicted_s is None else f"{about(predicted_s)} to go"
         left += event.assumed
         planned = f"at most {event.num_planned} runs" if event.is_at_most else f"{event.num_planned} runs"
         say(self._console, f"[bold]{event.name}[/]: {planned}{already}; {left}")

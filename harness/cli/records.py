@@ -131,7 +131,7 @@ def open_archive(
     print_folded(f"{folder}: {len(sealed)} runs of {sealed[0].experiment}, {num_invalid} of them INVALID")
     print_folded(f"  harness prereg check {folder}")
     print_folded(f"  harness table {folder}")
-    print_folded(f'  harness query "select * from runs" --runs {runs_folder(folder)}')
+    print_folded(f'  harness query "select condition, replicate, is_valid from runs" --runs {runs_folder(folder)}')
     print_with_comment(f'  harness.open_runs("{folder}")', "Python")
 
 

@@ -28,7 +28,7 @@ from harness.cli.addresses import (
     experiment_with,
     from_here,
 )
-from harness.cli.terminal import escape_markup, format_duration, print_folded, print_text, say, show, terminal
+from harness.cli.terminal import about, escape_markup, format_duration, print_folded, print_text, say, show, terminal
 from harness.errors import ExitCode, SpecError
 from harness.kinds import kind_named
 from harness.shipped import shipped_names
@@ -293,7 +293,7 @@ def predicted_total(todo: Sequence[PlannedRun]) -> str:
     replays_s = sum(predicted_replay_s(run) for run in todo)
     total_s = (replays_s + sum(kind.lifecycle_s for kind in kinds)) / max(1, len({run.place for run in todo}))
     life = ", servers started and stopped" if any(kind.is_restarted for kind in kinds) else ""
-    return f"about {format_duration(total_s)} in all{assumed_pace(kinds[0]) or f'{life}; a first estimate'}"
+    return f"{about(total_s)} in all{assumed_pace(kinds[0]) or f'{life}; a first estimate'}"
 
 
 def ensure_machine_code(spec: ExperimentSpec, *, is_simulated: bool = False) -> None:

@@ -177,6 +177,11 @@ def format_duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
+def about(seconds: float) -> str:
+    """ "under 1 s", "about 48 s"."""
+    return f"{'about ' * (seconds >= 1)}{format_duration(seconds)}"
+
+
 @contextmanager
 def time_left(name: str) -> Generator[Callable[[float], None]]:
     """A bar with the time left on a terminal's standard error; it takes the share done, and leaves no trace."""

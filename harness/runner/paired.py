@@ -166,16 +166,15 @@ def _costs(plain: SealedRun, observed: SealedRun) -> list[str]:
         before, after = (float(np.median([of_run[place] for place in both])) for of_run in periods)
         ends = interval_text(change.low, change.high, 2, " %, ", "+f")
         lines.append(
-            f"token period: {before:.3f} ms plain, {after:.3f} ms observed; change {change.estimate:+.2f} % "
-            f"[{ends} %] (95 % bootstrap interval, {len(both)} answers each with "
-            "itself)"
+            f"token period: medians {before:.3f} ms plain, {after:.3f} ms observed; of each answer against itself, "
+            f"median change {change.estimate:+.2f} % [{ends} %] (95 % bootstrap interval, {len(both)} answers)"
         )
     else:
         lines.append("token period: not known, as no answer of both runs has tokens that the client read one by one")
-    for tracker in ("MODEL", "SAMPLER"):
+    for tracker, timed in (("MODEL", "the model's call"), ("SAMPLER", "sampling")):
         p50 = [run.launch.decode_p50_ms(tracker) for run in (plain, observed)]
         if None not in p50:
-            lines.append(f"{tracker} decode p50: {p50[0]} ms plain, {p50[1]} ms observed")
+            lines.append(f"{timed} in a decode step, by vllm-rbln ({tracker}), p50: {p50[0]} and {p50[1]} ms")
     return lines
 
 

@@ -26,7 +26,7 @@ from harness.analysis.logs.glance import REARRIVAL_P99_MS, START_SPREAD_MS
 from harness.analysis.reuse import with_known_zeros
 from harness.analysis.run_tables import CACHED_COUNTER, counter_increment
 from harness.clock import NS_PER_MS, NS_PER_S, MonotonicClock, ScaledClock, realtime_minus_monotonic_ns
-from harness.errors import HarnessError
+from harness.errors import HarnessError, ServerError
 from harness.judge.prereg import RunAuthorization
 from harness.kinds import kind_named
 from harness.measure.client.host import cores_for_clients, on_cores
@@ -213,7 +213,7 @@ def perform_run(run: PlannedRun, context: RunContext, launch: Launch) -> SealedR
     clock = ScaledClock(run.spec.time_scale)
     has_own_core = run.spec.client.own_core and context.worker_slot is None
     own = cores_for_clients(run.spec.client.processes) if has_own_core else ()
-    with context.writer(run) as writer:
+    with context.writer(run) as writer, _kept(writer):
         before_ns = realtime_minus_monotonic_ns()
         facts = provenance.capture()
         with on_cores(os.sched_getaffinity(0).difference(own) if own else ()):
@@ -231,6 +231,18 @@ def perform_run(run: PlannedRun, context: RunContext, launch: Launch) -> SealedR
             realtime_minus_monotonic_after_ns=after_ns,
         )
         return _seal(run, context, writer, replace(measured, clock=clock_record, provenance=facts))
+
+
+@contextmanager
+def _kept(writer: RunWriter) -> Generator[None]:
+    """An error of a server says where the log of the unfinished run is kept."""
+    try:
+        yield
+    except ServerError as error:
+        kept = writer.abort()
+        if kept is not None and (kept / layout.SERVER_LOG).is_file():
+            error.below = (*error.below, f"its log: {kept / layout.SERVER_LOG}; then go on with --resume")
+        raise
 
 
 def _launched(run: PlannedRun, context: RunContext, launch_server: Launch, writer: RunWriter) -> LaunchPlan:

@@ -187,3 +187,10 @@ def test_a_frozen_experiment_is_not_run_without_its_freeze_and_says_what_is(repo
     followed(repository, first)
     measure, _, _ = line_after("Measure it:", refused).partition(". A first look")
     assert "on confirmatory runs" in decided_from(repository, f"then: {measure}\n")
+
+
+def test_a_server_that_did_not_start_says_where_its_log_is_kept(repository: Path) -> None:
+    started = "harness run demo --backend emulator --replicates 1 --set server.start_timeout_s=0.01"
+    log, _, rest = line_after("its log:", followed(repository, started, expected=(1,))).partition(";")
+    assert (repository / log).is_file()
+    assert rest == " then go on with --resume"

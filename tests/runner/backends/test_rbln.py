@@ -54,7 +54,7 @@ def test_only_what_is_missing_is_asked_for_and_what_works_without_it_is_said(
     line = RblnBackend().readiness_of(str(environment))
     assert (line.ok, line.need) == (None, "/dev/rbln*")
     assert line.how == "Load the driver on a server with RBLN cards; in a container, pass the devices in"
-    assert "no device group in its report" in line.found
+    assert "no device group in its report, which a model over several devices needs" in line.found
     assert "{" not in line.found
     assert (
         "Not yet: rbln needs /dev/rbln*; compiling needs no device: harness server compile qwen3-4b -o FOLDER "

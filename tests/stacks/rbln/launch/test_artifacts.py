@@ -22,10 +22,10 @@ def test_what_it_was_compiled_for_is_read_from_its_own_file(tmp_path: Path) -> N
 
 def test_a_folder_that_is_not_there_is_refused_with_how_to_get_one(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as refused:
-        read_artifact(tmp_path / "nowhere", (1, 2, 4, 6, 8))
+        read_artifact(tmp_path / "nowhere", (1, 2, 4, 6, 8), "/opt/stack")
     assert str(refused.value).endswith(
         "nowhere: no such artifact. Compile it, and name the folder that this prints: "
-        f"harness server compile qwen3-4b-bucket6 -o {tmp_path}"
+        f"harness server compile qwen3-4b-bucket6 -o {tmp_path} --environment /opt/stack"
     )
     write_artifact(tmp_path / "qwen3-4b-0123")
     with pytest.raises(SpecError, match=r"Name one that is there: qwen3-4b-0123; or compile it, .* compile NAME -o"):

@@ -29,6 +29,7 @@ from harness.stacks.rbln.launch.compile import (
     registered_artifact,
     require_fresh,
 )
+from tests.support.command_line import harness
 from tests.support.processes import comes_true, ends
 from tests.support.stacks import write_artifact
 
@@ -96,6 +97,9 @@ def test_another_specification_is_another_artifact(tmp_path: Path, changes: dict
     compile_artifact(SPEC, tmp_path / "a", exporter)
     assert compile_artifact(other, tmp_path / "a", exporter).config.batch_size == other.batch_size
     assert len(list_artifacts(tmp_path / "a")) == 2
+    for options, num_hashed in ((["--check"], 2), ([], 0)):
+        listed = harness("server", "compile", "-o", str(tmp_path / "a"), *options)
+        assert listed.stdout.count("; all files as registered") == num_hashed
 
 
 def test_another_compiler_version_is_another_artifact_and_the_old_one_is_stale(tmp_path: Path) -> None:
