@@ -169,126 +169,69 @@ def test_an_unpacked_archive_is_checked_where_it_lies(archive: Path, tmp_path: P
         check_published(tmp_path / "there")
 
 
-def _flip_a_plan(files: dict[str, bytes]) -> None:
-    files["runs/small/base/0/plan.jsonl"] += b"x"
-
-
-def _add(files: dict[str, bytes]) -> None:
-    files["runs/small/base/0/more"] = b"x"
-
-
-def _drop(files: dict[str, bytes]) -> None:
-    del files["proof.json"]
-
-
-def _climb(files: dict[str, bytes]) -> None:
-    files["../outside"] = b"x"
-
-
-def _no_sums(files: dict[str, bytes]) -> None:
-    del files["SHA256SUMS"]
-
-
 def _sum_again(files: dict[str, bytes]) -> None:
     """Write checksums that fit the files as they are now."""
     sums = (f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in sorted(files.items()))
     files["SHA256SUMS"] = "".join(line for line in sums if not line.endswith("  SHA256SUMS\n")).encode()
 
 
-def _hostile_proof(files: dict[str, bytes]) -> None:
-    claims = json.loads(files["proof.json"])
-    files["proof.json"] = json.dumps({**claims, "commits": 5}).encode()
-    _sum_again(files)
+def _of_another_version(verdict: bytes) -> bytes:
+    return verdict.replace(json.loads(verdict)["made_by"]["code_sha256"].encode(), b"0" * 64)
 
 
-def _no_pack(files: dict[str, bytes]) -> None:
-    del files["proof.pack"]
-    _sum_again(files)
+def _with_claim(name: str, value: object) -> Callable[[bytes], bytes]:
+    return lambda proof: json.dumps({**json.loads(proof), name: value}).encode()
 
 
-def _cut_pack(files: dict[str, bytes]) -> None:
-    files["proof.pack"] = files["proof.pack"][:-30]
-    _sum_again(files)
-
-
-def _other_commit(files: dict[str, bytes]) -> None:
-    claims = json.loads(files["proof.json"])
-    files["proof.json"] = json.dumps({**claims, "commit": "--help"}).encode()
-    _sum_again(files)
-
-
-def _other_verdict(files: dict[str, bytes]) -> None:
-    files["verdict.json"] = files["verdict.json"].replace(b"PASS", b"FAIL")
-    _sum_again(files)
-
-
-def _verdict_of_no_text(files: dict[str, bytes]) -> None:
-    files["verdict.json"] = b"\xff"
-    _sum_again(files)
-
-
-def _no_verdict(files: dict[str, bytes]) -> None:
-    del files["verdict.json"]
-    _sum_again(files)
-
-
-def _other_page(files: dict[str, bytes]) -> None:
-    files["index.html"] = files["index.html"].replace(b"PASS", b"FAIL")
-    _sum_again(files)
-
-
-def _no_page(files: dict[str, bytes]) -> None:
-    del files["index.html"]
-    _sum_again(files)
-
-
-def _verdict_of_another_version(files: dict[str, bytes]) -> None:
-    code = json.loads(files["verdict.json"])["made_by"]["code_sha256"].encode()
-    files["verdict.json"] = files["verdict.json"].replace(code, b"0" * 64).replace(b"PASS", b"FAIL")
-    _sum_again(files)
-
-
-def _unknown_file(files: dict[str, bytes]) -> None:
-    files["notes.txt"] = b"x"
-    _sum_again(files)
-
-
-def _file_of_no_run(files: dict[str, bytes]) -> None:
-    files["runs/small/base/0.partial/notes.txt"] = b"x"
-    _sum_again(files)
-
-
-def _zeros(files: dict[str, bytes]) -> None:
-    files["runs/small/base/0/plan.jsonl"] += bytes(128 << 20)
-    _sum_again(files)
+Content = Callable[[bytes], bytes]
+NO_FILE = "which is no file of a published experiment"
+# A file, its other content (None: it is gone), and what is said of it; first under the checksums as they were.
+AS_SUMMED: list[tuple[str, Content | None, str]] = [
+    ("runs/small/base/0/plan.jsonl", lambda plan: plan + b"x", "plan.jsonl differs from its checksum"),
+    ("runs/small/base/0/more", lambda _: b"x", "is missing or was added"),
+    ("proof.json", None, "lacks proof.json"),
+    ("../outside", lambda _: b"x", NO_FILE),
+    ("SHA256SUMS", None, "lacks SHA256SUMS"),
+]
+SUMMED_AGAIN: list[tuple[str, Content | None, str]] = [
+    ("verdict.json", lambda verdict: verdict.replace(b"PASS", b"FAIL"), "its verdict is not what its runs give"),
+    (
+        "verdict.json",
+        lambda verdict: _of_another_version(verdict).replace(b"PASS", b"FAIL"),
+        "its verdict is not what its runs give: it says",
+    ),
+    ("verdict.json", lambda _: b"\xff", "its verdict is not what its runs give"),
+    ("verdict.json", None, "lacks verdict.json"),
+    ("index.html", lambda page: page.replace(b"PASS", b"FAIL"), "its index.html is not what its runs give"),
+    ("index.html", None, "its index.html is not what its runs give"),
+    ("notes.txt", lambda _: b"x", f"'notes.txt', {NO_FILE}"),
+    ("runs/small/base/0.partial/notes.txt", lambda _: b"x", "notes.txt', which belongs to none of its runs"),
+    (
+        "runs/small/base/0/plan.jsonl",
+        lambda plan: plan + bytes(128 << 20),
+        r"would unpack to \d+ bytes, the limit for its size is 67108864",
+    ),
+    ("proof.json", _with_claim("commits", 5), "has no readable proof.json"),
+    ("proof.json", _with_claim("commit", "--help"), "has no readable proof.json"),
+    ("proof.json", _with_claim("ledger", None), "its verdict is not what its runs give"),
+    ("proof.pack", None, "has no proof.pack: an earlier version wrote it"),
+    ("proof.pack", lambda pack: pack[:-30], "has no readable proof.json"),
+]
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (_flip_a_plan, "plan.jsonl differs from its checksum"),
-        (_add, "is missing or was added"),
-        (_drop, "lacks proof.json"),
-        (_climb, "which is no file of a published experiment"),
-        (_no_sums, "lacks SHA256SUMS"),
-        (_other_verdict, "its verdict is not what its runs give"),
-        (_other_page, "its index.html is not what its runs give"),
-        (_no_page, "its index.html is not what its runs give"),
-        (_verdict_of_another_version, "its verdict is not what its runs give: it says"),
-        (_verdict_of_no_text, "its verdict is not what its runs give"),
-        (_no_verdict, "lacks verdict.json"),
-        (_unknown_file, "'notes.txt', which is no file of a published experiment"),
-        (_file_of_no_run, "notes.txt', which belongs to none of its runs"),
-        (_zeros, r"would unpack to \d+ bytes, the limit for its size is 67108864"),
-        (_hostile_proof, "has no readable proof.json"),
-        (_no_pack, "has no proof.pack: an earlier version wrote it"),
-        (_cut_pack, "has no readable proof.json"),
-        (_other_commit, "has no readable proof.json"),
-    ],
+    ("name", "content", "words", "are_sums_new"),
+    [(*row, are_new) for rows, are_new in ((AS_SUMMED, False), (SUMMED_AGAIN, True)) for row in rows],
 )
 def test_an_archive_that_was_changed_is_refused(
-    archive: Path, change: Callable[[dict[str, bytes]], None], words: str
+    archive: Path, name: str, content: Content | None, words: str, *, are_sums_new: bool
 ) -> None:
+    def change(files: dict[str, bytes]) -> None:
+        before = files.pop(name, b"")
+        files.update({} if content is None else {name: content(before)})
+        if are_sums_new:
+            _sum_again(files)
+
     with pytest.raises(RecordsError, match=words):
         check_published(rewritten(archive, change))
 
@@ -309,8 +252,7 @@ def test_git_alone_reads_the_proof_and_finds_no_file_and_no_history_in_it(archiv
 
 def test_words_of_another_version_are_not_held_to_its_own_and_that_is_said(archive: Path) -> None:
     def change(files: dict[str, bytes]) -> None:
-        code = json.loads(files["verdict.json"])["made_by"]["code_sha256"].encode()
-        files["verdict.json"] = files["verdict.json"].replace(code, b"0" * 64).replace(b"channels", b"both channels")
+        files["verdict.json"] = _of_another_version(files["verdict.json"]).replace(b"channels", b"both channels")
         _sum_again(files)
 
     forged = rewritten(archive, change)
@@ -330,8 +272,7 @@ def test_a_named_signer_answers_for_the_words_of_another_version(archive: Path, 
     signers.write_text(f"somebody {key.with_suffix('.pub').read_text()}")
 
     def change(files: dict[str, bytes]) -> None:
-        code = json.loads(files["verdict.json"])["made_by"]["code_sha256"].encode()
-        files["verdict.json"] = files["verdict.json"].replace(code, b"0" * 64)
+        files["verdict.json"] = _of_another_version(files["verdict.json"])
         _sum_again(files)
         (tmp_path / "SHA256SUMS").write_bytes(files["SHA256SUMS"])
         files["SHA256SUMS.sig"] = sign_file(tmp_path / "SHA256SUMS", key).read_bytes()
