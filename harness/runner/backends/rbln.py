@@ -86,9 +86,9 @@ class RblnBackend(ServerBackend):
         if server.ssh:
             return f"on {server.ssh}: the stack, the compiled models, and devices that its driver reports"
         return (
-            "on this host: the compiled models (settings and sizes of files; their bytes by harness server compile -o "
-            f"{Path(server.artifact).parent} --check) and what compiled them, the stack, whether its patch fits, "
-            "the driver, the devices (there, normal, idle), the port"
+            f"on this host: the compiled models (not hashed: {COMPILE} -o {Path(server.artifact).parent} --check does) "
+            "and what compiled them, the stack, whether its patch fits, the driver, the devices (there, normal, idle), "
+            "the port"
         )
 
     def exporter(self, server: ServerSpec) -> Exporter:
