@@ -20,6 +20,7 @@ from harness.errors import RecordsError, SpecError, in_one_line
 from harness.measure.records.disk import disk_errors
 from harness.measure.records.run import SealedRun
 
+ASK = "Ask its authors for another copy"
 SUMS = "SHA256SUMS"
 PROOF = "proof.json"
 PACK = "proof.pack"
@@ -131,31 +132,31 @@ def files_of(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
-def check_sums(archive: Path, folder: Path) -> None:
-    """RecordsError unless an unpacked archive holds exactly the files of its checksums, each as it was packed."""
+def check_sums(archive: Path, folder: Path, hint: str = ASK) -> None:
+    """RecordsError unless a folder holds exactly the files of its checksums, each as it was packed."""
     for path in folder.rglob("*"):
         if path.is_symlink():
-            raise wrong(archive, f"{path.relative_to(folder)} is a link")
+            raise wrong(archive, f"{path.relative_to(folder)} is a link", hint)
     try:
         sums = _read_sums((folder / SUMS).read_bytes())
     except (OSError, UnicodeDecodeError) as error:
-        raise wrong(archive, f"has no readable {SUMS}") from error
-    _check_listed(archive, set(files_of(folder)), sums)
+        raise wrong(archive, f"has no readable {SUMS}", hint) from error
+    _check_listed(archive, set(files_of(folder)), sums, hint)
     for name, sha256 in sums.items():
         if hashlib.sha256((folder / name).read_bytes()).hexdigest() != sha256:
-            raise wrong(archive, f"{name} differs from its checksum")
+            raise wrong(archive, f"{name} differs from its checksum", hint)
 
 
 def _read_sums(content: bytes) -> dict[str, str]:
     """SHA-256 by file."""
-    lines = content.decode("utf-8").splitlines()
+    lines = content.decode("utf-8").removesuffix("\n").split("\n")
     return {name: sha256 for sha256, _, name in (line.partition("  ") for line in lines)}
 
 
-def _check_listed(archive: Path, names: set[str], sums: Mapping[str, str]) -> None:
+def _check_listed(archive: Path, names: set[str], sums: Mapping[str, str], hint: str = ASK) -> None:
     """RecordsError unless the files are those of the checksums."""
     if odd := sorted((names - {SUMS, SIGNATURE_OF_SUMS}) ^ sums.keys()):
-        raise wrong(archive, f"{odd[0]} is missing or was added")
+        raise wrong(archive, f"{odd[0]} is missing or was added", hint)
 
 
 def _check_listing(archive: Path, infos: Sequence[zipfile.ZipInfo]) -> None:
@@ -188,6 +189,6 @@ def is_known(name: str) -> bool:
     return name in NEEDED | OPTIONAL | {EXPLORATORY} or (is_below_runs and is_plain)
 
 
-def wrong(archive: Path, what: str) -> RecordsError:
+def wrong(archive: Path, what: str, hint: str = ASK) -> RecordsError:
     """The error about an archive that is not as it was published."""
-    return RecordsError(what, where=str(archive), hint="Ask its authors for another copy")
+    return RecordsError(what, where=str(archive), hint=hint)

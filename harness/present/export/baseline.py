@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,11 +17,11 @@ from harness.analysis.compare.measures import Bounds, Value
 from harness.errors import RecordsError, SpecError, in_one_line
 from harness.judge.decisions.gate import FIGURES, GateRun, gate_run
 from harness.measure.records import layout
+from harness.measure.records.archive import SUMS, check_sums, files_of
 from harness.measure.records.manifest import load_manifest
 from harness.measure.records.run import SealedRun
 from harness.outputs import write_text
 
-SUMS = "SHA256SUMS"
 TABLE = "figures.csv"
 MANIFESTS = "manifests"
 COLUMNS = ("condition", "replicate", "device", "unit", "num_requests", "num_sessions", "figure", "amount", "units")
@@ -52,9 +52,9 @@ def save_baseline(folder: Path, runs: Sequence[SealedRun], *, may_replace: bool 
     files = {TABLE: _table([gate_run(run) for run in runs])}
     for run in runs:
         files[_manifest_name(run.condition, str(run.replicate))] = run.file(layout.MANIFEST).read_text(encoding="utf-8")
-    for path in _files_of(folder):
-        path.unlink()
-    sums = "".join(f"{_sha256(text.encode())}  {name}\n" for name, text in sorted(files.items()))
+    for name in files_of(folder):
+        (folder / name).unlink()
+    sums = "".join(f"{hashlib.sha256(text.encode()).hexdigest()}  {name}\n" for name, text in sorted(files.items()))
     for name, text in {**files, SUMS: sums}.items():
         write_text(folder / name, text)
     return [folder / name for name in (*files, SUMS)]
@@ -62,7 +62,7 @@ def save_baseline(folder: Path, runs: Sequence[SealedRun], *, may_replace: bool 
 
 def load_baseline(folder: Path) -> list[GateRun]:
     """The runs of a baseline; RecordsError naming the file where a byte is not as it was saved."""
-    listed = _checked_names(folder)
+    check_sums(folder, folder, _RESTORE)
     figures: dict[_Place, dict[str, Value | None]] = {}
     bounds: dict[_Place, dict[str, Bounds]] = {}
     try:
@@ -83,36 +83,12 @@ def load_baseline(folder: Path) -> list[GateRun]:
     runs: list[GateRun] = []
     for place, values in figures.items():
         name = _manifest_name(place.condition, place.replicate)
-        if name not in listed:
+        if not (folder / name).is_file():
             raise RecordsError(f"has no {name}", where=str(folder), hint=_RESTORE)
         numbers = (place.device, place.unit, place.num_requests)
         known = (values, place.num_sessions, bounds.get(place, {}), str(folder.resolve()))
         runs.append(GateRun(load_manifest(folder / name), *numbers, *known))
     return runs
-
-
-def _checked_names(folder: Path) -> set[str]:
-    """The files of the folder, each with the hash that was saved."""
-    sums = folder / SUMS
-    try:
-        lines = sums.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    except (OSError, ValueError) as error:
-        raise RecordsError(f"cannot be read ({in_one_line(error)})", where=str(sums), hint=_RESTORE) from error
-    saved = {name: sha256 for sha256, _, name in (line.partition("  ") for line in lines)}
-    there = {path.relative_to(folder).as_posix(): path for path in _files_of(folder) if path != sums}
-    for name in sorted(saved.keys() | there.keys()):
-        if name not in there:
-            raise RecordsError("is missing from the baseline", where=str(folder / name), hint=_RESTORE)
-        if name not in saved:
-            raise RecordsError("was added to the baseline after it was saved", where=str(folder / name), hint=_RESTORE)
-        if there[name].is_symlink() or _sha256(there[name].read_bytes()) != saved[name]:
-            raise RecordsError("differs from what was saved (SHA-256)", where=str(folder / name), hint=_RESTORE)
-    return set(saved)
-
-
-def _files_of(folder: Path) -> Iterator[Path]:
-    """Every file of a baseline's folder; none where there is no such folder."""
-    return (path for path in sorted(folder.rglob("*")) if path.is_symlink() or not path.is_dir())
 
 
 def _table(runs: Sequence[GateRun]) -> str:
@@ -130,7 +106,3 @@ def _table(runs: Sequence[GateRun]) -> str:
 
 def _manifest_name(condition: str, replicate: str) -> str:
     return f"{MANIFESTS}/{condition}/{replicate}.json"
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()

@@ -56,12 +56,12 @@ def test_any_changed_byte_is_refused(saved: Path, tmp_path: Path, name: str) -> 
         folder = tmp_path / str(place)
         shutil.copytree(saved, folder)
         (folder / name).write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
-        with pytest.raises(RecordsError, match=r"differs|missing|added|cannot be read"):
+        with pytest.raises(RecordsError, match=r"differs|missing|added|no readable"):
             load_baseline(folder)
 
 
 def test_a_missing_and_an_added_file_are_refused(saved: Path, tmp_path: Path) -> None:
-    for name, what in (("less", "is missing from the baseline"), ("more", "was added to the baseline")):
+    for name, what in (("less", r"0\.json is missing or was added"), ("more", r"notes\.txt is missing or was added")):
         folder = tmp_path / name
         shutil.copytree(saved, folder)
         if name == "less":
