@@ -190,7 +190,7 @@ def _what_to_run(
         spec, path, _ = experiment_with(experiment, changes, runs)
         if path == Path(f"{experiment}.toml") and str(experiment) in shipped_names("experiments"):
             print_text(f"{experiment}: {path} of this folder, not the shipped experiment", is_error=True)
-        _refuse_frozen(spec, path)
+        _refuse_frozen(spec.name, spec.base_seed, path)
         return spec, path, None
     from harness.judge.prereg import authorize
 
@@ -204,19 +204,19 @@ def _what_to_run(
     return frozen.experiment, confirmatory, authorization
 
 
-def _refuse_frozen(spec: ExperimentSpec, path: Path) -> None:
+def _refuse_frozen(name: str, base_seed: int, path: Path) -> None:
     """SpecError for an experiment whose freeze lies beside it: exploratory runs would use up the frozen seed."""
     from harness.measure.records.manifest import table_at
 
     for folder in path.absolute().parents:
-        frozen = folder / "plans" / "frozen" / f"{spec.name}.json"
+        frozen = folder / "plans" / "frozen" / f"{name}.json"
         table: object = None
         with suppress(OSError, ValueError, RecursionError):
             table = json.loads(frozen.read_bytes())
-        if table_at(table, "experiment").get("base_seed") == spec.base_seed:
-            first = f"harness run {path} --replicates 1 --set base_seed={spec.base_seed + 1} --runs runs/first"
+        if table_at(table, "experiment").get("base_seed") == base_seed:
+            first = f"harness run {path} --replicates 1 --set base_seed={base_seed + 1} --runs runs/first"
             raise SpecError(
-                f"is frozen, and runs without its freeze would use up base seed {spec.base_seed}",
+                f"is frozen, and runs without its freeze would use up base seed {base_seed}",
                 where=str(path),
                 hint=f"Measure it: harness run --confirmatory {from_here(frozen)}. A first look: {first}",
             )
@@ -331,5 +331,6 @@ def sweep(
     path, recorded, _ = experiment_at(experiment, runs)
     table = swept_table(override_table(recorded, changes_of(changes, backend, replicates)), over)
     spec = parse_experiment(table, where=f"{path} --over {over}")
+    _refuse_frozen(str(recorded.get("name")), spec.base_seed, path)
     again = f"harness sweep {experiment} --over {shlex.quote(over)}{asked_again(changes, backend, replicates)}"
     perform(spec, path, runs, again, resume=resume)

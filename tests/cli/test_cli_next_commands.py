@@ -179,7 +179,8 @@ def test_a_frozen_experiment_is_not_run_without_its_freeze_and_says_what_is(repo
     first_experiment(repository)
     commit(repository)
     followed(repository, "harness prereg freeze mine.toml --commit")
-    for command in ("harness run mine.toml", "harness run mine --dry-run --runs runs/first"):
+    swept = "harness sweep mine.toml --over server.kv_slots=8,10"
+    for command in ("harness run mine.toml", "harness run mine --dry-run --runs runs/first", swept):
         refused = followed(repository, command, expected=(2,))
         assert not (repository / "runs").exists()
     first = line_after("A first look:", refused)
