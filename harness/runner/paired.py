@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from harness.analysis.logs.engine_steps import step_log_of
-from harness.analysis.logs.observer import load_observer
+from harness.analysis.logs.engine_steps import observed_log, step_log_of, unlike_observed
 from harness.analysis.run_tables import RequestKey
 from harness.analysis.stats import Bootstrap, Interval, StatisticName, bootstrap_interval
 from harness.errors import RecordsError, SpecError, faults_of
 from harness.kinds import kind_named
-from harness.measure.records import layout
 from harness.measure.records.run import SealedRun
 from harness.model.experiment import resolve
 from harness.model.spec import ConditionSpec, ExperimentSpec
@@ -121,10 +119,12 @@ def compare_pair(plain: SealedRun, observed: SealedRun) -> PairOutcome:
         f"decode tokens: {sums[0]} plain, {sums[1]} observed; steps (n in order) "
         + ("identical" if same_order else f"differ ({len(steps[0])} and {len(steps[1])} steps, as timing has it)"),
     ]
+    if unlike := unlike_observed(observed):
+        lines.append(f"observer and log of the observed run differ: {unlike}")
     lines += _costs(plain, observed)
     for run in (plain, observed):
         lines += [f"{run.condition} is INVALID: {reason}" for reason in run.invalid_reasons]
-    is_same = not different and not num_empty and sums[0] == sums[1] and plain.is_valid and observed.is_valid
+    is_same = not (different or num_empty or unlike) and sums[0] == sums[1] and plain.is_valid and observed.is_valid
     lines.append(
         "the same: observing changed neither an answer nor the decode work"
         if is_same
@@ -148,15 +148,16 @@ def _tokens(run: SealedRun) -> dict[RequestKey, str]:
 def _costs(plain: SealedRun, observed: SealedRun) -> list[str]:
     """The cost of observing: the observer's measurement, and the token period with and without it."""
     lines: list[str] = []
-    if seen := _observed_steps(observed):
-        costs_us, kinds = seen
-        named = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-        if costs_us:
-            median, mean = (_interval(costs_us, "steps", name) for name in ("median", "mean"))
-            lines.append(
-                f"observer: {_bounds(median, 'us')} a step (median), {_bounds(mean, 'us')} (mean), "
-                f"{max(costs_us):.0f} us longest; {named} steps"
-            )
+    log = observed_log(observed) or step_log_of(observed)
+    # The cost of a step is in the record of the step after it.
+    costs_us = [cost / 1000 for cost in log.steps["logger_ns"].to_pylist()[1:]] if log is not None and log.cores else []
+    if log is not None and costs_us:
+        named = ", ".join(f"{count} {kind}" for kind, count in sorted(log.num_by_kind.items()))
+        median, mean = (_interval(costs_us, "steps", name) for name in ("median", "mean"))
+        lines.append(
+            f"observer: {_bounds(median, 'us')} a step (median), {_bounds(mean, 'us')} (mean), "
+            f"{max(costs_us):.0f} us longest; {named} steps"
+        )
     periods = [_token_periods_ms(run) for run in (plain, observed)]
     # A device without modelled time has periods of 0, which have no percentage.
     both = sorted(place for place in periods[0].keys() & periods[1].keys() if periods[0][place] > 0)
@@ -176,22 +177,6 @@ def _costs(plain: SealedRun, observed: SealedRun) -> list[str]:
         if None not in p50:
             lines.append(f"{timed} in a decode step, by vllm-rbln ({tracker}), p50: {p50[0]} and {p50[1]} ms")
     return lines
-
-
-def _observed_steps(observed: SealedRun) -> tuple[list[float], Counter[str]] | None:
-    """What observing took, us a step, and how many steps of each kind there were; None where no observer wrote.
-
-    A step's own cost is in the record of the step after it.
-    """
-    path = observed.file(layout.OBSERVER)
-    if path.is_file():
-        steps = load_observer(path).steps
-        costs_ns, kinds = steps["observer_ns"].to_pylist(), Counter(steps["kind"].to_pylist())
-    elif (log := step_log_of(observed)) is not None and log.cores:
-        costs_ns, kinds = log.steps["logger_ns"].to_pylist(), Counter(log.num_by_kind)
-    else:
-        return None
-    return [cost / 1000 for cost in costs_ns[1:]], kinds
 
 
 def _interval(values: Sequence[float], unit: str, statistic: StatisticName) -> Interval:

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.analysis.logs.glance import glance
-from harness.analysis.logs.observer import SCHEMA, held_back, read_observer
 from harness.analysis.logs.parse import metrics_table, parse_log
 from harness.extras.cases.cases import simulate_jsonl
 from harness.extras.formats.waits import summarise_tracelab
@@ -55,6 +54,8 @@ from harness.stacks.rbln.launch.patch_audit import audit
 from harness.stacks.rbln.launch.patches import patched_text
 from harness.stacks.rbln.launch.releases import load_table
 from harness.stacks.rbln.launch.sources import open_sources
+from harness.stacks.vllm.core_steps import COLUMNS, DEVICE_COLUMNS
+from harness.stacks.vllm.step_log import read_step_log
 from tests.support.checkout import ROOT
 from tests.support.mutated_traces import CSV_HEAD, RECORDS
 from tests.support.readings import drawn_stream, read_in_every_way
@@ -122,7 +123,10 @@ WHEEL = (
     b"vllm_rbln/__init__.py\n\nx = 1\n\nvllm_rbln-0.12.0.dist-info/METADATA\n\n"
     b"Metadata-Version: 2.1\nName: vllm-rbln\nVersion: 0.12.0\nRequires-Dist: vllm==0.30.0\n"
 )
-STEP = [0, 1, 2, 3, 4, 1, 1, 0, 5, 6, "prefill", 1, 1, ["r"], 20, 0, 20, -1, [[1, "c"]], [], 1, 15, 1, 0, 900]
+STEP = [
+    *(0, 1, 2, 3, 4, [0], 20, [[0, "r", 1, 20, 0, 20]], [], [], 1, 0, 0, 5, 1, None, None, None),
+    *(1, 2, 1, 1, 0, 3, None, [[1, "c"]], 1, 15, 900),
+]
 SOURCE = "import logging\nlogger = logging.getLogger(__name__)\ndef f(a, b=1):\n    c = a + b\n    return c\n"
 PATCHED = "import logging\na = 1\nb = 2\n"
 PATCH = "--- a/f.py\n+++ b/f.py\n@@ -1,3 +1,4 @@\n import logging\n a = 1\n+log.info(a)\n b = 2\n"
@@ -300,9 +304,10 @@ def _of_servers() -> Iterator[Target]:
     yield Target("exporter", (METRICS.encode(),), lambda path: exporter_report(_text(path)))
     yield Target("rbln-smi", _json(SMI), lambda path: parse_devices(_text(path)))
     yield Target("artifact", _json(ARTIFACT), _artifact)
-    header = {"observer_format": 1, "columns": SCHEMA.names, "vllm": "x"}
+    columns = [*COLUMNS[:-1], *DEVICE_COLUMNS, *COLUMNS[-1:]]
+    header = {"vllm_core_steps": 1, "columns": columns, "engine": 0, "effective": {}, "absent": []}
     observed = b"".join(line + b"\n" for line in _json(header, STEP, [1, *STEP[1:]]))
-    yield Target("observer", (observed,), lambda path: held_back(read_observer(path.read_bytes()).steps))
+    yield Target("observer", (observed,), lambda path: read_step_log(path.read_bytes()))
     for name, sample in SAMPLES.items():
         yield Target(f"steps, {name}", (sample,), lambda path: step_tables(read_steps(path.read_bytes())))
     yield Target("streams of answers", (drawn_stream(random.Random(1)),), _streams, draw=drawn_stream)

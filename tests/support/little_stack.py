@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+VLLM = """
+class SchedulerConfig:
+    def get_scheduler_cls(self):
+        from vllm_rbln.v1.core.optimum_scheduler import RBLNOptimumScheduler
+
+        return RBLNOptimumScheduler
+"""
 SCHEDULER = """
+from types import SimpleNamespace as Space
+
+
 class Output:
     def __init__(self, tokens, new, cached, dummy):
         self.num_scheduled_tokens = tokens
@@ -26,9 +36,13 @@ class RBLNOptimumScheduler(Base):
         from vllm_rbln.v1.core.prefix_cache_manager.optimum_prefix_cache_manager import RBLNPrefixKVCacheManager
 
         self.max_num_running_reqs = limit
-        self.running, self.waiting, self.skipped_waiting = [], [], []
+        self.requests, self.running, self.waiting, self.skipped_waiting = {}, [], [], []
         self.kv_cache_manager = type("Manager", (), {})()
         self.kv_cache_manager.prefix_cache_manager = RBLNPrefixKVCacheManager(slots)
+
+    def add_request(self, request):
+        self.requests[request.request_id] = request
+        self.waiting.append(request.request_id)
 
     def schedule(self):
         slots = self.kv_cache_manager.prefix_cache_manager
@@ -38,7 +52,8 @@ class RBLNOptimumScheduler(Base):
                 slots._evict_block(slots.held[0])
             slots.take(name)
             self.running.append(name)
-            return Output({name: 300}, [name], [128], None)
+            new = Space(req_id=name, prompt_token_ids=[7] * 300, num_computed_tokens=0)
+            return Output({name: 300}, [new], [128], None)
         if not self.running:
             return Output({}, [], [], None)
         dummy = slots.get_dummy_block() if len(self.running) < self.max_num_running_reqs else None
@@ -110,6 +125,7 @@ class RBLNPytorchRuntime:
 def write_little_stack(root: Path, version: str = "0.11.1", *, without: str = "") -> Path:
     """The tree below ``root``, which is returned. without: a name that this version of the stack calls differently."""
     files = {
+        "vllm/config/scheduler.py": VLLM,
         "vllm_rbln/v1/core/optimum_scheduler.py": SCHEDULER,
         "vllm_rbln/v1/core/prefix_cache_manager/optimum_prefix_cache_manager.py": PREFIX_CACHE,
         "vllm_rbln/v1/worker/optimum_model_runner.py": RUNNER,

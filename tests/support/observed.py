@@ -6,9 +6,10 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean, median
 from typing import Any
 
-from harness.analysis.logs.observer import load_observer
+from harness.analysis.logs.engine_steps import observed_log, unlike_observed
 from harness.measure.records.run import SealedRun
 
 BUCKET = re.compile(r"\[BUCKET\] request_nums=(\d+) padded_batch_size=(\d+)")
@@ -26,11 +27,30 @@ class Compared:
     observer_us: tuple[float, float]
 
     def __str__(self) -> str:
-        median, mean = self.observer_us
+        usual, average = self.observer_us
         return (
             f"{self.decodes} decode steps, {self.prefills} prefills of {self.chunks} chunks, {self.evictions} evictions"
-            f"; observer {median:.1f} us a step (median), {mean:.1f} us (mean)"
+            f"; observer {usual:.1f} us a step (median), {average:.1f} us (mean)"
         )
+
+
+def observed_steps(run: SealedRun) -> list[dict[str, Any]]:
+    """The records of the observer, and of each: kind, n, b, and of a prefill its cached and computed tokens."""
+    log = observed_log(run)
+    assert log is not None
+    assert log.num_damaged == 0
+    return [
+        {
+            **step.values,
+            "kind": kind,
+            "requests": list(step.request_ids),
+            "n": len(step.request_ids),
+            "b": step.values["padded_tokens"],
+            "cached_tokens": step.values["admitted"][0][4] if kind == "prefill" else 0,
+            "computed_tokens": sum(step.tokens),
+        }
+        for step, kind in zip(log.cores[0].steps, log.steps["kind"].to_pylist(), strict=True)
+    ]
 
 
 def bucket_lines(run: SealedRun) -> list[tuple[int, int]]:
@@ -41,12 +61,12 @@ def bucket_lines(run: SealedRun) -> list[tuple[int, int]]:
 def check_observed(run: SealedRun, trace_path: Path) -> Compared:
     """Every record of the observer is what the device and the log say."""
     trace = [json.loads(line) for line in trace_path.read_text(encoding="utf-8").splitlines()]
-    records = load_observer(run.file("observer.jsonl"))
-    steps = records.steps.to_pylist()
+    steps = observed_steps(run)
     decodes = [row for row in steps if row["kind"] == "decode"]
     calls = [call for call in trace if call["kind"] == "decode"]
     assert [(row["n"], row["b"]) for row in decodes] == [(call["n"], call["b"]) for call in calls]
     assert [(row["n"], row["b"]) for row in decodes] == bucket_lines(run)
+    assert unlike_observed(run) == ""
     for row, call in zip(decodes, calls, strict=True):
         _check_times(row, call, call)
         assert call["padding_slot"] in (-1, row["dummy_slot"])
@@ -61,9 +81,9 @@ def check_observed(run: SealedRun, trace_path: Path) -> Compared:
         assert own[0]["cached_tokens"] == row["cached_tokens"]
         _check_times(row, own[0], own[-1])
     logged = EVICTION.findall(run.file("server.log").read_text(encoding="utf-8"))
-    assert [str(one["slot"]) for row in steps for one in row["evictions"]] == logged
-    cost = records.cost_us
-    return Compared(len(decodes), len(prefills), len(chunks), len(logged), (cost["p50"], cost["mean"]))
+    assert [str(slot) for row in steps for slot, _caller in row["evictions"]] == logged
+    costs_us = [row["observer_ns"] / 1000 for row in steps[1:]]
+    return Compared(len(decodes), len(prefills), len(chunks), len(logged), (median(costs_us), mean(costs_us)))
 
 
 def _check_times(row: dict[str, Any], first: dict[str, Any], last: dict[str, Any]) -> None:

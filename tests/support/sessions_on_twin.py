@@ -13,11 +13,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness.analysis.logs.observer import load_observer
 from harness.measure.records.run import SealedRun
 from harness.model.traces.importing import import_trace
 from harness.model.traces.recording import TraceFile, read_trace
 from harness.stacks.vllm.step_log import INSIDE
+from tests.support.observed import observed_steps
 from tests.support.sessions_on_vllm import as_of_agents, lengths_imported, lengths_planned
 from tests.support.twin_runs import run_on_twin
 
@@ -77,9 +77,8 @@ def cached_tokens(folder: Path) -> list[int | None]:
 
 
 def cached_by_observer(run: SealedRun) -> list[int]:
-    """The same, as vllm-rbln's observer has them: one request a prefill, first come first served."""
-    steps = load_observer(run.file("observer.jsonl")).steps.to_pylist()
-    return [step["cached_tokens"] for step in steps if step["kind"] == "prefill"]
+    """The same, as the records of steps have them: one request a prefill, first come first served."""
+    return [step["cached_tokens"] for step in observed_steps(run) if step["kind"] == "prefill"]
 
 
 def main(version: str, folder: str, name: str = "usual") -> int:

@@ -69,6 +69,36 @@ def step_logs_of(run: SealedRun) -> list[StepLog | None]:
     return [read_run_steps(folder, since_ns)[0] for folder in (folders if num_servers > 1 else [run.path])]
 
 
+@once_per_run
+def observed_log(run: SealedRun) -> StepLog | None:
+    """What the observer inside a vllm-rbln server recorded, beside the steps of its log; None for a run without one.
+
+    Raises RecordsError for a file of an earlier version, and for one that lacks steps.
+    """
+    path = run.file(layout.OBSERVER)
+    if not path.exists():
+        return None
+    log = load_step_log(path)
+    if any(core.steps and core.steps[-1].values["step"] >= len(core.steps) + core.num_unended for core in log.cores):
+        raise RecordsError(f"lacks steps; {log.num_damaged} lines are damaged", where=str(path))
+    return log
+
+
+def unlike_observed(run: SealedRun) -> str:
+    """How the run's (n, b) of decode steps differ from those that its observer saw; "" where they do not, or none are.
+
+    The steps of a run of vllm-rbln are those of its log: the observer reads them a second time.
+    """
+    log = observed_log(run)
+    if log is None or not log.decode_steps.num_rows:
+        return ""
+    seen, logged = (list(schema.values_of(table, "n", "b")) for table in (log.decode_steps, run.table("steps")))
+    at = next((at for at, pair in enumerate(zip(seen, logged, strict=False)) if pair[0] != pair[1]), len(seen))
+    if seen == logged:
+        return ""
+    return f"{len(seen)} decode steps observed, {len(logged)} in the log, (n, b) the same for the first {at}"
+
+
 def measured_since_ns(manifest: Manifest) -> int:
     """The end of the server's warm-up, CLOCK_MONOTONIC; 0 for a run without one."""
     warmed_up_ns = manifest.timings.get(WARMED_UP)

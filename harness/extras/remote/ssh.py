@@ -40,7 +40,6 @@ from harness.stacks.rbln.launch.devices import DeviceReport, parse_devices, requ
 from harness.stacks.rbln.launch.inside import remote_host
 from harness.stacks.rbln.launch.patches import require_pristine, shipped_patches, status_of, unpatched
 from harness.stacks.rbln.launch.serving import (
-    OBSERVER_FOLDER,
     OtherHost,
     ServedArtifact,
     declared,
@@ -50,6 +49,7 @@ from harness.stacks.rbln.launch.serving import (
     visible_devices,
 )
 from harness.stacks.rbln.rules.kv_rules import rules_for_version
+from harness.stacks.vllm.step_log import INSIDE
 
 HOST_SCRIPT = Path(remote_host.__file__).resolve()
 """Runs in the Python of the serving stack on the other host."""
@@ -191,10 +191,8 @@ def patch_for(stack: RemoteStack, mode: str, host: str) -> tuple[dict[str, Any],
 
 def laid_out_files() -> dict[str, str]:
     """What is laid out there first, name to base64: observer, host script, logging configuration."""
-    observer = [
-        path for path in sorted(OBSERVER_FOLDER.rglob("*")) if path.is_file() and "__pycache__" not in path.parts
-    ]
-    contents = {f"observer/{path.relative_to(OBSERVER_FOLDER).as_posix()}": path.read_bytes() for path in observer}
+    observer = [path for path in sorted(INSIDE.rglob("*")) if path.is_file() and "__pycache__" not in path.parts]
+    contents = {f"observer/{path.relative_to(INSIDE).as_posix()}": path.read_bytes() for path in observer}
     contents["remote_host.py"] = HOST_SCRIPT.read_bytes()
     contents[layout.SERVER_LOGGING] = json.dumps(logging_config()).encode()
     return {name: base64.b64encode(content).decode() for name, content in contents.items()}

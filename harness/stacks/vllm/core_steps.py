@@ -1,7 +1,7 @@
 """Step records of vLLM's engine cores: the batch of every step, and what became of every request.
 
 A damaged line is counted and quoted, never repaired and never an error. A value that the server did not show is null.
-Source of the columns: harness/stacks/vllm/inside/vllm_step_log/core.py, format 1.
+Source of the columns: harness/stacks/vllm/inside/vllm_step_log, core.py and device.py, format 1.
 """
 
 from __future__ import annotations
@@ -25,6 +25,11 @@ COLUMNS = (
 )
 DRAFT_COLUMNS = ("drafts", "accepted")
 """Of a server that decodes speculatively, before the last column."""
+DEVICE_COLUMNS = (
+    *("device_start_ns", "device_end_ns", "device_ns", "device_calls", "copy_ns", "executed_ns", "dummy_slot"),
+    *("evictions", "slots_held", "slots_free"),
+)
+"""Of vllm-rbln, before the last column. evictions: a list of [slot, caller]; the others are numbers, or null."""
 COLUMNS_WITH_DRAFTS = (*COLUMNS[:-1], *DRAFT_COLUMNS, *COLUMNS[-1:])
 MAX_COUNT = 1 << 62
 MAX_ID_CHARS = 512
@@ -308,8 +313,10 @@ def _header(line: bytes, where: str) -> dict[str, Any]:
     engine = header.get("engine", -1)
     if not is_sound or not _is_count(engine) or engine >= MAX_ENGINES:
         raise RecordsError("does not start with the header of an engine core's steps", where=where)
-    has_drafts = DRAFT_COLUMNS[0] in header.get("columns", ())
-    check_columns(header, COLUMNS_WITH_DRAFTS if has_drafts else COLUMNS, where)
+    shown = header.get("columns")
+    shown = cast("list[Any]", shown) if isinstance(shown, list) else []
+    more = [column for each in (DRAFT_COLUMNS, DEVICE_COLUMNS) if each[0] in shown for column in each]
+    check_columns(header, (*COLUMNS[:-1], *more, *COLUMNS[-1:]), where)
     return header
 
 
@@ -353,6 +360,7 @@ def _record(value: object, columns: Sequence[str]) -> dict[str, Any] | None:
         and (values["requests"] is None or _are_counts(values["requests"]))
         and (_is_count(tokens) or _are_counts(tokens))
         and _are_drafts(values)
+        and _are_of_device(values)
         and all(_are_counts(values[name]) for name in ("preempted", "finished"))
         and all(values[name] is None or _is_count(values[name]) for name in (*_COUNTS, "padded_tokens"))
         and (mode is None or (isinstance(mode, str) and len(mode) <= MAX_MODE_CHARS and mode.isprintable()))
@@ -376,6 +384,19 @@ def _are_drafts(values: Mapping[str, Any]) -> bool:
     known = [each for each in cast("list[Any]", accepted) if each is not None] if isinstance(accepted, list) else []
     is_known = accepted is None or _is_count(accepted) or (isinstance(accepted, list) and _are_counts(known))
     return (drafts is None or _is_count(drafts) or _are_counts(drafts)) and is_known
+
+
+def _are_of_device(values: Mapping[str, Any]) -> bool:
+    """Whether the columns of vllm-rbln are counts, and its evictions pairs of slot and caller; absent of others."""
+    evictions, counts = values.get("evictions"), [values.get(name) for name in DEVICE_COLUMNS if name != "evictions"]
+    return all(count is None or _is_count(count) for count in counts) and (
+        evictions is None or (isinstance(evictions, list) and all(map(_is_eviction, cast("list[Any]", evictions))))
+    )
+
+
+def _is_eviction(value: object) -> bool:
+    entry = cast("list[Any]", value) if isinstance(value, list) else []
+    return len(entry) == 2 and _is_count(entry[0]) and isinstance(entry[1], str) and len(entry[1]) <= MAX_MODE_CHARS
 
 
 def _is_admission(value: object) -> bool:

@@ -283,7 +283,10 @@ def recorded_header(path: Path, mark: str) -> dict[str, Any] | None:
 
 def read_step_log(content: bytes, *, where: str = "step log") -> StepLog:
     """The records of a server's file; RecordsError when it does not start with the header of a step log."""
-    if MARK in content.partition(b"\n")[0]:
+    first = content.partition(b"\n")[0]
+    if b'"observer_format"' in first:
+        raise RecordsError("is of an observer before this version", where=where, hint="Commit 8443c613 reads it")
+    if MARK in first:
         return _log_of_core(read_core_steps(content, where=where))
     lines = content.split(b"\n")
     last = lines.pop()

@@ -48,7 +48,7 @@ if "--start-at" in sys.argv:
     open(sys.argv[sys.argv.index("--start-at") + 1]).close()
 for part in os.environ["PYTHONPATH"].split(":"):
     print("path", part, sorted(one.name for one in Path(part).iterdir()), flush=True)
-Path(os.environ["RBLN_OBSERVER_FILE"]).write_text("observed\\n")
+Path(os.environ["VLLM_CORE_STEPS_FILE"]).write_text("observed\\n")
 is_ended = threading.Event()
 signal.signal(signal.SIGTERM, lambda *_: is_ended.set())
 with RawServer(lambda _asked: Reply([whole("")]), int(sys.argv[sys.argv.index("--port") + 1])):
@@ -132,7 +132,7 @@ def test_it_serves_through_the_forwarded_port_and_ends_in_good_order(
     assert httpx.get(f"http://{plan.host}:{plan.port}/health", trust_env=False, timeout=WITHIN_S).status_code == 200
     overlay, observer = [line for line in process.log_tail(200) if line.startswith("path")]
     assert "'vllm_rbln'" in overlay
-    assert "'rbln_observer'" in observer
+    assert "'vllm_step_log'" in observer
     # The environment of the server does not lie on the other disk while it runs.
     (folder,) = _laid_out(tmp_path)
     assert not (folder / "job.json").exists()

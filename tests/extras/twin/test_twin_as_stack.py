@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.logs.observer import load_observer
 from harness.extras.twin.artifact import cached_artifact, twin_exporter, twin_spec
 from harness.extras.twin.backend import step_costs
 from harness.extras.twin.environment import INSIDE, SETTINGS_VARIABLE, TwinEnvironment, twin_variables
@@ -19,6 +18,7 @@ from harness.model.spec import ExperimentSpec
 from harness.runner import run_experiment
 from harness.stacks.rbln.launch.compile import CompileSpec, compile_artifact
 from tests.support.experiments import UNHURRIED
+from tests.support.observed import observed_steps
 from tests.support.stacks import linked_environment, write_driver
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
@@ -77,7 +77,7 @@ def test_slots_can_be_taken_away_without_another_artifact(
     twin: TwinEnvironment, environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, _ = _run(twin, environment, tmp_path / "slots", monkeypatch, kv_slots=6)
-    steps = load_observer(run.file("observer.jsonl")).steps.to_pylist()
+    steps = observed_steps(run)
     # Below the limit one slot is set aside, and every padded step is padded with it.
     assert run.manifest.effective["server"]["usable_kv_slots"] == 5
     assert max(row["n"] for row in steps) == 5

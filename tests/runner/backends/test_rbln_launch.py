@@ -23,7 +23,8 @@ from harness.runner.backends.emulator import EmulatorBackend
 from harness.runner.backends.rbln import RblnBackend
 from harness.runner.run import LaunchOptions
 from harness.stacks.rbln.launch.patches import patched_text
-from harness.stacks.rbln.launch.serving import OBSERVER_FOLDER, step_report_variables, visible_devices
+from harness.stacks.rbln.launch.serving import step_report_variables, visible_devices
+from harness.stacks.vllm.step_log import INSIDE
 from tests.support.command_line import harness
 from tests.support.experiments import SHORT_PROMPTS, one_condition
 from tests.support.processes import HOST, NO_PORT, serving
@@ -80,10 +81,10 @@ def test_the_command_says_everything_that_counts(tmp_path: Path, environment: Pa
     )
     assert plan.env["RBLN_DEVICES"] == "0,1,2,3"
     assert plan.env["VLLM_RBLN_METRICS"] == "1"
-    assert plan.env["RBLN_OBSERVER_FILE"] == str(tmp_path / "run" / "observer.jsonl")
+    assert plan.env["VLLM_CORE_STEPS_FILE"] == str(tmp_path / "run" / "observer.jsonl")
     overlay, plugin = plan.env["PYTHONPATH"].split(os.pathsep)
     assert "[BUCKET]" in (Path(overlay) / TARGET).read_text()
-    assert plugin == str(OBSERVER_FOLDER)
+    assert plugin == str(INSIDE)
     assert plan.observation.steps == "bucket-log"
     assert plan.observation.patch["mode"] == "overlay"
     assert plan.effective["decode_buckets"] == [1, 2, 4, 8]
@@ -122,7 +123,7 @@ def test_the_experiment_file_has_the_last_word(tmp_path: Path, environment: Path
     assert "--no-enable-prefix-caching" in plan.argv
     assert (plan.env["VLLM_RBLN_METRICS"], plan.env["PYTHONPATH"]) == ("0", "/mine")
     assert plan.env["RBLN_DEVICES"] == "4,5,6,7"
-    assert "RBLN_OBSERVER_FILE" not in plan.env
+    assert "VLLM_CORE_STEPS_FILE" not in plan.env
     assert (plan.observation.steps, plan.observation.has_kv_log) == ("iteration-log", False)
     assert plan.observation.patch["mode"] == "none"
 
@@ -139,7 +140,7 @@ def test_a_package_that_somebody_patched_is_refused_in_every_mode(tmp_path: Path
 def test_plugins_that_are_allowed_by_name_get_the_observer_added(tmp_path: Path, environment: Path) -> None:
     write_artifact(tmp_path / "artifact")
     plan = _launch(tmp_path, environment, env={"VLLM_PLUGINS": "rbln"})
-    assert plan.env["VLLM_PLUGINS"] == "rbln,rbln_observer"
+    assert plan.env["VLLM_PLUGINS"] == "rbln,vllm_step_log"
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,11 @@ from harness.analysis import stats
 from harness.analysis.compare.answer import ExperimentRuns
 from harness.analysis.cost.devices import mean_interval
 from harness.analysis.figures import RunFigures, run_figures, total_of
-from harness.analysis.logs.observer import held_back, load_observer
+from harness.analysis.logs.engine_steps import observed_log
 from harness.analysis.stats import Interval, ratio, seconds, when_known
 from harness.extras.paper.rules import InterferenceRule
 from harness.extras.paper.rules.interference import Injection, injection_of, measured_waiting_session_ns
 from harness.judge.catalogue import Rows, table
-from harness.measure.records import layout
 from harness.measure.records.run import SealedRun, once_per_run
 from harness.table import Cell
 
@@ -128,11 +127,16 @@ def measured_waiting(run: SealedRun) -> tuple[int, str] | None:
     Observer: over each prefill step, its duration times the requests that were running beside it; its instants are the
     machine's own clock, so they are scaled to the run's.
     """
-    path = run.file(layout.OBSERVER)
-    if path.exists():
-        prefills = held_back(load_observer(path).steps)
-        wall_ns = np.asarray(prefills["duration_ns"]) * np.asarray(prefills["others"])
-        return round(float(wall_ns.sum()) * run.manifest.time_scale), "observer"
+    log = observed_log(run)
+    if log is not None:
+        steps = zip(log.steps["kind"].to_pylist(), (step.values for step in log.cores[0].steps), strict=True)
+        # The prefilled request itself is among the running ones once schedule() has returned.
+        wall_ns = sum(
+            (step["end_ns"] - step["schedule_ns"]) * ((step["running"] or 1) - 1)
+            for kind, step in steps
+            if kind == "prefill"
+        )
+        return round(wall_ns * run.manifest.time_scale), "observer"
     session_ns = measured_waiting_session_ns(run)
     return None if session_ns is None else (session_ns, "stamps and streams")
 

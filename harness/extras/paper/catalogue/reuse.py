@@ -13,13 +13,12 @@ from typing import NamedTuple
 
 from harness.analysis.compare.answer import ExperimentRuns
 from harness.analysis.figures import ReuseFigures, cells, total_of
-from harness.analysis.logs.observer import load_observer
+from harness.analysis.logs.engine_steps import observed_log
 from harness.analysis.reuse import Ceilings, extra_prefill_ns, reuse_rule
 from harness.analysis.stats import sum_or_none, when_known
 from harness.clock import NS_PER_MS
 from harness.extras.paper.statistics import critical_request_count
 from harness.judge.catalogue import Rows, table
-from harness.measure.records import layout
 from harness.measure.records.run import SealedRun
 from harness.measure.records.schema import values_of
 from harness.table import Cell, Table, table_of
@@ -200,10 +199,10 @@ def dummy_requests(run: SealedRun) -> DummyRequests | None:
     and 0.11.2, optimum_scheduler.py). A request that finds a free slot leaves no line in the log, so without an
     observer the rule is all there is. None where it does not apply: no prefix caching, the paper's own rules, no steps.
     """
-    path = run.file(layout.OBSERVER)
-    if path.exists():
-        slots = load_observer(path).steps.column("dummy_slot").to_pylist()
-        return DummyRequests(sum(slot is not None and slot >= 0 for slot in slots), is_derived=False)
+    log = observed_log(run)
+    if log is not None and all("dummy_slot" in step.values for step in log.cores[0].steps):
+        slots = [step.values["dummy_slot"] for step in log.cores[0].steps]
+        return DummyRequests(len(slots) - slots.count(None), is_derived=False)
     server = run.server
     n = run.table("steps").column("n").to_pylist()
     if not n or not server.prefix_caching or not server.rule_set().has_inner_blocks:

@@ -30,7 +30,7 @@ _CONFIG = re.compile(r"\b(max_seq_len|enable_prefix_caching|tensor_parallel_size
 _VERSION = re.compile(r"(?:vLLM server version |V1 LLM engine \(v)([\w.+]+)[,)]")
 _POOL = re.compile(r"KV cache size: (\d[\d,]{0,20}) tokens")
 _ENGINE = "Initializing a V1 LLM engine"
-_OBSERVER = "[OBSERVER] "
+_OBSERVER = "[CORE STEPS] "
 # The API server outlives its engine core for a while and answers every request with an error.
 _ENGINE_DEAD = "EngineDeadError: "
 # vLLM 0.30 and later log the same about an engine core that they stop themselves.

@@ -3,7 +3,7 @@
 Installed files are only read. A manifest names every valid hash. A patch is audited each time it is used. Whether patch
 and observer fit a release is decided by its source text, in a wheel or installed, so before an upgrade; the observer
 itself refuses a stack with missing hooks when a server starts.
-Source: ``rbln_observer/observe.py``; vllm-rbln 0.11.0 to 0.12.1a8, optimum-rbln 0.11.0 to 0.12.0.
+Source: ``vllm_step_log/device.py``; vllm-rbln 0.11.0 to 0.12.1a8, optimum-rbln 0.11.0 to 0.12.0.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from unidiff.patch import PatchSet
 
 from harness.errors import ServerError, SpecError
 from harness.model.spec import load_toml
-from harness.stacks.rbln.launch.inside.observer.rbln_observer.observe import KNOWN_VERSIONS
 from harness.stacks.rbln.launch.patch_audit import AddedLine, audit
 from harness.stacks.rbln.launch.sources import Read, function_statements, open_sources
+from harness.stacks.vllm.inside.vllm_step_log.device import KNOWN_VERSIONS
 
 _PACKAGE = Path(__file__).resolve().parents[3]
 PATCH_ROOTS = (_PACKAGE.parent / "patches", _PACKAGE / "_data" / "patches")

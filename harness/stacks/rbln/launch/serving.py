@@ -41,11 +41,10 @@ from harness.stacks.rbln.launch.inside.remote_host import PACKAGES
 from harness.stacks.rbln.launch.patches import make_overlay, patch_status, require_pristine, unpatched
 from harness.stacks.rbln.launch.releases import rules_installed
 from harness.stacks.rbln.rules.kv_rules import release_of
+from harness.stacks.vllm.step_log import INSIDE
 
-OBSERVER = VllmPlugin("rbln_observer", "RBLN_OBSERVER_FILE")
+OBSERVER = VllmPlugin("vllm_step_log", "VLLM_CORE_STEPS_FILE")
 """Writes a record per engine step from inside the server; no file of the server is edited."""
-OBSERVER_FOLDER = Path(__file__).resolve().parent / "inside" / "observer"
-"""A separate distribution that imports nothing of the harness, for PYTHONPATH or ``pip install``."""
 PRECISE_FORMAT = "%(created).6f %(process)d %(levelname)s %(name)s %(message)s"
 DEBUG_LOGGERS = (
     "vllm_rbln.v1.core.prefix_cache_manager",
@@ -208,7 +207,7 @@ def serve_plan(server: ServerSpec, artifact: ServedArtifact, stack: Stack, setup
         written["logging"] = (run_folder / layout.SERVER_LOGGING).absolute()
         write_config(written["logging"], logging_config())
         logs = {"VLLM_LOGGING_CONFIG_PATH": str(written["logging"])}
-    search = [*([] if overlay is None else [overlay]), *([OBSERVER_FOLDER] if server.observer else []), *setup.paths]
+    search = [*([] if overlay is None else [overlay]), *([INSIDE] if server.observer else []), *setup.paths]
     version = stack.versions.get("vllm-rbln", "")
     reports = step_report_variables(version, run_folder.absolute())
     env = server_env(

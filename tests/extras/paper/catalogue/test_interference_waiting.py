@@ -13,8 +13,7 @@ import pytest
 
 from harness.analysis.compare.answer import ExperimentRuns
 from harness.analysis.cost.reconstruct import waiting_session_ns
-from harness.analysis.logs.observer import FORMAT, SCHEMA
-from harness.errors import SpecError
+from harness.errors import RecordsError, SpecError
 from harness.extras.paper.catalogue.interference import INTERFERENCE, measured_waiting, waiting_table
 from harness.extras.paper.catalogue.reuse import exceptions_table
 from harness.extras.paper.rules.interference import injection_of
@@ -23,6 +22,7 @@ from harness.measure.records.run import SealedRun
 from harness.model.engine import load_cost_model
 from harness.model.spec import parse_experiment
 from harness.runner import run_experiment
+from harness.stacks.vllm.core_steps import COLUMNS
 from tests.support.as_sealed import as_sealed
 
 EXPERIMENT = {
@@ -43,18 +43,13 @@ def crowd(root: Path, *, is_streaming: bool) -> SealedRun:
 
 def observed(run: SealedRun, folder: Path, *steps: tuple[str, int, int, int]) -> SealedRun:
     """The run with an observer's file of (kind, schedule_ns, end_ns, running) beside it."""
-    blank: dict[str, object] = {
-        field.name: [] if pa.types.is_list(field.type) else "" if pa.types.is_string(field.type) else 0
-        for field in SCHEMA
-    }
-    rows = [
-        {**blank, "step": k, "kind": kind, "schedule_ns": start, "end_ns": end, "running": running}
-        for k, (kind, start, end, running) in enumerate(steps)
-    ]
-    lines = [
-        {"observer_format": FORMAT, "columns": SCHEMA.names},
-        *([row[name] for name in SCHEMA.names] for row in rows),
-    ]
+    lines: list[object] = [{"vllm_core_steps": 1, "columns": COLUMNS, "engine": 0, "effective": {}, "absent": []}]
+    for k, (kind, start, end, running) in enumerate(steps):
+        is_prefill = kind == "prefill"
+        values = {"step": k, "schedule_ns": start, "scheduled_ns": start, "update_ns": end, "end_ns": end}
+        values |= {"requests": [k if is_prefill else k - 1], "tokens": 20 if is_prefill else 1, "running": running}
+        values |= {"admitted": [[k, f"r{k}", None, 20, 0, 20]] if is_prefill else [], "preempted": [], "finished": []}
+        lines.append([values.get(name, 0 if name == "observer_ns" else None) for name in COLUMNS])
     folder.mkdir()
     (folder / layout.OBSERVER).write_text("".join(json.dumps(line) + "\n" for line in lines))
     return as_sealed(run, folder)
@@ -86,6 +81,17 @@ def test_an_observer_gives_duration_times_the_sessions_held_back(tmp_path: Path)
     # Alone: nobody waits. Then two others wait 300 ns, and a decode step holds nobody back.
     seen = observed(run, tmp_path / "seen", ("prefill", 0, 500, 1), ("prefill", 600, 900, 3), ("decode", 900, 910, 3))
     assert measured_waiting(seen) == (600, "observer")
+
+
+def test_a_file_of_the_observer_before_and_one_that_lacks_steps_are_no_silent_absence(tmp_path: Path) -> None:
+    run = crowd(tmp_path, is_streaming=False)
+    seen = observed(run, tmp_path / "seen", ("prefill", 0, 500, 1), ("prefill", 600, 900, 3))
+    file = seen.path / layout.OBSERVER
+    header, _first, second = file.read_bytes().splitlines(keepends=True)
+    for content, says in ((header + second, "lacks steps"), (b'{"observer_format":1}\n', "Commit 8443c613 reads it")):
+        file.write_bytes(content)
+        with pytest.raises(RecordsError, match=says):
+            measured_waiting(as_sealed(run, seen.path))
 
 
 def test_an_observers_instants_are_scaled_to_the_runs_clock(tmp_path: Path) -> None:

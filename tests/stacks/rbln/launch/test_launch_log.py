@@ -27,7 +27,7 @@ LOG = [
     "1795254181.4 9 INFO vllm.v1.engine.core Initializing a V1 LLM engine (v0.22.0) with config: model='/a', "
     "max_seq_len=8192, tensor_parallel_size=1, enable_prefix_caching=True, enable_chunked_prefill=True",
     "1795254182.5 9 INFO vllm.v1.core.kv_cache_utils GPU KV cache size: 65,664 tokens",
-    f"{RBLN} [OBSERVER] one record per step (vllm-rbln 0.11.1) in /runs/observer.jsonl",
+    f"{RBLN} [CORE STEPS] one record per step (vllm-rbln 0.11.1) in /runs/observer.jsonl",
     f"{RBLN} ================",
     f"{RBLN} FINAL PERFORMANCE STATISTICS [MODEL]",
     f"{RBLN} PREFILL METRICS:",
@@ -187,12 +187,12 @@ def test_what_the_server_never_told_is_said_and_not_guessed() -> None:
     ("line", "evidence"),
     [
         (None, "the observer never logged that it is on"),
-        ("[OBSERVER] not observing: vllm-rbln 0.13.0 is not one of", "[OBSERVER] not observing: vllm-rbln 0.13.0"),
-        ("[OBSERVER] one record per step\n[OBSERVER] stopped after step 7: OSError", "stopped after step 7"),
+        ("[CORE STEPS] not observing: vllm-rbln 0.13.0 is not one of", "[CORE STEPS] not observing: vllm-rbln 0.13.0"),
+        ("[CORE STEPS] one record per step\n[CORE STEPS] stopped after step 7: OSError", "stopped after step 7"),
     ],
 )
 def test_an_observer_that_is_not_on_to_the_end_makes_the_run_invalid(line: str | None, evidence: str) -> None:
-    log = [one for one in LOG if "[OBSERVER]" not in one] + (line or "").splitlines()
+    log = [one for one in LOG if "[CORE STEPS]" not in one] + (line or "").splitlines()
     ((code, severity, said),) = _findings(read_launch(log, [SCRAPE]))
     assert (code, severity) == ("observer-off", "invalid")
     assert evidence in said

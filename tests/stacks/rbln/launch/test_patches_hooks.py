@@ -8,7 +8,7 @@ import pytest
 
 from harness.extras.twin.environment import TwinEnvironment, known_stacks
 from harness.stacks.rbln.launch.patches import HOOKS, OUTPUT_FIELDS, RUNTIME_HOOK, missing_hooks, verify_installed
-from harness.stacks.rbln.launch.serving import OBSERVER_FOLDER
+from harness.stacks.vllm.step_log import INSIDE
 from tests.support.command_line import harness
 from tests.support.little_stack import write_little_stack
 from tests.support.stacks import write_patched_stack
@@ -55,8 +55,9 @@ def test_a_tree_without_the_package_lacks_everything(tmp_path: Path) -> None:
 
 
 def test_every_function_that_the_observer_wraps_is_among_the_points() -> None:
-    source = "".join(path.read_text() for path in (OBSERVER_FOLDER / "rbln_observer").glob("*.py"))
+    source = "".join((INSIDE / "vllm_step_log" / name).read_text() for name in ("core.py", "device.py"))
     for _path, owner, names in (*HOOKS, RUNTIME_HOOK):
         assert any(name in source for name in names)
-        assert owner in source
-    assert all(f"output.{name}" in source for name in OUTPUT_FIELDS)
+        # vLLM itself asks for the class of the scheduler.
+        assert owner in source or owner == "RBLNOptimumScheduler"
+    assert all(name in source for name in OUTPUT_FIELDS)

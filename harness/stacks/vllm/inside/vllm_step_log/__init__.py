@@ -149,8 +149,9 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
-def version() -> str:
+def version(distribution: str = "vllm") -> str:
+    """The installed version; "" where there is none."""
     try:
-        return metadata.version("vllm")
+        return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return ""
