@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -21,7 +22,7 @@ from harness.measure.server.process import ServerProcess
 from harness.model.spec import ServerSpec
 from harness.runner.run import LaunchOptions
 from harness.stacks.rbln.rules.log_grammar import KvCopyFailedEvent
-from tests.support.processes import start_launched
+from tests.support.processes import comes_true, start_launched
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]
 
@@ -39,18 +40,15 @@ def ask(launch: LaunchPlan, *, timeout_s: float) -> httpx.Response:
     return httpx.post(f"http://{launch.host}:{launch.port}/v1/completions", json=body, timeout=timeout_s)
 
 
-def processes_below(folder: Path) -> list[int]:
-    """Processes whose command line or environment names this run's folder."""
-    found: list[int] = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                words = (entry / "environ").read_bytes()
-            except OSError:
-                continue
-            if str(folder).encode() in words:
-                found.append(int(entry.name))
-    return found
+def processes_of(folder: Path) -> set[int]:
+    """Processes other than this one that have a file of this run's folder open, as its log is to all of the server."""
+    found: set[int] = set()
+    for opened in Path("/proc").glob("[0-9]*/fd/*"):
+        # A process or its file may be gone by now.
+        with suppress(OSError):
+            if folder in opened.readlink().parents:
+                found.add(int(opened.parts[2]))
+    return found - {os.getpid()}
 
 
 @pytest.fixture(autouse=True)
@@ -64,19 +62,22 @@ def test_a_server_that_is_not_ready_in_time_is_one_error_and_gone(tmp_path: Path
     with process, pytest.raises(ServerError, match=r"not healthy|not ready|did not"):
         process.wait_healthy(launch.host, launch.port, deadline_s=4)
 
-    assert processes_below(tmp_path) == []
+    # A process that was killed is there until the kernel has ended it.
+    assert comes_true(lambda: not processes_of(tmp_path))
 
 
 def test_a_step_that_hangs_is_a_timeout_for_the_client_and_the_server_can_still_be_stopped(tmp_path: Path) -> None:
     process, launch = started(tmp_path, do="hang", call="decode", at=3)
     with process:
         process.wait_healthy(launch.host, launch.port, deadline_s=SERVER.start_timeout_s)
+        assert processes_of(tmp_path)
         with pytest.raises(httpx.ReadTimeout):
             ask(launch, timeout_s=5)
         report = process.stop(grace_s=SERVER.stop_grace_s)
 
     assert report.was_asked
-    assert processes_below(tmp_path) == []
+    # A process that was killed is there until the kernel has ended it.
+    assert comes_true(lambda: not processes_of(tmp_path))
 
 
 def test_a_copy_that_fails_is_a_full_prefill_that_no_counter_tells_of(tmp_path: Path) -> None:
