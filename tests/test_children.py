@@ -77,7 +77,10 @@ def test_a_script_of_another_interpreter_loads_nothing_of_the_folder(strangers: 
 
 def test_a_stack_is_looked_for_without_the_folder(strangers: Strangers, tmp_path: Path) -> None:
     environment = emulated_vllm(tmp_path / "environment")
-    assert find_stack(str(environment), ["vllm"], hint="").versions == {"vllm": "0.30.0"}
+    (vllm,) = environment.rglob("vllm-*.dist-info")
+    vllm.with_name("torch-2.13.0.dist-info").mkdir()
+    # A folder without its file of metadata is no installed package.
+    assert find_stack(str(environment), ["vllm", "torch"], hint="").versions == {"vllm": "0.30.0"}
     assert strangers.loaded == ""
 
 

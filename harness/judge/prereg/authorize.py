@@ -89,7 +89,8 @@ def _check_committed(repository: Repository, path: Path) -> Commit:
         raise SpecError(
             "is not committed, so nothing shows that it is older than the measurement",
             where=str(path),
-            hint=f"Commit it and its plans first: git add {name} {Path(name).with_suffix('')} && git commit",
+            hint=f"Commit it and its plans first: "
+            f"git add {name} {Path(name).with_suffix('')} && git commit -m 'Freeze {path.stem}'",
         )
     if len(commits) > 1:
         raise SpecError(

@@ -181,7 +181,8 @@ def _edited(repository: Repository, name: str) -> Iterator[str]:
 def _until_proven(decisions: Sequence[Decision], doubts: Sequence[str]) -> list[Decision]:
     if not doubts:
         return list(decisions)
-    reason = f"{doubts[0]} (and {len(doubts) - 1} more doubts: {doubts[1]})" if len(doubts) > 1 else doubts[0]
+    more = "" if len(doubts) < 2 else f" (and {len(doubts) - 1} more: {doubts[1]})"
+    reason = f"{doubts[0]}{more}"
     return [
         replace(
             decision,

@@ -32,7 +32,9 @@ found = {}
 for name in %r:
     try:
         package = importlib.metadata.distribution(name)
-        found[name] = (package.version, str(package.locate_file("")))
+        # None of a folder whose file of metadata is gone: what is there then is no installed package.
+        if package.version is not None:
+            found[name] = (package.version, str(package.locate_file("")))
     except importlib.metadata.PackageNotFoundError:
         pass
 print(json.dumps(found))
