@@ -366,7 +366,7 @@ def _messages(messages: Rows) -> Iterator[tuple[str, int, Any]]:
 
 
 def opencode(rows: Rows) -> Sessions:
-    """An assistant's message was asked for when it was created; its text's end is its end."""
+    """An assistant's message was asked for when it was created; it ends with its text, or as its first tool starts."""
     sessions: Sessions = []
     for row in _once(rows):
         answers: list[Answer] = []
@@ -377,7 +377,9 @@ def opencode(rows: Rows) -> Sessions:
             tokens, texts = info["tokens"], [part["time"]["end"] for part in message["parts"] if part["type"] == "text"]
             prompt = tokens["input"] + tokens["cache"]["read"] + tokens["cache"]["write"]
             sizes = (prompt, tokens["cache"]["read"], tokens["output"] + tokens["reasoning"], tokens["output"])
-            answers.append(Answer(info["time"]["created"] * MS, max(texts) * MS, *sizes))
+            starts: list[int] = [part["state"]["time"]["start"] for part in message["parts"] if part["type"] == "tool"]
+            ended: int = max(*texts, min(starts, default=0))
+            answers.append(Answer(info["time"]["created"] * MS, ended * MS, *sizes))
         sessions.append(_waited(answers))
     return sessions
 

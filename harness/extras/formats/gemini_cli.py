@@ -21,6 +21,8 @@ PASSED = {
 # Of the prompt, the answer, its reasoning, what the cache held, and the prompt of a tool of the model's own; their sum.
 COUNTS = {name: name for name in ("input", "output", "thoughts", "cached", "tool", "total")}
 ENDED = ("success", "error", "cancelled")
+CANCELLED = "Request cancelled."
+"""What a row of kind "info" says when a person ends an answer. Source: Gemini CLI, useGeminiStream.ts."""
 
 
 class GeminiLog(AgentLog):
@@ -100,6 +102,8 @@ class _Session(Conversation):
                 self._input(message, moment_ns)
         elif not self.notes.passes(kind, PASSED):
             self.unread.unknown(f"message {kind}", at)
+        elif kind == "error" or text_of(message, "content") == CANCELLED:
+            self.end_without_row(at)
 
     def _input(self, message: Record, moment_ns: int) -> None:
         take_parts(self, list_of(message.get("content")), moment_ns, is_human=True)

@@ -108,16 +108,15 @@ class _Session(Conversation):
                 turn.children[child] = UNTIMED if end_ns is None else end_ns
 
     def _end_ns(self, info: Record, parts: list[Record]) -> int:
-        """When the last text or reasoning ended; without any, when the first tool started."""
+        """When the last text or reasoning ended, or the first tool started: the words of its call are of the answer."""
         told = [_instant_ns(part, "end") for part in parts if text_of(part, "type") in ("text", "reasoning")]
         tools = [_instant_ns(record_of(part.get("state")), "start") for part in parts]
         starts = [start for start in tools if start is not None]
         ends = [end for end in told if end is not None]
-        created_ns = _instant_ns(info, "created") or 0
         if not ends and starts:
             self.notes.assume(NO_END)
-            ends = [min(starts)]
-        return max(*(ends or [_instant_ns(info, "completed") or 0]), created_ns)
+        ends += [min(starts)] if starts else []
+        return max(*(ends or [_instant_ns(info, "completed") or 0]), _instant_ns(info, "created") or 0)
 
 
 def _counts(tokens: Record) -> list[int] | None:

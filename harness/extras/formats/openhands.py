@@ -31,6 +31,8 @@ from harness.model.traces.calls import LATE_NS, START_AN_AGENT, Call, Log
 from harness.model.traces.links import through_calls
 
 OBSERVATIONS = ("ObservationEvent", "AgentErrorEvent", "UserRejectObservation")
+# They may end a call that is under way, which then has no event.
+ENDS_A_CALL = ("InterruptEvent", "ConversationErrorEvent")
 # Of all calls so far, as an event of 0.x has them; the names of ``Usage``, in its order.
 TOTALS = ("prompt_tokens", "completion_tokens", "cache_read_tokens", "cache_write_tokens")
 NUMBERED = re.compile(r"event-(\d{1,12})-[^/]*$")
@@ -126,6 +128,8 @@ def _steps(conversation: _Conversation, notes: ReadNotes) -> TrajectoryCalls:
             steps.lose(counts, at)
         elif not notes.passes(kind, PASSED):
             steps.unread.unknown(f"event {kind}", at)
+        elif kind in ENDS_A_CALL:
+            steps.end_without_row(at)
         if is_answer and answer in answers:
             answers[answer].num_agents += text_of(event, "tool_name") in START_AN_AGENT
     prompts = (call.input_tokens for call in steps.calls)

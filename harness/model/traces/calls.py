@@ -182,6 +182,12 @@ class Conversation:
             self.notes.drop_call("answers without token counts", at)
         self.lost = "a call before theirs has no token counts"
 
+    def end_without_row(self, at: str) -> None:
+        """The program tells that a call was cancelled, or failed, which the log does not hold: if one was asked for."""
+        if self._inputs:
+            self.notes.leave("calls that were cancelled or failed: the log does not hold them", at)
+            self.lost = "a call before theirs was cancelled or failed"
+
     def begin(self, moment_ns: int) -> Call:
         """The call whose first output came at ``moment_ns``; it takes the inputs so far."""
         inputs = self._inputs or self._hints

@@ -50,6 +50,24 @@ def test_a_message_that_is_written_again_is_one_call(tmp_path: Path) -> None:
     assert not notes.labels
 
 
+def test_a_call_that_was_cancelled_or_failed_is_counted_and_the_wait_after_it_unknown(tmp_path: Path) -> None:
+    person = {"type": "user", "content": [{"text": "x"}]}
+    ends = {"type": "info", "content": "Request cancelled."}, {"type": "error", "content": "x"}
+    rows = rows_of(turns=1)
+    for place, end in enumerate(ends):
+        asked, again = ({"id": f"{place}{name}", **person} for name in "ab")
+        start_s = 60 * (place + 1)
+        rows += [asked | {"timestamp": at(start_s)}, {"id": f"{place}", "timestamp": at(start_s + 4), **end}]
+        rows += [again | {"timestamp": at(start_s + 30)}]
+        rows += [answers(1)[0] | {"id": f"more{place}", "timestamp": at(start_s + 34)}]
+    _, notes = read(tmp_path, rows)
+    assert notes.left == {"calls that were cancelled or failed: the log does not hold them": 2}
+    assert "2 x waits that are unknown: a call before theirs was cancelled or failed" in notes.labels
+    rows = [row for row in rows_of() if row.get("type") != "user"]
+    _, notes = read(tmp_path / "idle", [*rows, {"id": "i", "timestamp": at(90), **ends[0]}])
+    assert not notes.left, "nothing was asked for"
+
+
 def test_a_resumed_session_goes_on(tmp_path: Path) -> None:
     resumed = [{key: message[key] for key in ("id", "type", "timestamp")} for message in rows_of() if "id" in message]
     person = {"id": "p", "timestamp": at(60), "type": "user", "content": [{"text": "x"}]}

@@ -45,8 +45,8 @@ def test_several_actions_of_one_answer_are_one_call_and_an_answer_without_usage_
     assert trace.head.dropped == {"answers without token counts": 1}
 
 
-def test_a_conversation_of_the_sdk_has_its_usage_beside_its_events(tmp_path: Path) -> None:
-    folder = tmp_path / "conversation"
+def conversation_of_the_sdk(folder: Path, *, is_interrupted: bool = False) -> Path:
+    """Three calls with their usage beside the events. is_interrupted: a person ended one before the second."""
     (folder / "events").mkdir(parents=True)
     usages = [
         {"response_id": f"r{turn}", **chat_usage(turn), "cache_read_tokens": 1000 * bool(turn)} for turn in range(3)
@@ -59,8 +59,21 @@ def test_a_conversation_of_the_sdk_has_its_usage_beside_its_events(tmp_path: Pat
         events.append(action | {"timestamp": at(10 * turn + 3)})
         events.append({"kind": "ConversationStateUpdateEvent", "source": "environment", "timestamp": at(10 * turn + 4)})
         events.append({"kind": "ObservationEvent", "source": "environment", "timestamp": at(10 * turn + 8)})
+    if is_interrupted:
+        events.insert(4, {"kind": "InterruptEvent", "source": "user", "timestamp": at(9)})
     for place, event in enumerate(events):
         (folder / "events" / f"event-{place:05d}.json").write_text(json.dumps(event | {"id": str(place)}))
+    return folder
+
+
+def test_a_person_who_interrupts_a_call_leaves_one_that_no_event_holds(tmp_path: Path) -> None:
+    trace = imported(conversation_of_the_sdk(tmp_path / "conversation", is_interrupted=True))
+    assert trace.head.dropped == {"calls that were cancelled or failed: the log does not hold them": 1}
+    assert "1 x waits that are unknown: a call before theirs was cancelled or failed" in trace.head.labels
+
+
+def test_a_conversation_of_the_sdk_has_its_usage_beside_its_events(tmp_path: Path) -> None:
+    folder = conversation_of_the_sdk(tmp_path / "conversation")
     check(imported(folder))
     (folder / "base_state.json").unlink()
     with pytest.raises(SpecError, match="3 x answers without token counts"):

@@ -147,6 +147,13 @@ def test_an_opencode_task_that_goes_on_with_a_session_is_waited_for_each_time(tm
     assert not trace.head.dropped
 
 
+def test_the_words_of_an_opencode_tools_call_are_of_its_answer(tmp_path: Path) -> None:
+    session = opencode_session("p")
+    for message in session["messages"][1:]:
+        message["parts"][1]["time"]["end"] -= 1000
+    assert [one.wait_ns // NS_PER_S for one in requests_of(imported(tmp_path, {"p.json": [session]}))] == [0, 7, 7]
+
+
 def test_a_clock_that_goes_back_within_a_session_is_labelled(tmp_path: Path) -> None:
     session = opencode_session("p")
     session["messages"][1:] = [session["messages"][place] for place in (1, 3, 2)]
