@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from harness.api import sides_at
 from harness.cli.addresses import RunsOption, SessionTargetOption, TableFormOption
 from harness.cli.terminal import print_tables
-from harness.table import Cell, Table, TableForm, table_of, with_four_digits
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from harness.extras.history.points import PlacedRuns
+from harness.table import Table, TableForm, with_four_digits
 
 
 def history(
@@ -49,42 +44,29 @@ def history(
 
     Example: `harness history runs/may runs/june runs/july --figure tpot -o history.html`
     """
-    from harness.extras.history.page import history_notes, history_table, write_history
-    from harness.extras.history.points import histories, refuse_same_runs
-
-    targets = None if session_target is None else {"session_s": session_target}
-    points = [point for place in places for point in _placed(place, runs, targets)]
-    refuse_same_runs(points)
-    results = histories(points, figures or ["cost"])
-    table = history_table(results)
-    if form not in (TableForm.csv, TableForm.json):
-        table = with_four_digits(table, ("value", "low", "high"))
-    print_tables(_by_series(table) if form is TableForm.text else [table], form, remarks=history_notes(results))
-    if output is not None:
-        write_history(output, results)
-
-
-def _by_series(table: Table) -> list[Table]:
-    """A table for each series, which fits a narrow terminal: a row for each date, to the minute."""
-    names, shown = table.columns[:3], table.columns[3:]
-    series: dict[str, list[dict[str, Cell]]] = {}
-    for row in table.records():
-        minute = str(row["date"])[:16].replace("T", " ")
-        name = ", ".join(str(row[name]) for name in names)
-        series.setdefault(name, []).append({name: row[name] for name in shown} | {"date": minute})
-    tables = [table_of(name, "", rows) for name, rows in series.items()]
-    return [replace(table, columns=(), rows=()), *tables]
-
-
-def _placed(address: str, runs: Path, targets: Mapping[str, float] | None) -> Iterator[PlacedRuns]:
-    """The conditions at an address, each with its valid runs."""
-    from harness.extras.history.points import PlacedRuns
+    from harness.analysis.stats import grouped
+    from harness.extras.history.points import PlacedRuns, histories, history_table, write_history
     from harness.judge.decisions.gate import gate_run
     from harness.present.export.baseline import is_baseline, load_baseline
 
-    if not is_baseline(Path(address)):
-        yield from (PlacedRuns(address, tuple(map(gate_run, side.runs))) for side in sides_at(address, runs, targets))
-        return
-    loaded = load_baseline(Path(address))
-    for condition in dict.fromkeys(run.condition for run in loaded):
-        yield PlacedRuns(address, tuple(run for run in loaded if run.condition == condition))
+    targets, placed = None if session_target is None else {"session_s": session_target}, list[PlacedRuns]()
+    for place in places:
+        if is_baseline(Path(place)):
+            sides = grouped(load_baseline(Path(place)), lambda run: run.condition).values()
+        else:
+            sides = [list(map(gate_run, side.runs)) for side in sides_at(place, runs, targets)]
+        placed += [PlacedRuns(place, side) for side in sides]
+    made = histories(placed, figures or ["cost"])
+    tables = [history_table(made)]
+    if form not in (TableForm.csv, TableForm.json):
+        tables = [with_four_digits(tables[0], ("value", "low", "high"))]
+    if form is TableForm.text:
+        # A table for each series fits a narrow terminal.
+        (table,) = tables
+        tables = [replace(table, columns=(), rows=())]
+        for series, rows in grouped(table.rows, lambda row: ", ".join(map(str, row[:3]))).items():
+            shown = tuple((str(row[3])[:16].replace("T", " "), *row[4:]) for row in rows)
+            tables.append(Table(series, "", table.columns[3:], shown))
+    print_tables(tables, form, remarks=[f"note: {note}" for history in made for note in history.notes])
+    if output is not None:
+        write_history(output, made)

@@ -10,6 +10,7 @@ import typer
 
 from harness.cli.addresses import TableFormsOption
 from harness.cli.terminal import print_text, terminal_width
+from harness.errors import RecordsError
 from harness.table import TableForm, written
 
 
@@ -25,9 +26,10 @@ def steps(
     Example: `harness stack steps core_steps.jsonl --format json`
     """
 
-    from harness.extras.other_stacks.steps import load_steps, request_records, request_table, step_tables
+    from harness.extras.other_stacks.steps import read_steps, request_records, request_table, step_tables
 
-    steps_read = load_steps(file)
+    with RecordsError.on_os_error("cannot be read", where=file):
+        steps_read = read_steps(file.read_bytes(), where=str(file))
     tables = step_tables(steps_read)
     if form is TableForm.json:
         (whole,), shapes = (table.records() for table in tables)

@@ -10,7 +10,6 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -125,89 +124,78 @@ _NO_LONGER_READ = {
 }
 
 
-def load_steps(path: Path) -> ForeignSteps:
-    """``read_steps`` of a file."""
-    with RecordsError.on_os_error("cannot be read", where=path):
-        return read_steps(path.read_bytes(), where=str(path))
-
-
 def step_tables(file: ForeignSteps) -> tuple[Table, Table]:
     """One row about the file, and its decode shapes (n, b), a row each; counts are absent where the file has none.
 
     b is absent where the server did not show it. p: share of padded positions, sum(b - n) / sum(b). Steps without a
     graph are absent where no step shows its mode.
     """
-    columns = {name: file.steps[name].to_pylist() for name in ("kind", "n", "b", "runtime_mode")}
-    kinds, decodes = Counter(columns["kind"]), [place for place, n in enumerate(columns["n"]) if n is not None]
-    by_shape: Counter[tuple[int, int | None]] = Counter((columns["n"][place], columns["b"][place]) for place in decodes)
-    by_n = Counter(columns["n"][place] for place in decodes)
-    eager = Counter(
-        (columns["n"][place], columns["b"][place]) for place in decodes if columns["runtime_mode"][place] == "NONE"
-    )
-    num_positions = sum((b or 0) * count for (_, b), count in by_shape.items())
-    num_used = sum(n * count for (n, b), count in by_shape.items() if b is not None)
-    is_counted, has_modes = file.has_each_step, any(columns["runtime_mode"])
-    counts: dict[str, Any] = {
+    columns = (file.steps[name].to_pylist() for name in ("n", "b", "runtime_mode"))
+    decodes = [row for row in zip(*columns, strict=True) if row[0] is not None]
+    kinds, by_n = Counter(file.steps["kind"].to_pylist()), Counter(n for n, _b, _mode in decodes)
+    by_shape = Counter[tuple[int, int | None]]((n, b) for n, b, _mode in decodes)
+    eager = Counter[tuple[int, int | None]]((n, b) for n, b, mode in decodes if mode == "NONE")
+    has_modes = any(file.steps["runtime_mode"].to_pylist())
+    num_positions = sum(b or 0 for _n, b, _mode in decodes)
+    num_used = sum(n for n, b, _mode in decodes if b is not None)
+    whole: dict[str, Any] = {
         "steps": file.steps.num_rows,
         "decode_steps": len(decodes),
-        "decode_steps_without_b": sum(count for (_, b), count in by_shape.items() if b is None),
+        "decode_steps_without_b": sum(b is None for _n, b, _mode in decodes),
         "prefill_steps": kinds["prefill"],
         "mixed_steps": kinds["mixed"],
         "other_steps": file.steps.num_rows - kinds["decode"] - kinds["prefill"] - kinds["mixed"],
         "padding_p": 1 - num_used / num_positions if num_positions else None,
     }
-    if not is_counted:
-        counts |= dict.fromkeys(counts.keys() - {"decode_steps_without_b"})
-    whole = {**counts, "damaged_lines": len(file.damaged)}
-    first = (f"first damaged line: {file.first_damaged!a}",) if file.damaged else ()
+    if not file.has_each_step:
+        whole |= dict.fromkeys(whole.keys() - {"decode_steps_without_b"})
+    whole["damaged_lines"] = len(file.damaged)
+    notes = (f"first damaged line: {file.first_damaged!a}", *file.notes) if file.damaged else file.notes
     shapes = [
         (n, b, count, count / len(decodes), by_n[n], eager[n, b] if has_modes else None)
-        if is_counted
+        if file.has_each_step
         else (n, b, None, None, None, None)
         for (n, b), count in sorted(by_shape.items(), key=lambda item: (item[0][0], item[0][1] or 0))
     ]
     names = ("n", "b", "steps", "share_of_decode_steps", "steps_with_n", "steps_without_graph")
     return (
-        Table("steps", file.source, tuple(whole), (tuple(whole.values()),), notes=(*first, *file.notes)),
+        Table("steps", file.source, tuple(whole), (tuple(whole.values()),), notes=notes),
         Table("decode shapes", "requests n and padded size b of pure decode steps", names, tuple(shapes)),
     )
 
 
-def request_records(file: ForeignSteps) -> list[dict[str, Any]]:
-    """What became of each request, in the order of admission; empty where the file does not name them."""
-    rows = [] if file.requests is None else file.requests.to_pylist()
-    return [
-        {
-            "request_id": row["request_id"],
-            "queue_ms": _ms(row["queued_ns"], row["admitted_ns"]),
-            "prefill_ms": _ms(row["admitted_ns"], row["first_token_ns"]),
-            "decode_ms": _ms(row["first_token_ns"], row["last_ns"]),
-            **{name: row[name] for name in _REQUEST_COUNTS},
-        }
-        for row in rows
-    ]
-
-
+_SPANS = {
+    "queue_ms": ("queued_ns", "admitted_ns"),
+    "prefill_ms": ("admitted_ns", "first_token_ns"),
+    "decode_ms": ("first_token_ns", "last_ns"),
+}
 _REQUEST_COUNTS = (
     *("prompt_tokens", "cached_tokens", "computed_tokens", "recomputed_tokens"),
     *("prefill_steps", "decode_steps", "preemptions"),
 )
 
 
+def request_records(file: ForeignSteps) -> list[dict[str, Any]]:
+    """What became of each request, in the order of admission; empty where the file does not name them."""
+
+    def span_ms(row: dict[str, Any], since: str, until: str) -> float | None:
+        return None if None in (row[since], row[until]) else (row[until] - row[since]) / NS_PER_MS
+
+    return [
+        {"request_id": row["request_id"]}
+        | {name: span_ms(row, *ends) for name, ends in _SPANS.items()}
+        | {name: row[name] for name in _REQUEST_COUNTS}
+        for row in ([] if file.requests is None else file.requests.to_pylist())
+    ]
+
+
 def request_table(file: ForeignSteps) -> Table | None:
     """Median, 99th percentile and maximum over the requests; None where the file does not name them."""
     records = request_records(file)
-    if not records:
-        return None
     rows: list[tuple[str, int, float, float, float]] = []
-    for name in ("queue_ms", "prefill_ms", "decode_ms", *_REQUEST_COUNTS):
-        values = [float(record[name]) for record in records if record[name] is not None]
-        if values:
-            p50, p99 = (float(value) for value in np.percentile(values, [50, 99]))
+    for name in (*_SPANS, *_REQUEST_COUNTS):
+        if values := [float(record[name]) for record in records if record[name] is not None]:
+            p50, p99 = np.percentile(values, [50, 99]).tolist()
             rows.append((name, len(values), p50, p99, max(values)))
     caption = "what became of each request: waiting, prompt until its last part, tokens after the first"
-    return Table("requests", caption, ("figure", "requests", "p50", "p99", "max"), tuple(rows))
-
-
-def _ms(since_ns: int | None, at_ns: int | None) -> float | None:
-    return None if since_ns is None or at_ns is None else (at_ns - since_ns) / NS_PER_MS
+    return Table("requests", caption, ("figure", "requests", "p50", "p99", "max"), tuple(rows)) if rows else None

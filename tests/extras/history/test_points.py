@@ -9,7 +9,7 @@ import pytest
 
 from harness.analysis.compare.measures import Bounds, Value
 from harness.errors import SpecError
-from harness.extras.history.points import PlacedRuns, histories
+from harness.extras.history.points import PlacedRuns, histories, release_of
 from harness.judge.decisions.gate import GateRun
 from harness.measure.records.manifest import Manifest
 
@@ -43,7 +43,7 @@ def a_place(
 def test_points_stand_by_date() -> None:
     (history,) = histories([a_place(f"r{day}", day) for day in (7, 1, 5, 3)], ["cost"])
     assert [point.place for point in history.points] == ["r1", "r3", "r5", "r7"]
-    assert all(point.interval is not None for point in history.points)
+    assert all(point.low is not None for point in history.points)
     assert "no accelerator was measured" in history.origin
 
 
@@ -56,19 +56,18 @@ def test_a_point_whose_tokens_were_read_late_is_as_wide_as_they_leave_it() -> No
     )
     (known,) = histories([exact, a_place("r2", 2)], ["cost"])
     (late,) = histories([PlacedRuns("r1", runs), a_place("r2", 2)], ["cost"])
-    one, other = known.points[0].interval, late.points[0].interval
-    assert one is not None
-    assert other is not None
+    one, other = known.points[0], late.points[0]
+    assert one.low is not None
     assert (other.low, other.high) == (pytest.approx(0.95 * one.low), pytest.approx(one.high))
 
 
 def test_only_the_plans_that_every_point_has_are_taken() -> None:
     (history,) = histories([a_place("all", 1), a_place("three", 2, plans="abc")], ["cost"])
-    assert [point.num_runs for point in history.points] == [3, 3]
+    assert [point.runs for point in history.points] == [3, 3]
     assert history.points[0].value == pytest.approx(history.points[1].value)
-    assert history.notes[0] == "1 runs of plans that not every point has were left out"
+    assert history.notes[0] == "base, cost: 1 runs of plans that not every point has were left out"
     (other,) = histories([a_place("abc", 1, plans="abc"), a_place("xyz", 2, plans="xyz")], ["cost"])
-    assert other.notes[0] == "the points are of different plans, which scatter too"
+    assert other.notes[0] == "base, cost: the points are of different plans, which scatter too"
 
 
 def test_servers_of_several_kinds_are_named() -> None:
@@ -90,4 +89,8 @@ def test_a_point_carries_the_release_of_the_server_and_never_that_of_the_harness
         a_place("b", 2, backend="attached", effective={"launch": {"vllm": "0.30.0"}}),
         a_place("c", 3, requested={"server": {"rules": "vendor-0.12.0"}}),
     ]
-    assert [place.release for place in places] == ["vllm-rbln 0.12.0", "vllm 0.30.0", "sim, rules vendor-0.12.0"]
+    assert [release_of(place.runs[0].manifest) for place in places] == [
+        "vllm-rbln 0.12.0",
+        "vllm 0.30.0",
+        "sim, rules vendor-0.12.0",
+    ]

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from harness.cli.tree import app
 from harness.errors import RecordsError
-from harness.extras.other_stacks.steps import ForeignSteps, load_steps, read_steps, step_tables
+from harness.extras.other_stacks.steps import ForeignSteps, read_steps, step_tables
 from harness.stacks.vllm.step_log import SCHEMA
 from tests.support.step_files import SAMPLES, rbln_shape
 
@@ -79,8 +79,8 @@ def test_another_file_is_refused_with_what_it_is_and_what_is_read(content: bytes
     with pytest.raises(RecordsError, match=words) as refused:
         read_steps(content)
     assert refused.value.hint
-    with pytest.raises(RecordsError, match="cannot be read"):
-        load_steps(tmp_path / "absent")
+    absent = CliRunner().invoke(app, ["stack", "steps", str(tmp_path / "absent")])
+    assert isinstance(absent.exception, RecordsError)
 
 
 def test_the_command_prints_tables_and_json(tmp_path: Path) -> None:
