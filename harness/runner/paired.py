@@ -116,8 +116,12 @@ def compare_pair(plain: SealedRun, observed: SealedRun) -> PairOutcome:
         f"tokens: {len(rows[0]) - len(different)} of {len(rows[0])} answers identical"
         + (f", first different {different[0]}" if different else "")
         + (f"; {num_empty} answers without token ids" if num_empty else ""),
-        f"decode tokens: {sums[0]} plain, {sums[1]} observed; steps (n in order) "
-        + ("identical" if same_order else f"differ ({len(steps[0])} and {len(steps[1])} steps, as timing has it)"),
+        f"decode tokens: {sums[0]} plain, {sums[1]} observed; "
+        + (
+            "the same batches in the same order"
+            if same_order
+            else f"in {len(steps[0])} and {len(steps[1])} steps: requests arrive in real time, so batches may differ"
+        ),
     ]
     if unlike := unlike_observed(observed):
         lines.append(f"observer and log of the observed run differ: {unlike}")

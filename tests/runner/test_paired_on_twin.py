@@ -45,7 +45,7 @@ def test_observing_changes_no_token_and_no_step_and_says_what_it_costs(tmp_path:
     assert first.returncode == 0, first.stderr + first.stdout
     assert "tokens: 8 of 8 answers identical" in first.stdout
     # Sequential sessions meet no timing: one request at a time, 7 decode steps each.
-    assert "decode tokens: 56 plain, 56 observed; steps (n in order) identical" in first.stdout
+    assert "decode tokens: 56 plain, 56 observed; the same batches in the same order" in first.stdout
     assert re.search(r"observer: \d+ \[\d+, \d+\] us a step \(median\)", first.stdout)
     # A busy host reads tokens together, which then have no times of their own.
     (period,) = re.findall(r"token period: .*", first.stdout)
