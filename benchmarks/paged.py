@@ -18,19 +18,21 @@ import numpy as np
 
 from benchmarks.figure import Figure, cpu_s, in_turns, per_cpu_s
 from benchmarks.simulator import REPEATS, SIZES, TRACE_REQUESTS, closed_population, made_up_arrival, trace_of
+from harness.extras.replicas.policies import policy_named
 from harness.judge.prereg import predict_experiment
 from harness.model.engine.config import EngineConfig
-from harness.model.engine.cost import load_cost_model
+from harness.model.engine.cost import CostModel, load_cost_model
 from harness.model.engine.paged_state import new_paged_state
 from harness.model.experiment import build_plan, resolve
-from harness.model.sim.kernel.arrays import NO_NOISE, new_outcome, new_scratch
+from harness.model.plan.model import Plan
+from harness.model.sim.kernel.arrays import new_outcome, new_scratch
 from harness.model.sim.plans import plan_arrays
 from harness.model.sim.simulate import run_paged
 from harness.model.spec import ServerSpec, load_experiment
 from harness.model.traces.lower import Lowering, sessions_of
 from harness.shipped import find_shipped
 from harness.stacks.rbln.rules.kv_rules import PAGED
-from tests.support.naive_paged_run import run_naively
+from tests.support.naive_replicas import NaiveReplicas
 
 GPU_EXPERIMENTS = ("gpu-capture-sizes", "gpu-prefix-caching", "gpu-kv-memory", "gpu-max-num-seqs")
 DRAWS = 20
@@ -48,6 +50,11 @@ print(time.process_time() - began)
 """
 
 
+def naive_walk(plan: Plan, server: ServerSpec, costs: CostModel) -> int:
+    """The second opinion on a server without a router; when its last step ended, ns."""
+    return NaiveReplicas(plan, server, costs, policy_named("round-robin", 1)).play()
+
+
 def bench_paged() -> Iterator[Figure]:
     """Everything this file measures; about 90 s of one core."""
     yield from experiments()
@@ -61,19 +68,17 @@ def experiments() -> Iterator[Figure]:
     """Requests a CPU second over all draws of the shipped experiments, predictions and their figures included."""
     for name in GPU_EXPERIMENTS:
         planned = resolve(load_experiment(find_shipped("experiments", name, what="experiment")))
-        runs = [(plan_arrays([run.plan]), EngineConfig.from_server(run.server), run.cost_model) for run in planned]
-        requests = sum(len(arrays.requests) for arrays, _, _ in runs)
+        requests = sum(run.plan.num_requests for run in planned)
 
         def draw(planned: Any = planned, requests: int = requests) -> float:
             return DRAWS * requests / cpu_s(lambda: predict_experiment(planned, num_draws=DRAWS))
 
-        def naive(runs: Any = runs) -> float:
-            arrays, config, costs = runs[0]
-            return len(arrays.requests) / cpu_s(lambda: run_naively(arrays, config, [costs], [0], NO_NOISE))
+        def naive(first: Any = planned.runs[0]) -> float:
+            return first.plan.num_requests / cpu_s(lambda: naive_walk(first.plan, first.server, first.cost_model))
 
         draw()
         measured = in_turns(draw, naive, REPEATS, "the naive walk of its first run", "more")
-        note = f"{len(runs)} runs, {DRAWS} draws of each, {requests // len(runs)} requests a run"
+        note = f"{len(planned)} runs, {DRAWS} draws of each, {requests // len(planned)} requests a run"
         yield Figure(name, f"{max(measured.samples):,.0f} requests/s", ">= 20,000 /s", note, measured)
 
 
@@ -105,7 +110,7 @@ def recorded() -> Figure:
     steps = int(outcome.totals["decode_steps"][0] + outcome.totals["prefills"][0])
     measured = in_turns(
         lambda: plan.num_requests / cpu_s(lambda: run_paged(arrays, config, [costs])),
-        lambda: head.num_requests / cpu_s(lambda: run_naively(plan_arrays([head]), config, [costs], [0], NO_NOISE)),
+        lambda: head.num_requests / cpu_s(lambda: naive_walk(head, server, costs)),
         REPEATS,
         f"the naive walk of its first {head.num_requests} requests",
         "more",

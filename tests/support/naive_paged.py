@@ -1,15 +1,14 @@
 """A second opinion on paged KV memory: vLLM's scheduler and block pool in plain Python, one step at a time.
 
-The compiled scheduler is held to it; see ``tests.support.paged_in_steps`` and ``tests/model/engine/test_paged.py``.
+The compiled scheduler is held to it: ``tests/model/engine/test_paged.py``.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, islice, takewhile
 
 import numpy as np
 
@@ -18,64 +17,71 @@ from harness.errors import PlanError
 from harness.model.engine.config import PagedConfig
 from harness.model.engine.cost import CostModel, attended_tokens
 from harness.model.engine.paged import PagedScheduler, PrefixCounts
-from harness.model.engine.scheduler import DECODE, IDLE, MIXED, PREFILL, Admission, KvEvent, Step
+from harness.model.engine.scheduler import DECODE, IDLE, MIXED, PREFILL, Admission, Step
 
 
 class BlockPool:
     """KV blocks by number: who holds them, what they contain, and in which order the free ones are used again.
 
     Free blocks without a key are used first, the latest freed of them before all; the others by last use. A block
-    keeps its key, and can be matched, until it is used again. Several blocks may have the same key.
-    Source: vLLM 0.30.0, v1/core/block_pool.py.
+    keeps its key, and can be matched, until it is used again. Several blocks may have the same key. Pinned free blocks
+    go after all others until their pin ends, then before them. second: keys of overwritten blocks, the least recently
+    used first. now_ns: set before each call that counts on it. Source: vLLM 0.30.0, v1/core/block_pool.py.
     """
 
-    def __init__(self, num_gpu_blocks: int, *, keeps_keys: bool = True) -> None:
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_gpu_blocks))
-        self._holders = [0] * num_gpu_blocks
-        self._keys: list[int | None] = [None] * num_gpu_blocks
+    def __init__(self, config: PagedConfig) -> None:
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, config.num_gpu_blocks))
+        self._holders = [0] * config.num_gpu_blocks
+        self._keys: list[int | None] = [None] * config.num_gpu_blocks
         self._by_key: dict[int, dict[int, None]] = {}
-        self._keeps_keys = keeps_keys
-        self.num_evicted = 0
+        self._keeps_keys = config.prefix_caching
+        # Pinned free blocks, which are not among the others: when the pin ends, and which pin it is.
+        self._pinned: dict[int, tuple[int, int]] = {}
+        self._serial = count()
+        self._most_second = config.offload_blocks
+        self.second: OrderedDict[int, None] = OrderedDict()
+        self.num_evicted = self.now_ns = 0
 
     @property
     def num_free(self) -> int:
         """Blocks that nobody holds, those with a key included."""
-        return len(self._free)
+        return len(self._free) + len(self._pinned)
 
     @property
     def free_order(self) -> tuple[int, ...]:
         """Free blocks, the next to be used first."""
-        return tuple(self._free)
-
-    def holders(self, block: int) -> int:
-        """How many requests hold a block."""
-        return self._holders[block]
+        pins = sorted(self._pinned, key=self._pinned.__getitem__)
+        ended = [block for block in pins if self._pinned[block][0] <= self.now_ns]
+        return (*ended, *self._free, *pins[len(ended) :])
 
     def match(self, keys: Iterable[int]) -> list[int]:
         """The longest run of blocks with these keys, from the first on; of equal blocks the one registered first."""
-        matched: list[int] = []
-        for key in keys:
-            blocks = self._by_key.get(key)
-            if blocks is None:
-                break
-            matched.append(next(iter(blocks)))
-        return matched
+        return [next(iter(self._by_key[key])) for key in takewhile(self._by_key.__contains__, keys)]
+
+    def match_second(self, keys: Iterable[int]) -> int:
+        """How many of these keys are in the second memory, from the first on; they are used now."""
+        found = list(takewhile(self.second.__contains__, keys))
+        for key in found:
+            self.second.move_to_end(key)
+        return len(found)
 
     def num_unheld(self, blocks: Iterable[int]) -> int:
         """How many of these blocks are free."""
         return sum(self._holders[block] == 0 for block in blocks)
 
     def hold(self, blocks: Iterable[int]) -> None:
-        """Count one more holder of each of these matched blocks."""
+        """Count one more holder of each of these matched blocks; that ends its pin."""
         for block in blocks:
-            if self._holders[block] == 0:
-                del self._free[block]
+            self._free.pop(block, None)
+            self._pinned.pop(block, None)
             self._holders[block] += 1
 
     def take(self, num_blocks: int) -> list[int]:
         """The first free blocks, for new content; at most ``num_free``."""
-        taken = [self._next_free() for _ in range(num_blocks)]
+        taken = list(self.free_order[:num_blocks]) if self._pinned else list(islice(self._free, num_blocks))
         for block in taken:
+            self._free.pop(block, None)
+            self._pinned.pop(block, None)
             self._forget(block)
             self._holders[block] = 1
         return taken
@@ -92,24 +98,27 @@ class BlockPool:
             self._holders[block] -= 1
             if self._holders[block] == 0:
                 unheld.append(block)
-        for block in unheld:
-            if self._is_matchable(block):
-                self._free[block] = None
+        self._free.update(dict.fromkeys(unheld))
         for block in reversed(unheld):
             if not self._is_matchable(block):
-                self._free[block] = None
                 self._free.move_to_end(block, last=False)
+
+    def pin(self, blocks: Iterable[int], until_ns: int) -> None:
+        """Keep those of these blocks that are free and can be matched, until an instant; the first given go first."""
+        for block in blocks:
+            if self._holders[block] == 0 and self._is_matchable(block) and until_ns > self.now_ns:
+                self._free.pop(block, None)
+                self._pinned[block] = until_ns, next(self._serial)
 
     def reset(self) -> bool:
         """Forget all keys; False, and nothing happens, while a block is held."""
         if any(self._holders):
             return False
         self._keys = [None] * len(self._keys)
-        self._by_key.clear()
+        self._free.update(dict.fromkeys(self._pinned))
+        for memory in (self._by_key, self._pinned, self.second):
+            memory.clear()
         return True
-
-    def _next_free(self) -> int:
-        return self._free.popitem(last=False)[0]
 
     def _is_matchable(self, block: int) -> bool:
         return self._keeps_keys and self._keys[block] is not None
@@ -120,104 +129,15 @@ class BlockPool:
             return
         self._keys[block] = None
         self.num_evicted += 1
-        same = self._by_key[key]
-        del same[block]
-        if not same:
-            del self._by_key[key]
-
-
-class SecondMemory:
-    """Keys of blocks outside the device's memory; the least recently used go first."""
-
-    def __init__(self, num_blocks: int) -> None:
-        self.num_blocks = num_blocks
-        self._keys: OrderedDict[int, None] = OrderedDict()
-
-    def put(self, key: int) -> None:
-        """Keep a block of this content."""
-        self._keys[key] = None
-        self._keys.move_to_end(key)
-        if len(self._keys) > self.num_blocks:
-            self._keys.popitem(last=False)
-
-    def num_matched(self, keys: Iterable[int]) -> int:
-        """How many of these keys are there, from the first on; they are used now."""
-        num = 0
-        for key in keys:
-            if key not in self._keys:
-                break
-            self._keys.move_to_end(key)
-            num += 1
-        return num
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self._keys.clear()
-
-
-class RetainingPool(BlockPool):
-    """A pool with pins and, where ``second`` has blocks, a second memory. now_ns: set before each call that counts on
-    it."""
-
-    def __init__(self, num_gpu_blocks: int, *, num_second_blocks: int = 0, keeps_keys: bool = True) -> None:
-        super().__init__(num_gpu_blocks, keeps_keys=keeps_keys)
-        self.second = SecondMemory(num_second_blocks)
-        self.now_ns = 0
-        # Pinned free blocks, which are not among the others: when the pin ends, and which pin it is.
-        self._pinned: dict[int, tuple[int, int]] = {}
-        # The same as a heap; entries of pins that are no more stay until they come up.
-        self._ends: list[tuple[int, int, int]] = []
-        self._serial = count()
-
-    @property
-    def num_free(self) -> int:
-        return super().num_free + len(self._pinned)
-
-    @property
-    def free_order(self) -> tuple[int, ...]:
-        ends = sorted((until_ns, serial, block) for block, (until_ns, serial) in self._pinned.items())
-        ended = [block for until_ns, _serial, block in ends if until_ns <= self.now_ns]
-        pinned = [block for until_ns, _serial, block in ends if until_ns > self.now_ns]
-        return (*ended, *super().free_order, *pinned)
-
-    def pin(self, blocks: Iterable[int], until_ns: int) -> None:
-        """Keep those of these blocks that are free and can be matched, until an instant; the first given go first."""
-        for block in blocks:
-            if self.holders(block) == 0 and self._is_matchable(block) and until_ns > self.now_ns:
-                self._free.pop(block, None)
-                self._pinned[block] = until_ns, next(self._serial)
-                heapq.heappush(self._ends, (*self._pinned[block], block))
-
-    def hold(self, blocks: Iterable[int]) -> None:
-        """Count one more holder of each of these matched blocks; that ends its pin."""
-        for block in blocks:
-            if self._pinned.pop(block, None) is not None:
-                self._free[block] = None
-            super().hold((block,))
-
-    def reset(self) -> bool:
-        if not super().reset():
-            return False
-        self._free.update(dict.fromkeys(self._pinned))
-        self._pinned.clear()
-        self._ends.clear()
-        self.second.clear()
-        return True
-
-    def _next_free(self) -> int:
-        while self._ends and self._pinned.get(self._ends[0][2]) != self._ends[0][:2]:
-            heapq.heappop(self._ends)
-        if self._ends and (self._ends[0][0] <= self.now_ns or not self._free):
-            block = heapq.heappop(self._ends)[2]
-            del self._pinned[block]
-            return block
-        return super()._next_free()
-
-    def _forget(self, block: int) -> None:
-        key = self._keys[block]
-        super()._forget(block)
-        if key is not None and self.second.num_blocks and not self.match((key,)):
-            self.second.put(key)
+        del self._by_key[key][block]
+        if self._by_key[key]:
+            return
+        del self._by_key[key]
+        if self._most_second:
+            self.second[key] = None
+            self.second.move_to_end(key)
+            if len(self.second) > self._most_second:
+                self.second.popitem(last=False)
 
 
 @dataclass(slots=True, eq=False)
@@ -259,23 +179,12 @@ class _Decided:
 
 
 class NaivePagedScheduler(PagedScheduler):
-    """One server's scheduler and KV blocks, from its start on; first come, first served.
-
-    Call order as for ``Scheduler``: submit and abort, then schedule, then finish_step. With asynchronous scheduling
-    ``schedule`` returns the step that runs now, and decides the step after it, which the answers of this step, and
-    what arrives during it, cannot change.
-    """
+    """Decides as ``PagedScheduler``, in the same words."""
 
     def __init__(self, config: PagedConfig, cost_model: CostModel) -> None:  # pyright: ignore[reportMissingSuperCall]
         self.config = config
         self.cost_model = cost_model
-        self.pool = (
-            RetainingPool(
-                config.num_gpu_blocks, num_second_blocks=config.offload_blocks, keeps_keys=config.prefix_caching
-            )
-            if config.retains
-            else BlockPool(config.num_gpu_blocks, keeps_keys=config.prefix_caching)
-        )
+        self.pool = BlockPool(config)
         # Tokens that the step's admissions asked the second memory for, and found there.
         self._external = (0, 0)
         self._counts = PrefixCounts()
@@ -300,50 +209,31 @@ class NaivePagedScheduler(PagedScheduler):
         block_keys: IntArray | Sequence[int],
         stop_tokens: int | None = None,
     ) -> None:
-        """Queue a request at the tail.
-
-        block_keys: chain keys of the full blocks of prompt and answer; the answer's last token needs none.
-        stop_tokens: the true output length when the model stops before max_tokens; nothing is scheduled by it.
-        """
-        if request < 0 or request in self._requests:
-            raise PlanError("request handle is negative or in use", where=f"request {request}")
         config = self.config
-        if not 1 <= prompt_tokens < config.max_model_len or max_tokens < 1:
-            raise PlanError(
-                f"{prompt_tokens} prompt and {max_tokens} output tokens do not fit {config.max_model_len} tokens "
-                "(a prompt may fill all but one)",
-                where=f"request {request}",
-            )
         answer = max_tokens if stop_tokens is None else min(stop_tokens, max_tokens)
         end_tokens = min(prompt_tokens + answer, config.max_model_len)
-        needed = (end_tokens - 1) // config.block_size
-        if config.prefix_caching and len(block_keys) < needed:
-            raise PlanError(
-                f"{len(block_keys)} block keys for {end_tokens} tokens, {needed} needed", where=f"request {request}"
-            )
+        needed = (end_tokens - 1) // config.block_size if config.prefix_caching else 0
+        if request < 0 or request in self._requests or not 1 <= prompt_tokens < config.max_model_len or max_tokens < 1:
+            raise PlanError("no such request", where=f"request {request}")
+        if len(block_keys) < needed:
+            raise PlanError(f"{len(block_keys)} block keys, {needed} needed", where=f"request {request}")
         keys = np.asarray(block_keys, dtype=np.int64).tolist()
         queued = _Request(request, prompt_tokens, prompt_tokens, end_tokens, prompt_tokens + max_tokens, keys)
         self._requests[request] = queued
         self._waiting.append(queued)
 
     def keep(self, request: int, keep_ns: int) -> None:
-        """Pin the blocks of a request for that long once it has ended, where the server pins."""
         self._requests[request].keep_ns = min(keep_ns, self.config.keep_kv_ns)
 
     def tell_time(self, now_ns: int) -> None:
-        """The instant of what happens next, where pins end by it."""
-        if isinstance(self.pool, RetainingPool):
-            self.pool.now_ns = now_ns
+        self.pool.now_ns = now_ns
 
     def abort(self, request: int) -> None:
-        """Drop a request, waiting or running, at any time; unknown or finished handles are ignored."""
         dropped = self._requests.get(request)
         if dropped is not None:
             self._leave(dropped)
 
     def schedule(self) -> Step:
-        """The next step: who computes how many tokens. Requests that have ended since it was decided are left out."""
-        assert self._current is None, "the step before has not ended"
         decided, self._ahead = self._ahead, None
         if decided is None or not decided.scheduled:
             # A step of nobody takes no time.
@@ -370,14 +260,11 @@ class NaivePagedScheduler(PagedScheduler):
                 request.num_placeholders += 1
         return _Decided(step, self._scheduled)
 
-    def finish_step(self, num_steps: int = 1) -> tuple[int, ...]:
-        """The step ran: a token for everyone whose prompt is computed; the finished, freed, in batch order.
-
-        num_steps: always 1. Source: scheduler.py, update_from_output().
-        """
-        assert num_steps == 1, "steps of paged rules are taken one by one"
+    def finish_step(self, num_steps: int = 1, accepted: Mapping[int, int] | None = None) -> tuple[int, ...]:
+        """Source: scheduler.py, update_from_output(). One step, without drafts."""
         decided, self._current = self._current, None
-        assert decided is not None, "no step is running"
+        assert decided is not None
+        assert (num_steps, accepted) == (1, None)
         finished: list[int] = []
         for request, num_tokens in decided.scheduled:
             # A request that was aborted, or ended in the step before, gets nothing.
@@ -395,7 +282,7 @@ class NaivePagedScheduler(PagedScheduler):
             if request.num_tokens >= request.end_tokens:
                 blocks = tuple(request.blocks)
                 self._leave(request)
-                if request.keep_ns and isinstance(self.pool, RetainingPool):
+                if request.keep_ns:
                     # Last block first, so that the beginning of a text is kept longest.
                     self.pool.pin(reversed(blocks), self.pool.now_ns + request.keep_ns)
                 finished.append(request.handle)
@@ -411,7 +298,7 @@ class NaivePagedScheduler(PagedScheduler):
 
     @property
     def second_order(self) -> tuple[int, ...]:
-        return tuple(self.pool.second._keys) if isinstance(self.pool, RetainingPool) else ()
+        return tuple(self.pool.second)
 
     def reset_prefix_cache(self) -> bool:
         return self.pool.reset()
@@ -426,45 +313,30 @@ class NaivePagedScheduler(PagedScheduler):
 
     @property
     def has_work(self) -> bool:
-        """Whether any request waits or runs, or a step that was decided for some has yet to run."""
         return bool(self._requests) or (self._ahead is not None and bool(self._ahead.scheduled))
 
     @property
     def running(self) -> tuple[int, ...]:
-        """Running requests in admission order."""
         return tuple(request.handle for request in self._running)
 
     @property
     def waiting(self) -> tuple[int, ...]:
-        """Waiting requests, head first."""
         return tuple(request.handle for request in (*self._skipped, *self._waiting))
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that no running request holds."""
         return self.pool.num_free
 
-    @property
-    def num_blocks(self) -> int:
-        """Blocks that requests can hold."""
-        return self.config.num_usable_blocks
-
     def output_tokens(self, request: int) -> int:
-        """Tokens generated so far by a request that waits or runs."""
         alive = self._requests[request]
         return alive.num_tokens - alive.num_prompt_tokens
 
     def inner_blocks(self, request: int) -> tuple[int, ...]:
-        """Blocks of a request in order; none while it waits."""
         return tuple(self._requests[request].blocks)
 
     def equal_durations_ns(self, step: Step) -> list[int]:
-        """The durations of equal steps that follow each other: of the scheduled step alone."""
+        """Of the scheduled step alone."""
         return [step.duration_ns]
-
-    def take_kv_events(self) -> tuple[KvEvent, ...]:
-        """None: vLLM logs nothing about single blocks."""
-        return ()
 
     def _schedule_running(self, budget: int) -> tuple[int, list[int]]:
         """Running requests first, in admission order; the last admitted give way. Returns the budget left, and them."""
@@ -523,10 +395,10 @@ class NaivePagedScheduler(PagedScheduler):
     def _with_loaded(self, request: _Request, matched: list[int]) -> list[int]:
         """The matched blocks, and those that are loaded from the second memory into new ones."""
         pool, config = self.pool, self.config
-        if not isinstance(pool, RetainingPool) or not config.offload_blocks or not config.prefix_caching:
+        if not config.offload_blocks or not config.prefix_caching:
             return matched
         wanted = request.keys[len(matched) : (request.num_tokens - 1) // config.block_size]
-        num_loaded = pool.second.num_matched(wanted)
+        num_loaded = pool.match_second(wanted)
         queries, hits = self._external
         asked = request.num_tokens - len(matched) * config.block_size
         self._external = queries + asked, hits + num_loaded * config.block_size

@@ -1,38 +1,126 @@
-"""A second opinion on replicas behind a router: the engine loop in Python, read into the simulator's tables.
+"""Drawn plans on drawn servers: the compiled simulator held to the engine loop in Python, to the ns.
 
-``python -m tests.support.naive_replicas STEPS [FIRST_SEED]`` compares at least so many steps; exit status 0 means no
-difference.
+The loop schedules paged memory and routes by naive second opinions (``NaiveReplicas``), or draws every token as a live
+emulator has it, while its router reads bodies (``EmulatedReplicas``). What it did is read into the simulator's tables.
+
+``python -m tests.support.naive_replicas STEPS [FIRST_SEED]`` compares at least so many steps of each; exit status 0
+means no difference.
 """
 
 from __future__ import annotations
 
+import json
 import random
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import count, product
 from typing import NamedTuple
 
 import numpy as np
 
-from harness.compiled.records import records_from
+from harness.compiled.records import IntArray, records_from
 from harness.extras.replicas.plans import plans_of
-from harness.extras.replicas.policies import POLICIES, policy_named
-from harness.extras.replicas.predicted import DrawsOnReplicas
+from harness.extras.replicas.policies import POLICIES, Policy, RoutedRequest, policy_named
+from harness.extras.replicas.predicted import NO_RECORDS, DrawsOnReplicas
+from harness.extras.replicas.router import keys_of
 from harness.measure.records.schema import values_of
-from harness.model.engine import EngineConfig
+from harness.model.engine import CostModel, EngineConfig
+from harness.model.engine.core import EngineCore, EngineRequest, StepEnd, StepStart
+from harness.model.engine.scheduler import CALLERS
+from harness.model.engine.steps import FAR
+from harness.model.plan.event_queue import ClientEvent
+from harness.model.plan.model import Plan
 from harness.model.sim.draws import Draws, noise_table
+from harness.model.sim.driver import Key
 from harness.model.sim.kernel import arrays as layout
 from harness.model.sim.plans import one_plan, plan_arrays
+from harness.model.sim.simulate import run_paged
 from harness.model.spec import ServerSpec
 from harness.model.spec.server import RETENTION_KEYS
 from harness.stacks.rbln.rules.kv_rules import PAGED
 from tests.support.counted_replicas import CountedReplicas
-from tests.support.naive_paged_run import NOT_YET, noisy, result_row
-from tests.support.paged_in_steps import LONGEST, drawn_costs, drawn_plan
+from tests.support.naive_paged import NaivePagedScheduler
+from tests.support.naive_router import NaiveRouter
+from tests.support.paged_in_steps import LONGEST, drawn_costs, drawn_plan, drawn_server, has_own_prompts
+from tests.support.virtual_emulator import TokenRequests
+
+NOT_YET = -1
+_BY_REQUEST = CALLERS.index("request")
+
+
+class EmulatedReplicas(CountedReplicas):
+    """Draws every token; the router reads bodies."""
+
+    takes_equal_steps = False
+
+    def __init__(self, plan: Plan, server: ServerSpec, costs: CostModel, router: Policy) -> None:
+        super().__init__(plan, server, costs, router)
+        # A plan that comes from the simulator's tables has no ids of its own.
+        told_apart = replace(plan, token_id_range=(1000, 150_000))
+        self._tokens = TokenRequests(told_apart, EngineConfig.from_server(server))
+
+    def server_of(self, event: ClientEvent) -> int:
+        body = json.dumps({"prompt": [int(token) for token in self._tokens.prompt(event)]}).encode()
+        keys = keys_of(body) if self.router.reads_prompts else ()
+        key = (event.session, event.request)
+        self.served_by[key] = self.router.route(RoutedRequest(str(self._whole_sessions[event.session]), keys))
+        return self.served_by[key]
+
+    def request_of(self, event: ClientEvent) -> EngineRequest:
+        super().request_of(event)
+        made = self._tokens.request_of(event, len(self.names))
+        self.requests[event.session, event.request] = made
+        return made
+
+    def num_tokens(self, key: Key) -> int:
+        return self._tokens.num_tokens(key)
+
+    def ended(self, server: int, end: StepEnd, /) -> None:
+        for request, num_tokens in zip(end.requests, end.num_tokens, strict=True):
+            self._tokens.draw_tokens(self.names[request.handle], request, num_tokens)
+            # The loop below counts the tokens that were drawn.
+            request.num_generated -= num_tokens
+        super().ended(server, end)
+
+
+class _NaivePolicy(Policy):
+    """The second opinion on routing, asked as a policy is."""
+
+    def __init__(self, policy: str, num_replicas: int) -> None:
+        super().__init__(num_replicas)
+        self.reads_prompts = POLICIES[policy].reads_prompts
+        self._naive = NaiveRouter(policy, num_replicas)
+
+    def _choose(self, asked: RoutedRequest) -> int:
+        return self._naive.ask(asked.session, list(asked.keys))
+
+    def finished(self, replica: int) -> None:
+        super().finished(replica)
+        self._naive.open[replica] -= 1
+
+
+class NaiveReplicas(CountedReplicas):
+    """Schedules paged memory and routes by second opinions."""
+
+    def __init__(self, plan: Plan, server: ServerSpec, costs: CostModel, router: Policy) -> None:
+        super().__init__(plan, server, costs, _NaivePolicy(router.name, len(router.open)))
+        config = EngineConfig.from_server(server)
+        if config.rule_set.is_paged:
+            for replica in self.replicas:
+                replica.core = EngineCore(NaivePagedScheduler(config.paged, costs))
+            self.cores = [replica.core for replica in self.replicas]
+        self.evicted_ns: list[int] = []
+
+    def started(self, server: int, start: StepStart, /) -> None:
+        super().started(server, start)
+        num_evicted = sum(replica.num_evicted for replica in self.replicas)
+        self.evicted_ns += [start.start_ns] * (num_evicted - len(self.evicted_ns))
 
 
 def replicas_naively(
-    server: ServerSpec, draws: Draws, config: EngineConfig, made: type[CountedReplicas] = CountedReplicas
+    server: ServerSpec, draws: Draws, config: EngineConfig, made: type[CountedReplicas] = NaiveReplicas
 ) -> layout.SimOutcome:
     """What ``DrawsOnReplicas`` gives: sums over all replicas, and the requests of each plan, in order."""
     played = [_played(server, draws, place, seed, made) for place, seed in enumerate(draws.noise_seeds)]
@@ -41,8 +129,27 @@ def replicas_naively(
         histogram=np.array([_histogram(run, config) for run in played], dtype=np.int64),
         totals=records_from(layout.PlanTotals, [_totals(run, config) for run in played]),
         steps=records_from(layout.StepRecord, []),
-        evictions=records_from(layout.EvictionRecord, []),
+        # A block belongs to no request.
+        evictions=records_from(
+            layout.EvictionRecord, [(at_ns, -1, _BY_REQUEST, -1, -1) for at_ns in getattr(played[-1], "evicted_ns", ())]
+        ),
     )
+
+
+def _noisy(noise: IntArray, seed: int) -> Callable[[int], int] | None:
+    """How long a step of so many ns lasts: longer by one of these millionths, drawn by a hash of the step's number.
+
+    The same as ``events.noisy_ns``, for steps that follow each other.
+    """
+    if len(noise) == 1:
+        return None
+    millionths, numbers = noise.tolist(), count(seed)
+
+    def lasting_ns(duration_ns: int) -> int:
+        millionth = millionths[layout.noise_place(next(numbers), len(millionths))]
+        return duration_ns + duration_ns * millionth // 1_000_000
+
+    return lasting_ns
 
 
 def _played(server: ServerSpec, draws: Draws, place: int, seed: int, made: type[CountedReplicas]) -> CountedReplicas:
@@ -51,10 +158,19 @@ def _played(server: ServerSpec, draws: Draws, place: int, seed: int, made: type[
     run = made(plan, server.replica, draws.models[place], router)
     # Each replica has noise of its own, which is drawn by the number of the step, one by one.
     for replica, core in enumerate(run.cores):
-        core.lasting_ns = noisy(draws.noise, seed + replica)
+        core.lasting_ns = _noisy(draws.noise, seed + replica)
     run.takes_equal_steps = made.takes_equal_steps and len(draws.noise) == 1
     run.play()
     return run
+
+
+def _result_row(request: EngineRequest | None, over_ns: int, left_after: int) -> tuple[int, ...]:
+    """The fields of ``RequestResult``, in its order. left_after: tokens that a client had when it left."""
+    if request is None:
+        return (0, NOT_YET, NOT_YET, NOT_YET, NOT_YET, 0, 0, NOT_YET)
+    times_ns = (request.arrival_ns, request.scheduled_ns, request.first_token_ns, over_ns)
+    # With paged memory a hash that is found is a block that is there; of slots no figure asks for it.
+    return (request.cached_tokens, *times_ns, request.cached_tokens, request.num_preemptions, left_after)
 
 
 def _requests(run: CountedReplicas) -> list[tuple[int, ...]]:
@@ -62,7 +178,8 @@ def _requests(run: CountedReplicas) -> list[tuple[int, ...]]:
     for session, request, done_ns, status in values_of(run.requests_table(), "session", "request", "done_ns", "status"):
         sent = run.requests.get((session, request))
         left_after = NOT_YET if sent is None or status == "ok" else sent.num_generated
-        rows.append(result_row(sent, NOT_YET if done_ns is None else done_ns, left_after))
+        over_ns = NOT_YET if done_ns is None else done_ns
+        rows.append(_result_row(sent, over_ns, left_after))
     return rows
 
 
@@ -70,8 +187,8 @@ def _histogram(run: CountedReplicas, config: EngineConfig) -> list[int]:
     """Decode steps of all replicas by n."""
     counts = [0] * (config.max_num_seqs + 1)
     for replica in run.replicas:
-        for (num_seqs, _bucket), count in replica.batches.items():
-            counts[num_seqs] += count
+        for (num_seqs, _bucket), times in replica.batches.items():
+            counts[num_seqs] += times
     return counts
 
 
@@ -107,9 +224,24 @@ class Case(NamedTuple):
     def config(self) -> EngineConfig:
         return EngineConfig.from_server(self.server.replica)
 
-    def simulated(self) -> layout.SimOutcome:
-        """What the compiled simulator makes of it."""
-        return DrawsOnReplicas(self.server)(self.draws, self.config)
+    def simulated(self) -> Iterator[layout.SimOutcome]:
+        """What the compiled simulator makes of it; of a server alone with equal steps taken at once, and one by one."""
+        if self.server.router is not None:
+            yield DrawsOnReplicas(self.server)(self.draws, self.config)
+            return
+        arrays, models, seeds, noise = self.draws
+        for most in (FAR, 1):
+            yield run_paged(arrays, self.config, models, seeds, noise, with_records=True, max_steps=most)
+
+    def counted(self) -> Counter[str]:
+        """What happened."""
+        outcome, server = next(self.simulated()), self.server
+        names = ("decode_steps", "prefills", "preemptions", "evictions")
+        seen = Counter({name: int(outcome.totals[name].sum()) for name in names})
+        seen["steps"] = seen["decode_steps"] + seen["prefills"]
+        seen["left"] = int((outcome.requests["aborted_tokens"] >= 0).sum())
+        kinds = {"asynchronous": server.async_scheduling, "pins": server.keep_kv_s, "second": server.offload_blocks}
+        return seen + Counter([name for name, is_so in kinds.items() if is_so] + [server.routing.policy, "cases"])
 
 
 def drawn_case(seed: int) -> Case:
@@ -146,46 +278,55 @@ def drawn_case(seed: int) -> Case:
             **memory,
         }
     )
-    costs, plans = drawn_costs(chosen), [drawn_plan(chosen) for _ in range(chosen.choice((1, 2)))]
+    return _case_on(chosen, server, (1, 2))
+
+
+def _case_on(chosen: random.Random, server: ServerSpec, num_plans: tuple[int, ...]) -> Case:
+    costs, plans = drawn_costs(chosen), [drawn_plan(chosen) for _ in range(chosen.choice(num_plans))]
     models = [costs.scaled(chosen.uniform(0.5, 2), 1) for _ in plans]
     seeds = [chosen.randrange(1 << 32) for _ in plans]
     return Case(server, Draws(plan_arrays(plans), models, seeds, noise_table(chosen.choice((0, 0.01)))))
 
 
-def differences(case: Case, made: type[CountedReplicas] = CountedReplicas) -> Iterator[str]:
+def drawn_alone(seed: int) -> Case:
+    """A server with paged memory and no router."""
+    chosen = random.Random(f"alone {seed}")
+    return _case_on(chosen, drawn_server(chosen, retains=True), (1, 1, 1, 2, 3))
+
+
+def differences(case: Case, made: type[CountedReplicas] = NaiveReplicas) -> Iterator[str]:
     """Where the two do not agree: table by table, the first differing row. made: the loop that is compared.
 
     The engine loop does not say of which tokens of a slot a hash was found.
     """
-    ours, naive = case.simulated(), replicas_naively(*case, case.config, made)
-    for name in ("requests", "histogram", "totals"):
-        tables = [getattr(outcome, name) for outcome in (ours, naive)]
-        if name == "requests":
-            for table in tables:
-                table["hash_hit_tokens"][:] = 0
-        for place, (mine, wanted) in enumerate(zip(*(table.tolist() for table in tables), strict=True)):
-            if mine != wanted:
-                yield f"{name} {place}: {mine} for {wanted}"
-                break
+    naive = replicas_naively(*case, case.config, made)
+    for ours in case.simulated():
+        for name in ("requests", "histogram", "totals", *(("evictions",) if case.server.router is None else ())):
+            tables = [getattr(outcome, name) for outcome in (ours, naive)]
+            for table, unsaid in product(
+                tables, {"requests": ("hash_hit_tokens",), "totals": NO_RECORDS}.get(name, ())
+            ):
+                table[unsaid][:] = 0
+            for place, (mine, wanted) in enumerate(zip(*(table.tolist() for table in tables), strict=True)):
+                if mine != wanted:
+                    yield f"{name} {place}: {mine} for {wanted}"
+                    break
 
 
 def main(num_steps: str = "100000", first_seed: str = "0") -> int:
-    """Compare at least so many steps; 1 when anything differs."""
-    seen, seed = Counter[str](), int(first_seed)
-    while seen["steps"] < int(num_steps):
-        case = drawn_case(seed)
-        for difference in differences(case):
-            print(f"seed {seed}: {difference}", flush=True)
-            return 1
-        outcome = case.simulated()
-        seen["steps"] += int(outcome.totals["decode_steps"].sum() + outcome.totals["prefills"].sum())
-        seen["preemptions"] += int(outcome.totals["preemptions"].sum())
-        seen["evictions"] += int(outcome.totals["evictions"].sum())
-        seen["left"] += int((outcome.requests["aborted_tokens"] >= 0).sum())
-        seen[case.server.routing.policy] += 1
-        seen["paged" if case.server.is_paged else "slots"] += 1
-        seed += 1
-    print(dict(seen))
+    """Compare at least so many steps of each; 1 when anything differs."""
+    for drawn, made in ((drawn_alone, NaiveReplicas), (drawn_case, NaiveReplicas), (drawn_case, EmulatedReplicas)):
+        seen, seed = Counter[str](), int(first_seed)
+        while seen["steps"] < int(num_steps):
+            case = drawn(seed)
+            seed += 1
+            if made is EmulatedReplicas and not all(map(has_own_prompts, plans_of(case.draws.arrays))):
+                continue
+            for difference in differences(case, made):
+                print(f"{drawn.__name__} {seed - 1}, {made.__name__}: {difference}", flush=True)
+                return 1
+            seen += case.counted()
+        print(f"{drawn.__name__} {first_seed} to {seed - 1}, {made.__name__}:", dict(seen), flush=True)
     return 0
 
 

@@ -1,79 +1,47 @@
-"""The compiled simulator of paged rules held to the naive scheduler: drawn plans on drawn servers, to the ns.
-
-``python -m tests.support.paged_in_steps STEPS [FIRST_SEED]`` compares at least so many steps; exit status 0 means no
-difference.
-"""
+"""Drawn plans, drawn servers with paged KV memory, and the compiled scheduler held to the naive one on such."""
 
 from __future__ import annotations
 
 import random
-import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from harness.model.engine.config import EngineConfig
 from harness.model.engine.cost import CostModel
 from harness.model.engine.paged import PagedScheduler
-from harness.model.engine.steps import FAR
 from harness.model.plan.model import Plan, RequestPlan, SessionPlan
-from harness.model.sim.draws import noise_table
-from harness.model.sim.plans import plan_arrays
-from harness.model.sim.simulate import run_paged
+from harness.model.spec import ServerSpec
 from harness.stacks.rbln.rules.kv_rules import PAGED
 from tests.support.naive_paged import NaivePagedScheduler
-from tests.support.naive_paged_run import run_naively
 
 US = 10**9
 LONGEST = 512
 NAMED_TOKENS = 48
 
 
-class Case(NamedTuple):
-    """Plans on a server, each at its own costs."""
-
-    plans: list[Plan]
-    config: EngineConfig
-    models: list[CostModel]
-    seeds: list[int]
-    noise: Any
-
-    def arguments(self) -> tuple[Any, ...]:
-        """What both simulators take."""
-        return plan_arrays(self.plans), self.config, self.models, self.seeds, self.noise
-
-
-def drawn_case(seed: int) -> Case:
-    """The case of a seed."""
-    chosen = random.Random(f"paged in steps {seed}")
-    num_plans = chosen.choice((1, 1, 1, 2, 3))
-    model, plans = drawn_costs(chosen), [drawn_plan(chosen) for _ in range(num_plans)]
-    models = [model] + [model.scaled(chosen.uniform(0.5, 2), chosen.uniform(0.5, 2)) for _ in range(num_plans - 1)]
-    noise = noise_table(chosen.choice((0, 0, 0.01)))
-    return Case(plans, drawn_config(chosen), models, [chosen.randrange(1 << 32) for _ in plans], noise)
-
-
-def drawn_config(chosen: random.Random) -> EngineConfig:
-    """Memory from one longest request up, token budgets from a decode step up."""
+def drawn_server(chosen: random.Random, *, retains: bool = False) -> ServerSpec:
+    """Memory from one longest request up, token budgets from a decode step up. retains: some pin or load KV."""
     limit, block = chosen.choice((1, 2, 3, 6, 8, 12)), chosen.choice((8, 16, 32))
     longest = LONGEST // block
-    return EngineConfig(
-        limit,
-        chosen.choice(((), (1,), (1, 2, 4), (1, 2, 3, 4, 5, 6), (8,), (1, 2, 4, 8, 16, 64))),
-        0,
-        LONGEST,
-        block,
-        prefix_caching=chosen.random() < 0.85,
-        rules=chosen.choice((PAGED, "vllm-paged-0.30")),
-        num_gpu_blocks=1 + chosen.choice((longest, longest, longest + 1, longest + 5, 2 * longest, 9 * longest)),
-        max_num_batched_tokens=max(limit, chosen.choice((limit, limit + 1, 16, 40, 100, 300, 2048))),
-        long_prefill_tokens=chosen.choice((0, 0, 0, 1, 7, 16, 50)),
-        async_scheduling=chosen.random() < 0.5,
-        keep_kv_ns=chosen.choice((0, 0, 30_000, 400_000, 10**9)),
-        offload_blocks=chosen.choice((0, 0, 1, 7, 2 * longest)),
-        offload_block_ns=chosen.choice((0, 3_000)),
-    )
+    keys: dict[str, Any] = {
+        "rules": chosen.choice((PAGED, "vllm-paged-0.30")),
+        "cost_model": "emulated-gpu",
+        "slot_tokens": LONGEST,
+        "block_size": block,
+        "max_num_seqs": limit,
+        "decode_buckets": chosen.choice(((1,), (1, 2, 4), (1, 2, 3, 4, 5, 6), (8,), (1, 2, 4, 8, 16, 64))),
+        "num_gpu_blocks": 1 + chosen.choice((longest, longest, longest + 1, longest + 5, 2 * longest, 9 * longest)),
+        "max_num_batched_tokens": max(limit, chosen.choice((limit, limit + 1, 16, 40, 100, 300, 2048))),
+        "long_prefill_tokens": chosen.choice((0, 0, 0, 1, 7, 16, 50)),
+        "prefix_caching": chosen.random() < 0.85,
+        "async_scheduling": chosen.random() < 0.5,
+    }
+    if retains and keys["prefix_caching"]:
+        keys["keep_kv_s"] = chosen.choice((None, None, 0.00003, 0.0004, 1.0))
+        keys["offload_blocks"] = chosen.choice((None, None, 1, 7, 2 * longest))
+        keys["offload_block_us"] = keys["offload_blocks"] and chosen.choice((None, 3.0))
+    return ServerSpec.model_validate(keys)
 
 
 def drawn_costs(chosen: random.Random) -> CostModel:
@@ -139,20 +107,13 @@ def _drawn_session(
     return SessionPlan(len(before), start_ns, after, continues, tuple(requests), also_after=tuple(also), blocks=names)
 
 
-def differences(case: Case, *most_steps: int) -> Iterator[str]:
-    """Where the two simulators do not agree: table by table, the first differing row.
-
-    most_steps: of equal decode steps taken at once; several are compared one after the other.
-    """
-    naive = [table.tolist() for table in run_naively(*case.arguments())]
-    for max_steps in most_steps or (FAR,):
-        ours = run_paged(*case.arguments(), with_records=True, max_steps=max_steps)
-        for name, table, wanted in zip(ours._fields, ours, naive, strict=True):
-            mine = table.tolist()
-            if mine != wanted:
-                place = next((at for at, pair in enumerate(zip(mine, wanted, strict=False)) if pair[0] != pair[1]), -1)
-                rows = f"{mine[place]} for {wanted[place]}" if place >= 0 else f"{len(mine)} rows for {len(wanted)}"
-                yield f"{name} {place}, {max_steps} steps at once: {rows}"
+def has_own_prompts(plan: Plan) -> bool:
+    """Whether no two sessions can ask the same: equal prompts have equal answers, which a plan does not know."""
+    return all(
+        request.prompt_tokens > max(plan.shared_prefix_tokens, plan.block_tokens * len(session.blocks))
+        for session in plan.sessions
+        for request in session.requests
+    )
 
 
 class Differ(Exception):  # noqa: N818
@@ -163,7 +124,8 @@ class TwoSchedulers:
     """The compiled scheduler and the naive one, which are asked the same."""
 
     def __init__(self, chosen: random.Random) -> None:
-        config, costs = drawn_config(chosen).paged, drawn_costs(chosen)
+        config, costs = EngineConfig.from_server(drawn_server(chosen, retains=True)).paged, drawn_costs(chosen)
+        config = replace(config, capture_sizes=chosen.choice((config.capture_sizes, ())))
         self.sides: tuple[PagedScheduler, ...] = (PagedScheduler(config, costs), NaivePagedScheduler(config, costs))
         self.chosen, self.now_ns = chosen, 0
 
@@ -232,39 +194,3 @@ def _seen(side: PagedScheduler) -> object:
     of_requests = [(handle, side.output_tokens(handle), side.inner_blocks(handle)) for handle in sorted(alive(side))]
     lists = (side.running, side.waiting, side.free_order, side.free_blocks, side.second_order)
     return of_requests, lists, side.has_work, side.num_evicted, vars(side.prefix_counts).copy()
-
-
-def counted(case: Case) -> Counter[str]:
-    """What happened in a case: steps, preemptions, evictions, clients that left, tokens reused."""
-    outcome = run_paged(*case.arguments())
-    return Counter(
-        {
-            "steps": int(outcome.totals["decode_steps"].sum() + outcome.totals["prefills"].sum()),
-            "preemptions": int(outcome.totals["preemptions"].sum()),
-            "evictions": int(outcome.totals["evictions"].sum()),
-            "left": int((outcome.requests["aborted_tokens"] >= 0).sum()),
-            "cached_tokens": int(outcome.totals["cached_tokens"].sum()),
-            "asynchronous": int(case.config.async_scheduling),
-            "pinning": int(case.config.keep_kv_ns > 0),
-            "with second memory": int(case.config.offload_blocks > 0),
-            "cases": 1,
-        }
-    )
-
-
-def main(num_steps: str = "1000000", first_seed: str = "0") -> int:
-    """Compare at least so many steps; 1 when anything differs."""
-    seen, seed = Counter[str](), int(first_seed)
-    while seen["steps"] < int(num_steps):
-        case = drawn_case(seed)
-        for difference in differences(case, FAR, 1):
-            print(f"seed {seed}: {difference}", flush=True)
-            return 1
-        seen += counted(case)
-        seed += 1
-    print(dict(seen))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))

@@ -31,9 +31,8 @@ from harness.runner import run_experiment
 from tests.extras.replicas.test_virtual import PAGED, played
 from tests.measure.emulator.test_emulator_virtual import servers, workloads
 from tests.model.sim.test_simulate_aborts import plans
-from tests.support.emulated_replicas import EmulatedReplicas, NaiveReplicas, kinds_of
 from tests.support.experiments import small_experiment
-from tests.support.naive_replicas import differences, drawn_case
+from tests.support.naive_replicas import EmulatedReplicas, differences, drawn_case
 
 pytestmark = pytest.mark.same_everywhere
 
@@ -74,9 +73,9 @@ def test_one_paged_replica_is_predicted_as_a_server(workload: WorkloadSpec, seed
 @pytest.mark.parametrize("seed", [20, 29, 98, 134, 160])
 def test_kept_kv_and_routed_prompts_are_the_emulators_and_the_second_opinions(seed: int) -> None:
     case = drawn_case(seed)
-    assert {"retention", "prefix-aware"} & set(kinds_of(case))
+    assert {"pins", "second", "prefix-aware"} & set(case.counted())
     assert list(differences(case, EmulatedReplicas)) == []
-    assert list(differences(case, NaiveReplicas)) == []
+    assert list(differences(case)) == []
 
 
 def test_drawn_plans_on_drawn_replicas_take_the_same_steps_as_in_python() -> None:
@@ -85,10 +84,7 @@ def test_drawn_plans_on_drawn_replicas_take_the_same_steps_as_in_python() -> Non
     for seed in (*range(14), 1041, 1_000_968, 2_005_506):
         case = drawn_case(seed)
         assert list(differences(case)) == [], f"seed {seed}"
-        outcome = case.simulated()
-        seen[case.server.routing.policy] += 1
-        seen["preemptions"] += int(outcome.totals["preemptions"].sum())
-        seen["left"] += int((outcome.requests["aborted_tokens"] >= 0).sum())
+        seen += case.counted()
     assert min(seen[policy] for policy in POLICIES) > 1
     assert min(seen["preemptions"], seen["left"]) > 10
 

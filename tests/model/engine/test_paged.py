@@ -1,11 +1,10 @@
-"""vLLM's scheduler with paged KV memory: known answers, and invariants of the block pool.
+"""vLLM's scheduler with paged KV memory: known answers.
 
 What vLLM itself decides is compared step by step in ``tests/differential``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -16,7 +15,6 @@ from harness.errors import PlanError, SpecError
 from harness.model.engine import DECODE, MIXED, PREFILL, CostModel, Step
 from harness.model.engine.config import PagedConfig
 from harness.model.engine.paged import PagedScheduler
-from tests.support.naive_paged import BlockPool
 from tests.support.paged_in_steps import scheduler_differences
 
 US = 10**9
@@ -304,95 +302,6 @@ def test_a_request_that_fits_no_context_or_lacks_block_keys_is_refused() -> None
         server().submit(0, 256, 1, keys(0))
     with pytest.raises(PlanError, match="1 block keys for 41 tokens, 2 needed"):
         server().submit(0, 40, 1, [1])
-
-
-class Ledger:
-    """A pool, and what its holders should be by the operations alone."""
-
-    def __init__(self, num_blocks: int) -> None:
-        self.pool = BlockPool(num_blocks)
-        self.num_blocks = num_blocks
-        self.held: list[list[int]] = []
-
-    def admit(self, text: int, length: int) -> None:
-        """Hold what is known of a text, and take and register the rest, as far as there are free blocks."""
-        text_keys = keys(text, length)
-        matched = self.pool.match(text_keys)
-        if length - len(matched) + self.pool.num_unheld(matched) > self.pool.num_free:
-            return
-        self.pool.hold(matched)
-        fresh = self.pool.take(length - len(matched))
-        for block, key in zip(fresh, text_keys[len(matched) :], strict=True):
-            self.pool.register(block, key)
-        self.held.append([*matched, *fresh])
-
-    def leave(self, place: int) -> None:
-        if self.held:
-            self.pool.free(reversed(self.held.pop(place % len(self.held))))
-
-    def check(self) -> None:
-        holders = [0] * self.num_blocks
-        for blocks in self.held:
-            for block in blocks:
-                holders[block] += 1
-        free = self.pool.free_order
-        assert len(set(free)) == len(free) == self.pool.num_free
-        assert {block for block in range(1, self.num_blocks) if not holders[block]} == set(free)
-        assert [self.pool.holders(block) for block in range(self.num_blocks)] == holders
-
-
-OPERATIONS = st.lists(
-    st.one_of(
-        st.tuples(st.just("admit"), st.integers(0, 4), st.integers(1, 6)),
-        st.tuples(st.just("leave"), st.integers(0, 9), st.just(0)),
-    ),
-    max_size=60,
-)
-
-
-@given(num_blocks=st.integers(2, 24), operations=OPERATIONS)
-def test_blocks_are_free_or_held_and_never_lost(num_blocks: int, operations: Sequence[tuple[str, int, int]]) -> None:
-    ledger = Ledger(num_blocks)
-    for what, first, second in operations:
-        if what == "admit":
-            ledger.admit(first, second)
-        else:
-            ledger.leave(first)
-        ledger.check()
-
-
-@given(num_blocks=st.integers(2, 24), operations=OPERATIONS)
-def test_what_is_matched_was_registered_under_that_text_and_not_used_since(
-    num_blocks: int, operations: Sequence[tuple[str, int, int]]
-) -> None:
-    ledger = Ledger(num_blocks)
-    content: dict[int, int] = {}
-    for what, first, second in operations:
-        if what == "leave":
-            ledger.leave(first)
-            continue
-        before = len(ledger.held)
-        for block, key in zip(ledger.pool.match(keys(first, second)), keys(first, second), strict=False):
-            assert content[block] == key
-        ledger.admit(first, second)
-        if len(ledger.held) > before:
-            content.update(zip(ledger.held[-1], keys(first, second), strict=True))
-
-
-def test_blocks_without_content_are_used_first_then_the_least_recently_freed() -> None:
-    pool = BlockPool(8)
-    first, second, bare = pool.take(2), pool.take(2), pool.take(1)
-    for block, key in zip([*first, *second], range(4), strict=True):
-        pool.register(block, key)
-    for blocks in (first, second, bare):
-        pool.free(reversed(blocks))
-
-    # Of a text the last block goes first; blocks 6 and 7 were never used.
-    assert pool.free_order == (bare[0], 6, 7, first[1], first[0], second[1], second[0])
-    pool.take(4)
-    assert pool.match([0, 1]) == [first[0]]
-    assert pool.match([2, 3]) == second
-    assert pool.num_evicted == 1
 
 
 def test_with_asynchronous_scheduling_an_arrival_waits_for_the_step_that_is_already_decided() -> None:

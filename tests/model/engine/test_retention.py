@@ -1,17 +1,16 @@
-"""Pins with a time limit and a second memory: known answers, and the pool that they leave as vLLM has it."""
+"""Pins with a time limit and a second memory: known answers. Drawn ones are held to a naive scheduler."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.model.engine import CostModel, Step
 from harness.model.engine.config import PagedConfig
 from harness.model.engine.paged import PagedScheduler
-from tests.support.naive_paged import BlockPool, RetainingPool, SecondMemory
 
 US = 10**9
 COSTS = CostModel("known", "this test", {1: 10 * US, 8: 40 * US}, chunk_step_fs=5 * US, chunk_token_fs=US)
@@ -53,37 +52,6 @@ def found(steps: Sequence[Step]) -> int:
     return sum(admission.cached_tokens for step in steps for admission in step.admissions)
 
 
-@settings(max_examples=25)
-@given(st.data())
-def test_without_a_pin_and_a_second_memory_the_pool_is_vllms(data: st.DataObject) -> None:
-    plain, retaining = BlockPool(12), RetainingPool(12)
-    held: list[list[int]] = []
-    for number in range(data.draw(st.integers(1, 40))):
-        what = data.draw(st.sampled_from(["take", "free", "match"]))
-        if what == "take" and plain.num_free:
-            count = data.draw(st.integers(1, plain.num_free))
-            taken = plain.take(count)
-            assert retaining.take(count) == taken
-            for block in taken[: data.draw(st.integers(0, count))]:
-                key = data.draw(st.integers(0, 9)) if number % 2 else 100 + number * 20 + block
-                plain.register(block, key)
-                retaining.register(block, key)
-            held.append(taken)
-        elif what == "free" and held:
-            blocks = held.pop(data.draw(st.integers(0, len(held) - 1)))
-            plain.free(reversed(blocks))
-            retaining.free(reversed(blocks))
-        elif what == "match":
-            matched = plain.match([data.draw(st.integers(0, 9))])
-            keys_of = [plain._keys[block] or 0 for block in matched]  # pyright: ignore[reportPrivateUsage]
-            assert retaining.match(keys_of) == matched
-            plain.hold(matched)
-            retaining.hold(matched)
-            held += [matched] * bool(matched)
-        assert retaining.free_order == plain.free_order
-        assert retaining.num_free == plain.num_free
-
-
 def test_a_pinned_session_finds_its_kv_after_others_that_never_return() -> None:
     for keep_ns, cached in ((0, 0), (10_000, 96)):
         scheduler = server(keep_kv_ns=10**9)
@@ -103,34 +71,6 @@ def test_a_pin_ends_with_its_time_and_its_blocks_are_the_first_to_go() -> None:
     assert found(serve(scheduler, 4, name=0, at_ns=4000)) < 96
 
 
-def full_blocks(num_blocks: int) -> RetainingPool:
-    """All blocks of a pool free and with content, in the order of their numbers."""
-    pool = RetainingPool(num_blocks + 1)
-    for block in pool.take(num_blocks):
-        pool.register(block, 100 + block)
-    pool.free(range(1, num_blocks + 1))
-    return pool
-
-
-def test_pinned_blocks_are_overwritten_one_at_a_time_after_all_free_ones() -> None:
-    pool = full_blocks(4)
-    pool.pin([1, 2], until_ns=100)
-    assert pool.free_order == (3, 4, 1, 2)
-    assert pool.take(3) == [3, 4, 1]
-    assert pool.match([102]) == [2]
-
-
-def test_of_pins_the_first_to_end_goes_first_and_ended_ones_go_before_free_blocks() -> None:
-    pool = full_blocks(5)
-    pool.pin([1], until_ns=300)
-    pool.pin([2], until_ns=100)
-    pool.pin([3], until_ns=200)
-    assert pool.free_order == (4, 5, 2, 3, 1)
-    pool.now_ns = 200
-    assert pool.free_order == (2, 3, 4, 5, 1)
-    assert pool.take(5) == [2, 3, 4, 5, 1]
-
-
 def test_of_an_ended_pin_the_end_of_the_text_goes_first() -> None:
     scheduler = server(keep_kv_ns=10**9)
     serve(scheduler, 0, name=0, keep_ns=1500)
@@ -146,17 +86,6 @@ def test_the_request_that_ends_last_decides_about_a_block_that_several_share() -
         for other in range(1, 5):
             serve(scheduler, other + 1, name=other, at_ns=other * 1000)
         assert (found(serve(scheduler, 9, name=0, at_ns=9000)) > 0) is is_kept
-
-
-def test_content_that_another_block_still_has_is_not_moved_to_the_second_memory() -> None:
-    pool = RetainingPool(3, num_second_blocks=4)
-    for block in pool.take(2):
-        pool.register(block, 7)
-    pool.free([1, 2])
-    pool.take(1)
-    assert pool.second.num_matched([7]) == 0
-    pool.take(1)
-    assert pool.second.num_matched([7]) == 1
 
 
 def test_a_pin_lasts_no_longer_than_the_server_allows() -> None:
@@ -186,16 +115,6 @@ def test_what_was_overwritten_is_loaded_from_the_second_memory_and_the_step_wait
     assert (loaded[0].external_queries, loaded[0].external_hits) == (PROMPT_TOKENS, 96)
     computed = COSTS.chunked_step_ns(0, 0, 0, PROMPT_TOKENS - 96, loaded[0].attended_tokens)
     assert loaded[0].duration_ns == computed + 6 * 7000
-
-
-def test_a_small_second_memory_keeps_what_was_used_last() -> None:
-    memory = SecondMemory(2)
-    for key in (1, 2):
-        memory.put(key)
-    assert memory.num_matched([1]) == 1
-    memory.put(3)
-    assert memory.num_matched([1, 3]) == 2
-    assert memory.num_matched([2]) == 0
 
 
 @given(

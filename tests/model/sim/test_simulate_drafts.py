@@ -18,8 +18,8 @@ from harness.model.sim import simulate
 from harness.model.sim.plans import plan_arrays
 from harness.model.sim.simulate import run_paged
 from harness.model.spec import ServerSpec, WorkloadSpec
-from tests.support.emulated_paged import compare_runs, drawn_drafts, drawn_server, has_own_prompts
-from tests.support.paged_in_steps import drawn_plan
+from tests.support.emulated_paged import compare_runs, drawn_drafts
+from tests.support.paged_in_steps import drawn_plan, drawn_server, has_own_prompts
 from tests.support.virtual_emulator import run_virtually
 
 US = 10**9
