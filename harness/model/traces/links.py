@@ -394,7 +394,9 @@ class _Tree:
         first_ns = self._calls[0].submitted_ns if self._calls else call.submitted_ns
         ended_ns = max((self._calls[place].end_ns for place in after), default=first_ns)
         wait_ns = call.submitted_ns - ended_ns if call.wait_ns is None or len(after) != 1 else call.wait_ns
-        is_new = not after or (is_first and call.follows not in self._places)
+        # What a sub-agent is asked first is its parent's, also where it goes on from a copy of its parent's calls.
+        is_asked = bool(call.parent) and call.kind == "human"
+        is_new = not after or (is_first and (is_asked or call.follows not in self._places))
         kind: WaitKind = "none" if is_new else call.kind
         if is_drawn := bool(call.unknown_wait) and bool(after):
             people_ns = self._people_ns if kind == "human" else None

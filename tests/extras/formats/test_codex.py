@@ -49,8 +49,9 @@ def test_a_fork_counts_its_own_calls_and_goes_on_from_its_parents_last(
     tmp_path: Path, meta: Any, stamp_s: float | None
 ) -> None:
     parent = written(tmp_path, codex_rows("par", 5), "b")
-    child = written(tmp_path, fork(4, meta, stamp_s=stamp_s), "a")
-    trace = imported(child, parent)
+    rows, is_agent = fork(4, meta, stamp_s=stamp_s), "parent" in str(meta)
+    rows[-6:-6] = [{"timestamp": at(FORK_S + 1), "type": "event_msg", "payload": {"type": "user_message"}}] * is_agent
+    trace = imported(written(tmp_path, rows, "a"), parent)
     (recording,) = trace.recordings
     assert trace.num_requests == 5 + 2
     assert sum(trace.head.dropped.values()) == 4
@@ -61,10 +62,10 @@ def test_a_fork_counts_its_own_calls_and_goes_on_from_its_parents_last(
         lengths.index(1800 if "par" in str(meta) and "fork" not in str(meta) else 1600),
     )
     assert recording.requests[place].keep_tokens == 1600 + 80, "its prompt and what is visible of its answer"
-    # An agent was started at its file's first instant; a fork's first input is a copy, whose instant says nothing.
-    is_agent = "parent" in str(meta)
+    # An agent was started at its file's first instant, by no person; a fork's first input is a copy, stamped anew.
     assert recording.requests[place].is_drawn == (not is_agent)
     assert not is_agent or recording.requests[place].wait_ns > 300 * NS_PER_S
+    assert recording.requests[place].wait_kind == ("none" if is_agent else "tool")
 
 
 @pytest.mark.parametrize("meta", FORKS)
