@@ -247,10 +247,8 @@ def _lengthen(sessions: list[list[_Call]], notes: ReadNotes) -> None:
     else:
         is_whole = False
         if grown := [turn for before, turn in pairs if turn.prompt >= before.prompt + before.generate]:
-            what = (
-                "nothing says whether input_length counts the whole prompt or, as AIPerf does, what is new after the "
-            )
-            what += f"row before: {len(grown)} of {len(pairs)} rows could be either, and no row names its blocks"
+            what = "nothing says whether input_length counts the whole prompt or, as AIPerf does, what is new after "
+            what += f"the row before: {len(grown)} of {len(pairs)} rows could be either, and no row names its blocks"
             raise SpecError(what, where=grown[0].at, hint="Say which: --lengths new, or --lengths whole")
     what = "their whole prompt" if is_whole else "what is new after the row before, as AIPerf does"
     said = ", as --lengths says" if given else ""

@@ -85,9 +85,7 @@ def _rows(path: Path, notes: ReadNotes, progress: Progress | None) -> Iterator[t
             columns = set(reader.fieldnames or ())
             key = "session_id" if "session_id" in columns else "id"
             if missing := sorted({*COLUMNS, key} - columns):
-                raise SpecError(
-                    f"has no column {', '.join(missing)}", where=str(path), hint="See docs/guides/traces.md"
-                )
+                raise SpecError(f"has no column {', '.join(missing)}", where=str(path), hint="docs/guides/traces.md")
             for cells in reader:
                 notes.num_rows += 1
                 if progress is not None:

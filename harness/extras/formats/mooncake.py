@@ -134,10 +134,8 @@ def check_instants(instants_ns: Sequence[int], unit_ns: int, notes: ReadNotes) -
         rate = (len(instants_ns) - 1) / span_s
         if not LIKELY_RATES[0] <= rate <= LIKELY_RATES[1]:
             unit = {NS_PER_MS: "milliseconds", NS_PER_S: "seconds"}.get(unit_ns, f"{unit_ns} ns")
-            what = (
-                f"requests whose instants are taken as {unit}: {rate:.3g} a second over {span_s:.4g} s. If they are in "
-            )
-            notes.assume(f"{what}another unit, give --time-unit", len(instants_ns))
+            what = f"requests whose instants are taken as {unit}: {rate:.3g} a second over {span_s:.4g} s. "
+            notes.assume(f"{what}If they are in another unit, give --time-unit", len(instants_ns))
 
 
 FORMAT = trace_format(__file__, "mooncake", _reader(MOONCAKE_BLOCK_TOKENS, NS_PER_MS))

@@ -27,7 +27,7 @@ from harness.model.traces.base import (
     trace_format,
     types_of,
 )
-from harness.model.traces.calls import LATE_NS, START_AN_AGENT, Call, Log
+from harness.model.traces.calls import BACK, LATE_NS, SHIFTED, START_AN_AGENT, Call, Log
 from harness.model.traces.links import through_calls
 
 OBSERVATIONS = ("ObservationEvent", "AgentErrorEvent", "UserRejectObservation")
@@ -36,8 +36,6 @@ ENDS_A_CALL = ("InterruptEvent", "ConversationErrorEvent")
 # Of all calls so far, as an event of 0.x has them; the names of ``Usage``, in its order.
 TOTALS = ("prompt_tokens", "completion_tokens", "cache_read_tokens", "cache_write_tokens")
 NUMBERED = re.compile(r"event-(\d{1,12})-[^/]*$")
-BACK = "the clock went back before their call"
-SHIFTED = "events stamped before the one before them by more than 1 s: they and what follows are moved behind it"
 PASSED = types_of(__file__)["passed"]
 
 

@@ -253,7 +253,7 @@ def _six_digits(text: str) -> str:
 
 
 @lru_cache
-def read_tables(path: Path) -> dict[str, dict[str, Any]]:
+def read_tables(path: Path) -> dict[str, Any]:
     """The tables of a reader: types of rows, or names, by what they are to it; or the facts of formats."""
     return tomllib.loads(path.read_text(encoding="utf-8"))
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 
 from harness.model.plan.model import WaitKind
 from harness.model.traces.account import ReadNotes, Unread
-from harness.model.traces.base import Progress, Record, TraceLine, instant_ns, json_records, tokens_of
+from harness.model.traces.base import EPOCH, Progress, Record, TraceLine, instant_ns, json_records, text_of, tokens_of
 
 Span = tuple[int, int]
 # No model call takes less: calls that close within it of one another were written down again, not made.
@@ -27,6 +28,8 @@ ASK_A_PERSON = (
 # Tools that start one sub-agent, of Codex, Qwen Code and the SDK of OpenHands, whose results name none.
 START_AN_AGENT = ("spawn_agent", "agent", "task")
 AT_ONCE = "waits for a person and a tool that had answered at one instant: taken as a person's, if of 1 s and more"
+SHIFTED = "rows stamped before the one before them by more than 1 s: they and what follows are moved behind it"
+BACK = "the clock went back before their call"
 REPLAYED = "calls of a parent session that is not among the files, repeated at the start of a fork"
 
 
@@ -242,14 +245,14 @@ class Conversation:
 
 
 class AgentLog:
-    """A file of an agent, row by row. folder: the name of the one that it lies in."""
+    """A file of an agent, row by row. folder: its folder's name; backs: the rows before which the clock went back."""
 
     folder = ""
 
     def __init__(self, name: str, notes: ReadNotes) -> None:
         self.name, self.notes = name, notes
-        self.num_late = 0
-        self._latest_ns = 0
+        self.backs: set[str] = set()
+        self.num_late = self._latest_ns = 0
 
     def take(self, record: Record, at: str) -> None:
         """Read one row."""
@@ -271,30 +274,46 @@ def logs_of(
     """The conversations of each file; a file whose rows are out of order of time is read again in order."""
     for path in files:
         log = _log(kind, path, progress)
-        if log.num_late:
-            num_late, log = log.num_late, _log(kind, path, in_order=True)
-            log.notes.assume("rows out of order of time: their file was sorted", num_late)
+        log = _log(kind, path, num_late=log.num_late) if log.num_late else log
         yield from (calls for calls in log.logs() if calls)
         notes.take_over(log.notes)
 
 
-def _log(kind: type[AgentLog], path: Path, progress: Progress | None = None, *, in_order: bool = False) -> AgentLog:
+def _log(kind: type[AgentLog], path: Path, progress: Progress | None = None, *, num_late: int = 0) -> AgentLog:
     log = kind(path.stem, ReadNotes())
     log.folder = path.parent.name
     lines = json_records(path, log.notes, progress)
-    for at, record in _by_time(lines) if in_order else lines:
+    for at, record in _by_time(lines, num_late, log) if num_late else lines:
         log.take(record, at)
     return log
 
 
-def _by_time(lines: Iterable[TraceLine]) -> Iterable[TraceLine]:
-    """Lines by their time; those of one instant in order of the file, or against it where the newest come first."""
+def _by_time(lines: Iterable[TraceLine], num_late: int, log: AgentLog) -> Iterable[TraceLine]:
+    """Lines by their time; those of one instant in order of the file, or against it where the newest come first.
+
+    Where a row and the next are stamped before the one that the row names as its parent, the clock was set back.
+    """
     stamped: list[tuple[int, TraceLine]] = []
     for line in lines:  # a row without a time stays behind the row before it
         moment_ns = instant_ns(line.record.get("timestamp"))
         stamped.append(((stamped[-1][0] if stamped else 0) if moment_ns is None else moment_ns, line))
     if 2 * sum(one[0] > other[0] for one, other in pairwise(stamped)) > len(stamped):
         stamped.reverse()
+    moments, shift_ns = dict[str, int](), 0
+    for place, (moment_ns, (at, record)) in enumerate(stamped):
+        parent_ns = moments.get(text_of(record, "parentUuid") or "-", 0)
+        latest_ns = max(near_ns for near_ns, _ in stamped[place : place + 2])
+        if latest_ns + shift_ns < parent_ns - LATE_NS:
+            shift_ns = parent_ns - moment_ns
+            log.backs.add(at)
+        moments[text_of(record, "uuid")] = moment_ns + shift_ns
+        if shift_ns and instant_ns(record.get("timestamp")) is not None:
+            moment = EPOCH + timedelta(microseconds=(moment_ns + shift_ns) // 1000)
+            record = record | {"timestamp": moment.isoformat()}
+        stamped[place] = moment_ns + shift_ns, TraceLine(at, record)
+    num_late = sum(one[0] > other[0] for one, other in pairwise(stamped)) if log.backs else num_late
+    log.notes.assume("rows out of order of time: their file was sorted", num_late)
+    log.notes.assume(SHIFTED, len(log.backs))
     return (line for _, line in sorted(stamped, key=lambda pair: pair[0]))
 
 

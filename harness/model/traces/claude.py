@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import Record, counts_of, instant_ns, list_of, record_of, text_of, trace_format, types_of
-from harness.model.traces.calls import AgentLog, Call, Conversation, Log
+from harness.model.traces.calls import BACK, AgentLog, Call, Conversation, Log
 from harness.model.traces.links import UNLINKED, reader_of
 
 HELD_TO = "2.1.157"
@@ -42,6 +42,7 @@ class ClaudeLog(AgentLog):
         self._rows: set[str] = set()
         self._parents: set[str] = set()
         self._session_of: dict[str, str] = {}
+        self._is_back = False
 
     def logs(self) -> Iterable[Log]:
         missing = self._parents - self._rows
@@ -64,10 +65,12 @@ class ClaudeLog(AgentLog):
         self._rows |= {row} - {""}
         self._parents |= {text_of(record, name) for name in ("parentUuid", "logicalParentUuid")} - {""}
         self.notes.check_release(self.program, text_of(record, "version"), self.held_to)
+        self._is_back = self._is_back or at in self.backs
         if self.notes.passes(kind, self.passed):
             return
         chain = self._chain(record, row)
         chain.unread.num_rows += 1
+        chain.lost, self._is_back = BACK if self._is_back else chain.lost, False
         if kind not in chain.kinds:
             chain.unread.unknown(kind, at)
         elif moment_ns is None:

@@ -8,12 +8,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 
 from harness.errors import PlanError, SpecError
-from harness.model.spec.base import tomllib
 from harness.model.traces import claude
 from harness.model.traces.account import PLACEHOLDER_TOKENS, TYPE_NAME, ReadNotes, ReadOptions
 from harness.model.traces.base import (
@@ -25,6 +23,7 @@ from harness.model.traces.base import (
     list_of,
     opened,
     parsed_json,
+    read_tables,
     record_of,
     sha256_of,
 )
@@ -280,20 +279,13 @@ def _unknown_format(path: Path) -> SpecError:
     except SpecError as error:
         return error
     records = records or _inner_records(path)
-    for kind in _other_kinds():
+    for kind in read_tables(Path(__file__).with_name("others.toml"))["kind"]:
         if any(_is_of(kind, record) for record in records):
             return SpecError(f"is {kind['what']}, which no reader exists for", where=str(path), hint=kind["way"])
     keys = [key for key in (records[0] if records else ()) if TYPE_NAME.fullmatch(key)][:MOST_KEYS_SHOWN]
     what = f"its records have the keys {', '.join(keys)}" if keys else "it holds no JSON objects"
-    hint = (
-        "Readers: harness trace formats; the calls of any agent can be recorded in the server: harness server observe"
-    )
+    hint = "Readers: harness trace formats; any agent's calls can be recorded in the server: harness server observe"
     return SpecError(f"is in no known format: {what}", where=str(path), hint=hint)
-
-
-@lru_cache(maxsize=1)
-def _other_kinds() -> tuple[Record, ...]:
-    return tuple(tomllib.loads(Path(__file__).with_name("others.toml").read_text(encoding="utf-8"))["kind"])
 
 
 def _is_of(kind: Record, record: Record) -> bool:

@@ -10,7 +10,7 @@ import pytest
 
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
-from harness.extras.formats.openhands import BACK, SHIFTED
+from harness.model.traces.calls import BACK, SHIFTED
 from harness.model.traces.recording import TraceFile
 from tests.support.agent_logs import at
 from tests.support.sound_traces import chat_usage, openhands_events

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import permutations
+from itertools import pairwise, permutations
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness.clock import NS_PER_S
+from harness.model.traces.calls import BACK
 from harness.model.traces.recording import CACHE_GONE, NO_CACHE, TraceFile, describe_trace, open_trace
 from tests.support.agent_logs import assistant, result, text, tool, user
 from tests.support.sound_traces import claude_rows
@@ -335,3 +336,14 @@ def test_a_conversation_that_goes_on_after_a_summary_of_another_file_is_labelled
     rows.insert(3, rows[2] | boundary | {"logicalParentUuid": row})
     labels = [label for label in imported(written(tmp_path, rows)).head.labels if "rows are missing" in label]
     assert len(labels) == num_missing
+
+
+@pytest.mark.parametrize("back_s", [20.0, 90.0])
+def test_where_the_clock_was_set_back_the_chain_of_rows_says_their_order(tmp_path: Path, back_s: float) -> None:
+    rows = [*list(claude_rows("a", 4, 100.0))[:6], *list(claude_rows("a", 4, 100.0 - back_s))[6:]]
+    rows[1:] = [row | {"parentUuid": before["uuid"]} for before, row in pairwise(rows)]
+    trace = imported(written(tmp_path, rows))
+    requests = trace.recordings[0].requests
+    assert [one.keep_tokens for one in requests] == [510 * turn for turn in range(4)]
+    assert [one.wait_ns / NS_PER_S for one in requests if not one.is_drawn] == [0, 4, 4]
+    assert f"1 x waits that are unknown: {BACK}" in trace.head.labels
