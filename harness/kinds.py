@@ -14,24 +14,9 @@ from harness.errors import SpecError
 from harness.plugins import BackendKind, plugins
 
 _TABLE = (
-    BackendKind(
-        name="emulator",
-        label="embedded emulator (modelled step times, no device)",
-        scales_time=True,
-    ),
-    BackendKind(
-        name="sim",
-        label="virtual time, no server process",
-        scales_time=True,
-        is_virtual=True,
-    ),
-    BackendKind(
-        name="rbln",
-        label="RBLN NPU (vLLM with vllm-rbln)",
-        has_device=True,
-        has_stack=True,
-        lifecycle_s=20.0,
-    ),
+    BackendKind(name="emulator", label="embedded emulator (modelled step times, no device)", scales_time=True),
+    BackendKind(name="sim", label="virtual time, no server process", scales_time=True, is_virtual=True),
+    BackendKind(name="rbln", label="RBLN NPU (vLLM with vllm-rbln)", has_device=True, has_stack=True, lifecycle_s=20.0),
     BackendKind(
         name="vllm",
         label="vLLM (vllm serve of an environment of yours, any platform)",

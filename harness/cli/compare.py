@@ -34,8 +34,7 @@ def compare(
         ),
     ],
     baseline: Annotated[
-        str | None,
-        typer.Option(help="Compare with this place instead: a condition, or conditions of the same names."),
+        str | None, typer.Option(help="Compare with this place instead: a condition, or conditions of the same names.")
     ] = None,
     session_target: SessionTargetOption = None,
     runs: RunsOption = Path("runs"),
@@ -129,8 +128,7 @@ def gate(
         int, typer.Option(help="How often you judged these runs, this time included: 2 after more blocks.", min=1)
     ] = 1,
     summary: Annotated[
-        Path | None,
-        typer.Option("--summary", help=f"Write Markdown to this file; ${STEP_SUMMARY} is appended to."),
+        Path | None, typer.Option("--summary", help=f"Write Markdown to this file; ${STEP_SUMMARY} is appended to.")
     ] = None,
     form: Annotated[GateForm, typer.Option("--format", help="How the result is printed.")] = "text",
     runs: RunsOption = Path("runs"),

@@ -26,8 +26,7 @@ DEFAULT_WAIT = "5min"
 # How often a wait is told where no terminal shows it.
 SAID_EVERY_S = 5.0
 WaitOption = Annotated[
-    str,
-    typer.Option("--wait", metavar="TIME", help="Wait so long for a server that is starting; `0s`: not at all."),
+    str, typer.Option("--wait", metavar="TIME", help="Wait so long for a server that is starting; `0s`: not at all.")
 ]
 StackOption = Annotated[
     ServingStack | None,

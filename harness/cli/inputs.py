@@ -14,12 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.addresses import (
-    ExperimentArgument,
-    RunsArgument,
-    RunsOption,
-    named_runs,
-)
+from harness.cli.addresses import ExperimentArgument, RunsArgument, RunsOption, named_runs
 from harness.cli.terminal import new_console, print_facts, print_folded, print_text, printable_lines
 from harness.errors import SpecError
 from harness.shipped import find_shipped
@@ -198,9 +193,7 @@ def read_options(
     return ReadOptions(block_tokens, units[time_unit], waits or DEFAULT_WAITS, lengths, since_ns, until_ns)
 
 
-def trace_formats(
-    name: Annotated[str, typer.Argument(help="A format; without, all of them.")] = "",
-) -> None:
+def trace_formats(name: Annotated[str, typer.Argument(help="A format; without, all of them.")] = "") -> None:
     """What each format that is read does not promise, and what the import does then.
 
     Example: `harness trace formats mooncake`

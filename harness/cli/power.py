@@ -62,12 +62,7 @@ def power(
     Example: `harness power demo --rule superiority --comparison bucket6-nowaits`
     """
     from harness.cli.run import ensure_machine_code
-    from harness.judge.planning.needed import (
-        Goal,
-        measured_components,
-        needed_together,
-        simulated_components,
-    )
+    from harness.judge.planning.needed import Goal, measured_components, needed_together, simulated_components
     from harness.judge.planning.power import MOST_BLOCKS
     from harness.judge.planning.rare_plans import few_plans_in_words, plans_asked
     from harness.measure.records.run import origin_of

@@ -235,10 +235,7 @@ def verify(name: MaybeSealedArgument = None, runs: RunsOption = Path("runs")) ->
         print_folded(standing)
 
 
-def derive(
-    experiment: SealedArgument,
-    runs: RunsOption = Path("runs"),
-) -> None:
+def derive(experiment: SealedArgument, runs: RunsOption = Path("runs")) -> None:
     """Rebuild every derived table from the raw logs and scrapes.
 
     Example: `harness records derive demo --runs runs/today`

@@ -32,8 +32,7 @@ def sizes(
     ] = "",
     release: Annotated[str, typer.Option(help="Release of vLLM. Default: the one that serves, else the newest.")] = "",
     changes: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="A flag by vLLM's name, or a key of the experiment. Repeatable."),
+        list[str] | None, typer.Option("--set", help="A flag by vLLM's name, or a key of the experiment. Repeatable.")
     ] = None,
     jsonl: Annotated[
         Path | None, typer.Option("--jsonl", help="A case of flags per line instead; `-` for standard input.")

@@ -226,9 +226,7 @@ def perform_run(run: PlannedRun, context: RunContext, launch: Launch) -> SealedR
         if measured.log_offsets:
             before_ns, after_ns = measured.log_offsets[0][0], measured.log_offsets[-1][0]
         clock_record = ClockRecord(
-            scale=clock.scale,
-            realtime_minus_monotonic_ns=before_ns,
-            realtime_minus_monotonic_after_ns=after_ns,
+            scale=clock.scale, realtime_minus_monotonic_ns=before_ns, realtime_minus_monotonic_after_ns=after_ns
         )
         return _seal(run, context, writer, replace(measured, clock=clock_record, provenance=facts))
 

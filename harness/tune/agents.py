@@ -152,10 +152,7 @@ def final(question: Question, targets: Targets) -> Simulated:
 
 
 def explore_agents(
-    question: Question,
-    targets: Targets,
-    effort: Effort,
-    on_progress: Callable[[float], None] = lambda _share: None,
+    question: Question, targets: Targets, effort: Effort, on_progress: Callable[[float], None] = lambda _share: None
 ) -> tuple[Explored, list[Capacity]]:
     """Search the space of a question for the most agents: what was searched, and today's server beside the smallest
     change that is predicted to hold most, where one holds more."""

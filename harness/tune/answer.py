@@ -316,10 +316,7 @@ def commands(spec: ExperimentSpec, setup: Setup, base: Baseline, backend: str = 
         yield shlex.join(["vllm", "serve", server.model or "MODEL", *key_arguments(served), *server.extra_args])
         return
     if kind.has_device or server.artifact:
-        compiled: dict[str, Any] = {
-            "batch_size": setup.max_num_seqs,
-            "decoder_batch_sizes": list(setup.decode_buckets),
-        }
+        compiled: dict[str, Any] = {"batch_size": setup.max_num_seqs, "decoder_batch_sizes": list(setup.decode_buckets)}
         # A server can be started with fewer slots than were compiled, never with more.
         if setup.kv_slots not in (None, setup.max_num_seqs):
             compiled["kvcache_num_blocks"] = setup.kv_slots

@@ -16,12 +16,7 @@ from pydantic import BaseModel
 
 from harness.analysis.compare.answer import asked_in_words
 from harness.analysis.compare.ratio import Verdict
-from harness.analysis.compare.stopping import (
-    ComparisonLooks,
-    bonferroni,
-    looks_at,
-    sequential_status,
-)
+from harness.analysis.compare.stopping import ComparisonLooks, bonferroni, looks_at, sequential_status
 from harness.analysis.serving import ServingFigures
 from harness.analysis.summary import ExperimentSummary, summarise
 from harness.clock import NS_PER_MS, utc_now

@@ -18,14 +18,7 @@ from harness.errors import SpecError
 from harness.model.engine.config import SCALAR_OF, EngineConfig
 from harness.model.engine.cost import DeviceSpec
 from harness.model.spec import ServerSpec
-from harness.model.spec.server import (
-    LEVERS,
-    ROUTED_KEYS,
-    SERVER_KEYS,
-    VALUE_LEVERS,
-    ServerShape,
-    default_buckets,
-)
+from harness.model.spec.server import LEVERS, ROUTED_KEYS, SERVER_KEYS, VALUE_LEVERS, ServerShape, default_buckets
 from harness.stacks.rbln.rules.kv_rules import PAGED
 
 NUM_DRAFTS = "num_speculative_tokens"

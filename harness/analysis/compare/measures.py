@@ -269,13 +269,7 @@ COST_WORDS = ("cheaper", "more expensive")
 MEASURES: Mapping[str, Measure] = {
     measure.name: measure
     for measure in (
-        Measure(
-            "A",
-            "A_s_per_token",
-            "modelled device time (A) per generated token, s",
-            _cost("a"),
-            words=COST_WORDS,
-        ),
+        Measure("A", "A_s_per_token", "modelled device time (A) per generated token, s", _cost("a"), words=COST_WORDS),
         Measure(
             "S",
             "S_s_per_token",
@@ -283,13 +277,7 @@ MEASURES: Mapping[str, Measure] = {
             _cost("s"),
             words=COST_WORDS,
         ),
-        Measure(
-            "B",
-            "B_s_per_token",
-            "time in flight (B) per generated token, s",
-            _cost("b"),
-            words=COST_WORDS,
-        ),
+        Measure("B", "B_s_per_token", "time in flight (B) per generated token, s", _cost("b"), words=COST_WORDS),
         Measure(
             "cost",
             "cost_s_per_token",
@@ -336,13 +324,7 @@ MEASURES: Mapping[str, Measure] = {
             bounds=_percentile_bounds("itl", 0.5),
             ends=BOTH,
         ),
-        Measure(
-            "e2e_p50",
-            "e2e_p50_ms",
-            "median time of a whole answer, ms",
-            _percentile("e2e_ns", 0.5),
-            quantile=0.5,
-        ),
+        Measure("e2e_p50", "e2e_p50_ms", "median time of a whole answer, ms", _percentile("e2e_ns", 0.5), quantile=0.5),
         *map(_session_measure, (50, 90, 99)),
         Measure(
             "session_goodput",

@@ -504,11 +504,7 @@ def check_settings(manifest: Manifest) -> Iterator[Finding]:
                 else None,
             )
     if unknown := held - varied - shown:
-        yield finding(
-            "setting-unknown",
-            f"nothing shows {', '.join(sorted(unknown))}",
-            do=None if is_fresh else "",
-        )
+        yield finding("setting-unknown", f"nothing shows {', '.join(sorted(unknown))}", do=None if is_fresh else "")
 
 
 def _of_manifest(check: Callable[[Manifest], Iterator[Finding]]) -> Callable[[Evidence], Iterator[Finding]]:

@@ -57,10 +57,7 @@ def resource_spans(run: MeasuredRun, spans: list[Span]) -> dict[str, Any]:
     scope = {"name": "rbln-harness", "version": run.metadata["harness"]}
     return {
         "resourceSpans": [
-            {
-                "resource": {"attributes": _attributes(resource)},
-                "scopeSpans": [{"scope": scope, "spans": spans}],
-            }
+            {"resource": {"attributes": _attributes(resource)}, "scopeSpans": [{"scope": scope, "spans": spans}]}
         ]
     }
 
@@ -69,10 +66,7 @@ def _session(run: MeasuredRun, requests: list[MeasuredRequest]) -> Iterator[Span
     number = requests[0].session
     trace = _identity(run, f"session {number}", 32)
     parent = _identity(run, f"span {number}", 16)
-    conversation = {
-        "gen_ai.conversation.id": f"{run.run.label}/s{number}",
-        "gen_ai.agent.name": f"session-{number}",
-    }
+    conversation = {"gen_ai.conversation.id": f"{run.run.label}/s{number}", "gen_ai.agent.name": f"session-{number}"}
     server = {"server.address": run.host, "server.port": run.port} if run.host else {}
 
     def span(what: str, name: str, kind: int, span_ns: tuple[int, int], attributes: dict[str, Any]) -> Span:

@@ -118,10 +118,7 @@ def read_steps(content: bytes, *, where: str = "step file") -> ForeignSteps:
     )
 
 
-_NO_LONGER_READ = {
-    b'"padded_total_num_scheduled_tokens"': "tpu-inference",
-    b'_bucket_batch_size"': "vLLM on Gaudi",
-}
+_NO_LONGER_READ = {b'"padded_total_num_scheduled_tokens"': "tpu-inference", b'_bucket_batch_size"': "vLLM on Gaudi"}
 
 
 def step_tables(file: ForeignSteps) -> tuple[Table, Table]:

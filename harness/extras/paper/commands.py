@@ -223,8 +223,7 @@ def tables(
 
 
 def signs(
-    sums: Annotated[int, typer.Option(min=8, help="Sums of three plans per N.")] = 400,
-    output: PrintedOutput = None,
+    sums: Annotated[int, typer.Option(min=8, help="Sums of three plans per N.")] = 400, output: PrintedOutput = None
 ) -> None:
     """Signs of Tables I and II over many simulated plans.
 

@@ -133,9 +133,8 @@ def prediction_figures(rules: str) -> Iterator[Figure]:
 def run_search(rules: str, on_progress: Callable[[float], None] = lambda _share: None) -> SearchResult:
     """The paper's search under ``rules``, in a folder that is gone afterwards. on_progress: takes the share done."""
     space = load_space("paper").model_copy(update={"rules": rules})
-    num_candidates = space.count()
     with TemporaryDirectory() as folder:
-        return search(space, Path(folder), on_progress=lambda done, _left_s: on_progress(done / num_candidates))
+        return search(space, Path(folder), on_progress=on_progress)
 
 
 def search_figures(result: SearchResult) -> Iterator[Figure]:
@@ -196,7 +195,7 @@ def page(on_progress: Callable[[float], None] = lambda _share: None) -> str:
         num_printed=sum(figure.printed != "" for figure in figures),
         wrong=disagreements(figures),
         same_top="the same 20" if results[0][1] == results[1][1] else "other",
-        devices=markdown_rows(devices, _without_repeats(_device_rows(), 1)),
+        devices=markdown_rows(devices, _without_repeats(_device_rows())),
         predictions=_compared(predictions),
         searched=_compared(searched),
         label=LABEL,
@@ -267,7 +266,7 @@ def _compared(figures: dict[str, list[Figure]]) -> str:
         ]
         names, *of_rules = (", ".join(texts) for texts in zip(*cells, strict=True))
         rows.append((where, names + subject, *of_rules))
-    return markdown_rows(("where", "figure", *RULES), _without_repeats(rows, 1))
+    return markdown_rows(("where", "figure", *RULES), _without_repeats(rows))
 
 
 def _subject(figure: Figure) -> str:
@@ -283,13 +282,11 @@ def _beside_printed(figure: Figure) -> str:
     return figure.computed if figure.agrees else f"{figure.computed} (printed {figure.printed})"
 
 
-def _without_repeats(rows: Iterable[tuple[object, ...]], num_keys: int) -> Iterator[tuple[object, ...]]:
-    """The same with a row's first cells empty as far as they repeat those of the row above, at most num_keys."""
-    above: tuple[object, ...] = ()
-    for row in rows:
-        num_same = next((place for place in range(num_keys) if above[: place + 1] != row[: place + 1]), num_keys)
-        yield ("",) * num_same + row[num_same:]
-        above = row
+def _without_repeats(rows: Iterable[tuple[object, ...]]) -> Iterator[tuple[object, ...]]:
+    """The same with a row's first cell empty where it repeats that of the row above."""
+    for _, group in groupby(rows, lambda row: row[0]):
+        first, *others = group
+        yield from (first, *(("", *row[1:]) for row in others))
 
 
 def _ablation_rows() -> Iterator[tuple[object, ...]]:

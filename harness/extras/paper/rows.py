@@ -26,11 +26,7 @@ from harness.model.spec.rules import load_rule
 from harness.stacks.rbln.launch.compile import list_artifacts
 from harness.table import ABSENT, Cell
 
-CONFIGURATIONS = {
-    "base": "Baseline",
-    "slots16": "More KV slots",
-    "selected": "More KV slots and changed bucket grid",
-}
+CONFIGURATIONS = {"base": "Baseline", "slots16": "More KV slots", "selected": "More KV slots and changed bucket grid"}
 FIT_SEED = 20261208
 SATURATION_SLOTS = (16, 24, 32)
 # A device serves when it holds more than this share of what the fullest one holds: the model lies evenly on them.

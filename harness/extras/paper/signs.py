@@ -246,10 +246,10 @@ def sign_row(users: int, draws: DrawnCounts) -> SignRow:
     )
 
 
-def share_by_decode_ratio(draws: DrawnCounts, parts: int = 4) -> Iterator[tuple[float, float, float]]:
-    """(least, largest decode ratio, share of sums with delta p > 0) of sums in ``parts`` equal parts by that ratio."""
+def share_by_decode_ratio(draws: DrawnCounts) -> Iterator[tuple[float, float, float]]:
+    """(least, largest decode ratio, share of sums with delta p > 0) of sums in four equal parts by that ratio."""
     ratios, delta_p = draws.sums_decode_ratio(), draws.sums_delta_p()
-    for part in np.array_split(np.argsort(ratios, kind="stable"), parts):
+    for part in np.array_split(np.argsort(ratios, kind="stable"), 4):
         yield float(ratios[part].min()), float(ratios[part].max()), float(np.mean(delta_p[part] > 0))
 
 

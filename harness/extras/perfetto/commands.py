@@ -13,10 +13,7 @@ from harness.cli.terminal import print_folded
 
 def perfetto(
     name: RunsArgument,
-    output: Annotated[
-        Path,
-        typer.Option("--output", "-o", help="The trace file to write: `.json` or `.json.gz`."),
-    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The trace file to write: `.json` or `.json.gz`.")],
     runs: RunsOption = Path("runs"),
 ) -> None:
     """Write runs as a trace for ui.perfetto.dev: requests and tool waits, every decode step and who was in it.

@@ -9,9 +9,5 @@ PLUGIN = Plugin(
     groups={
         "stack": "Releases of vllm-rbln and vLLM; step files of other stacks.\n\nExample: `harness stack check .venv`"
     },
-    commands={
-        "stack check": f"{_AT}:check",
-        "stack record": f"{_AT}:record",
-        "stack compare": f"{_AT}:compare",
-    },
+    commands={"stack check": f"{_AT}:check", "stack record": f"{_AT}:record", "stack compare": f"{_AT}:compare"},
 )

@@ -7,8 +7,5 @@ PLUGIN = Plugin(
     name="remote",
     summary="servers over ssh, and fleets over several hosts (rbln-harness[cluster])",
     commands={"fleet worker": f"{_AT}.commands:worker"},
-    services={
-        "server over ssh": f"{_AT}.ssh:SERVICE",
-        "fleet over hosts": f"{_AT}.hosts:perform_over_hosts",
-    },
+    services={"server over ssh": f"{_AT}.ssh:SERVICE", "fleet over hosts": f"{_AT}.hosts:perform_over_hosts"},
 )

@@ -5,22 +5,17 @@ Prints how sure each prediction is; writes only ledgers.
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.terminal import format_duration, say, show, terminal, time_left
+from harness.cli.terminal import say, show, terminal, time_left
 from harness.errors import SpecError
 from harness.shipped import find_shipped, shipped_names
 from harness.table import Table, interval_text, with_error
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from harness.extras.search.result import SearchResult
     from harness.extras.search.space import SpaceSpec
 
 SpaceArgument = Annotated[str, typer.Argument(help="A shipped search space, or a TOML file.")]
@@ -30,8 +25,7 @@ SetOption = Annotated[list[str] | None, typer.Option("--set", help="Change one k
 
 
 ClusterOption = Annotated[
-    str | None,
-    typer.Option(help="A Dask scheduler such as `tcp://host:8786`. Default: all cores of this machine."),
+    str | None, typer.Option(help="A Dask scheduler such as `tcp://host:8786`. Default: all cores of this machine.")
 ]
 
 
@@ -40,7 +34,6 @@ def search(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder of the ledger.")] = None,
     cluster: ClusterOption = None,
     top: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many candidates to show.")] = 10,
-    intervals: Annotated[bool, typer.Option(help="Compare the best with intervals.")] = True,
     changes: SetOption = None,
 ) -> None:
     """Simulate every configuration of a search space, best first.
@@ -49,15 +42,23 @@ def search(
 
     Example: `harness search paper -o runs/search-paper --set rules=paper`
     """
+    from harness.extras.search.result import search_tables
     from harness.extras.search.run import LEDGER
     from harness.extras.search.run import search as run_search
 
     console = terminal()
     spec = read_space(space, changes)
     folder = output or Path("runs") / f"search-{spec.name}"
-    with _progress(console, spec) as on_progress:
+    with time_left(spec.name) as on_progress:
         result = run_search(spec, folder, workers=cluster, on_progress=on_progress)
-    _show(console, result, top, with_intervals=intervals)
+    with time_left("intervals") as on_progress:
+        parts = list(search_tables(result, top, on_progress))
+    for part in parts:
+        if isinstance(part, str):
+            say(console, part, markup=False)
+        else:
+            show(console, part)
+        console.print()
     say(console, f"ledger: {folder / LEDGER}")
 
 
@@ -134,40 +135,3 @@ def _not_a_space(experiment: str) -> SpecError:
         where=experiment,
         hint=f"`harness simulate {experiment}` predicts its conditions; spaces: {spaces}, or a file like these",
     )
-
-
-@contextmanager
-def _progress(console: Console, spec: SpaceSpec) -> Generator[Any]:
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-    from rich.progress import Progress as Bars
-
-    bars = Bars(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=28),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[left]}"),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-    task = bars.add_task(spec.name, total=spec.count(), left="")
-
-    def on_progress(done: int, left_s: float | None) -> None:
-        left = "" if left_s is None else f"{format_duration(left_s)} left"
-        bars.update(task, completed=done, left=left)
-
-    with bars:
-        yield on_progress
-
-
-def _show(console: Console, result: SearchResult, top: int, *, with_intervals: bool) -> None:
-    from harness.extras.search.result import search_tables
-
-    with time_left("intervals") as on_progress:
-        parts = list(search_tables(result, top, with_intervals=with_intervals, on_progress=on_progress))
-    for part in parts:
-        if isinstance(part, str):
-            say(console, part, markup=False)
-        else:
-            show(console, part)
-        console.print()

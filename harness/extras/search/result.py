@@ -224,38 +224,29 @@ def pareto_front(values: FloatArray) -> IndexArray:
 
 
 def search_tables(
-    result: SearchResult,
-    top: int,
-    *,
-    with_intervals: bool = True,
-    on_progress: Callable[[float], None] = lambda _share: None,
+    result: SearchResult, top: int, on_progress: Callable[[float], None] = lambda _share: None
 ) -> Iterator[Table | str]:
-    """The results of a search, in reading order.
-
-    on_progress: receives the share of intervals that are computed.
-    """
+    """The results of a search, in reading order; on_progress receives the share of intervals that are computed."""
     space = result.space
     num_excluded = sum(row != "" for row in result.ledger["excluded"].to_pylist())
     yield (
         f"{space.name}: {result.ledger.num_rows:,} candidates, {num_excluded:,} left out by constraints, "
         f"{len(result.ranked):,} judged on all plans; rules {space.rules}, costs {space.cost_model}"
     )
-    # Intervals are drawn by the compiled simulator, which does not know paged rules.
-    with_intervals = with_intervals and not space.is_paged
-    yield _best_table(result, top, with_intervals=with_intervals, on_progress=on_progress)
-    yield _best_sentence(result, with_intervals=with_intervals)
+    yield _best_table(result, top, on_progress)
+    yield _best_sentence(result)
     yield _front_table(result)
     if len(space.inputs.users) > 1:
         yield _sensitivity_table(result)
 
 
-def _best_table(result: SearchResult, top: int, *, with_intervals: bool, on_progress: Callable[[float], None]) -> Table:
-    """The best candidates; each beside the first, with an interval."""
+def _best_table(result: SearchResult, top: int, on_progress: Callable[[float], None]) -> Table:
+    """The best candidates; each beside the first with an interval, which no paged rules have."""
     space, scores, evaluation = result.space, result.scores, result.evaluation
     place_of = {index: place for place, index in enumerate(scores.indices.tolist())}
     judged = result.judged.rows.to_pylist()
     best = [result.candidate(index) for index in result.ranked[:top]]
-    others = best[1:] if with_intervals else []
+    others = [] if space.is_paged else best[1:]
     beside = [""] * (len(others) + 1)
     predictor = SpacePredictor(space)
     shared = parallel_map(lambda each, _: predictor.predict(each, space.inputs.users, reference=best[0]), others)
@@ -274,17 +265,17 @@ def _best_table(result: SearchResult, top: int, *, with_intervals: bool, on_prog
             f"{judged[place]['memory_gib']:.2f}",
             f"{judged[place]['compile_s']:.0f}",
         )
-        rows.append((*cells, beside[rank - 1]) if with_intervals else cells)
+        rows.append(cells if space.is_paged else (*cells, beside[rank - 1]))
     headings = ("configuration", "rank", "sum", "per-n", "evaluation", "GiB/device", "compile s")
     return Table(
-        f"best by {space.score}, search inputs" + ("; =: no difference from the first shown" if with_intervals else ""),
+        f"best by {space.score}, search inputs" + ("" if space.is_paged else "; =: no difference from the first shown"),
         "",
-        (*headings, *(("beside the first",) if with_intervals else ())),
+        (*headings, *(() if space.is_paged else ("beside the first",))),
         tuple(rows),
     )
 
 
-def _best_sentence(result: SearchResult, *, with_intervals: bool) -> str:
+def _best_sentence(result: SearchResult) -> str:
     """The best against the baseline on new draws, how sure that is, and given which costs."""
     space, best = result.space, result.candidate(result.ranked[0])
     base, predictor = space.baseline.shape, SpacePredictor(space)
@@ -294,7 +285,7 @@ def _best_sentence(result: SearchResult, *, with_intervals: bool) -> str:
         return f"best: {best.label}{given}"
     over = score_interval(space, best)
     of_score = f"; {space.score} over its {over[2]} plans {interval_text(*over[:2])} (95 %)" if over else ""
-    if not with_intervals:
+    if space.is_paged:
         return f"best: {best.label}{of_score}{given}"
     found = predictor.predict(best, space.inputs.users)
     turns = f"; {predictor.break_even(best, space.inputs.users)}" if found.shows_difference else ""

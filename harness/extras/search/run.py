@@ -16,7 +16,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from harness.clock import NS_PER_S, MonotonicClock
 from harness.errors import RecordsError, SpecError
 from harness.extras.search.evaluate import LEDGER_SCHEMA, Evaluator
 from harness.extras.search.result import Judged, SearchResult
@@ -37,22 +36,16 @@ def evaluator_of(space_json: str) -> Evaluator:
     return Evaluator(SpaceSpec.model_validate_json(space_json))
 
 
-def compute_chunk(space_json: str, indices: Sequence[int]) -> pa.Table:
-    """The rows of candidates by their index, in this order. Runs on the workers of a cluster too."""
-    return pa.Table.from_pylist(evaluator_of(space_json).rows(indices), schema=LEDGER_SCHEMA)
-
-
 def search(
     space: SpaceSpec,
     folder: Path,
     *,
     workers: int | str | None = None,
-    on_progress: Callable[[int, float | None], None] = lambda _done, _left_s: None,
+    on_progress: Callable[[float], None] = lambda _share: None,
 ) -> SearchResult:
     """Judge every candidate of a space and leave ledger and space in ``folder``; a finished ledger there is read.
 
-    workers: as of ``parallel_map``. on_progress: receives the number of candidates that are done, and the
-    seconds left; None before there is something to extrapolate from.
+    workers: as of ``parallel_map``. on_progress: receives the share of candidates that are done.
     Raises SpecError when the folder holds another search, RecordsError when its ledger is damaged.
     """
     space_json = space.model_dump_json()
@@ -79,26 +72,20 @@ def search(
 
 
 def _searched(
-    space_json: str,
-    num_candidates: int,
-    workers: int | str | None,
-    on_progress: Callable[[int, float | None], None],
+    space_json: str, num_candidates: int, workers: int | str | None, on_progress: Callable[[float], None]
 ) -> pa.Table:
     # Enough chunks for many workers, and large enough that few simulations are done twice.
     size = min(max(-(-num_candidates // 256), 64), 4096)
     chunks = [range(first, min(first + size, num_candidates)) for first in range(0, num_candidates, size)]
-    clock = MonotonicClock()
-    began_ns, done = clock.now_ns(), 0
     tables: dict[int, pa.Table] = {}
-    on_progress(done, None)
 
     def compute(chunk: Sequence[int], _progress: object) -> pa.Table:
-        return compute_chunk(space_json, chunk)
+        # On a worker of a cluster too.
+        return pa.Table.from_pylist(evaluator_of(space_json).rows(chunk), schema=LEDGER_SCHEMA)
 
     for place, rows in parallel_map(compute, chunks, workers=workers):
         tables[place] = rows
-        done += rows.num_rows
-        on_progress(done, (clock.now_ns() - began_ns) / NS_PER_S / done * (num_candidates - done))
+        on_progress(sum(each.num_rows for each in tables.values()) / num_candidates)
     return pa.concat_tables([tables[place] for place in range(len(chunks))]).combine_chunks()
 
 

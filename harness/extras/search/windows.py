@@ -70,11 +70,7 @@ def window_bounds(timelines: UserTimelines, window: WindowSpec) -> tuple[int, in
 
 
 def window_figures(
-    arrays: layout.PlanArrays,
-    plan: int,
-    config: EngineConfig,
-    costs: CostModel | layout.CostArrays,
-    window: WindowSpec,
+    arrays: layout.PlanArrays, plan: int, config: EngineConfig, costs: CostModel | layout.CostArrays, window: WindowSpec
 ) -> WindowFigures:
     """Simulate one plan and count what happens in its window.
 

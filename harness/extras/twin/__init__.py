@@ -10,10 +10,7 @@ PLUGIN = Plugin(
     name="twin",
     summary="the real vLLM and vllm-rbln on a stand-in device",
     groups={"server twin": "The real vLLM + vllm-rbln on a stand-in device.\n\nExample: `harness server twin install`"},
-    commands={
-        "server twin install": f"{_AT}.commands:install",
-        "server twin artifact": f"{_AT}.commands:artifact",
-    },
+    commands={"server twin install": f"{_AT}.commands:install", "server twin artifact": f"{_AT}.commands:artifact"},
     kinds=(
         BackendKind(
             name="twin",

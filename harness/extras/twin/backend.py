@@ -38,12 +38,7 @@ from harness.stacks.rbln.launch.artifacts import check_artifact, read_artifact
 from harness.stacks.rbln.launch.compile import CompileSpec, Exporter
 from harness.stacks.rbln.launch.devices import read_devices, require_idle
 from harness.stacks.rbln.launch.releases import usable_with
-from harness.stacks.rbln.launch.serving import (
-    ServedArtifact,
-    ServeSetup,
-    check_installed,
-    serve_plan,
-)
+from harness.stacks.rbln.launch.serving import ServedArtifact, ServeSetup, check_installed, serve_plan
 
 INSTALL = "harness server twin install"
 NUM_DEVICES = 4

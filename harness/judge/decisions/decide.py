@@ -20,12 +20,7 @@ from harness.analysis.compare.answer import ChannelWords, cost_sentence, level_i
 from harness.analysis.compare.channels import BASIS_NAMES
 from harness.analysis.compare.rare import shape_in_words, unseen_in_words
 from harness.analysis.compare.stopping import ComparedBlocks, SequentialStatus
-from harness.analysis.cost.reconstruct import (
-    ROUNDING,
-    ChannelAgreement,
-    ToleranceRule,
-    agreement_tolerance,
-)
+from harness.analysis.cost.reconstruct import ROUNDING, ChannelAgreement, ToleranceRule, agreement_tolerance
 from harness.model.spec.rules import CostRule, EquivalenceRule, SuperiorityRule
 from harness.table import interval_text
 

@@ -122,11 +122,7 @@ class GatePolicy:
 
 
 def gate_policy(
-    figures: Sequence[str] = (),
-    thresholds: Sequence[str] = (),
-    alpha: float = 0.05,
-    power: float = 0.9,
-    look: int = 1,
+    figures: Sequence[str] = (), thresholds: Sequence[str] = (), alpha: float = 0.05, power: float = 0.9, look: int = 1
 ) -> GatePolicy:
     """The policy for these figures, default all with a limit, and thresholds "FIGURE=RATIO".
 

@@ -14,12 +14,7 @@ from typing import NamedTuple, cast
 from harness.analysis.compare.answer import ChannelWords, ExperimentRuns
 from harness.analysis.compare.channels import BASIS_NAMES
 from harness.analysis.compare.drawn import DrawnCosts
-from harness.analysis.compare.stopping import (
-    ComparedBlocks,
-    SequentialStatus,
-    compared_blocks,
-    status_until_decided,
-)
+from harness.analysis.compare.stopping import ComparedBlocks, SequentialStatus, compared_blocks, status_until_decided
 from harness.analysis.figures import totals
 from harness.clock import NS_PER_S
 from harness.judge.decisions import decide

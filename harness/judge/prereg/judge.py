@@ -97,11 +97,7 @@ class Judgement:
 
 
 def decide(
-    runs: Sequence[SealedRun],
-    rules: Sequence[str] = (),
-    *,
-    repository: Path | None = None,
-    proof: Proof | None = None,
+    runs: Sequence[SealedRun], rules: Sequence[str] = (), *, repository: Path | None = None, proof: Proof | None = None
 ) -> Judgement:
     """Apply decision rules to the sealed valid runs of one experiment.
 
@@ -185,9 +181,7 @@ def _until_proven(decisions: Sequence[Decision], doubts: Sequence[str]) -> list[
     reason = f"{doubts[0]}{more}"
     return [
         replace(
-            decision,
-            outcome=Outcome.WITHHELD,
-            reason=f"{reason}; so far {decision.outcome.value}: {decision.reason}",
+            decision, outcome=Outcome.WITHHELD, reason=f"{reason}; so far {decision.outcome.value}: {decision.reason}"
         )
         if decision.outcome is not Outcome.NOT_SUBJECT
         else decision

@@ -271,11 +271,7 @@ def check_signature(path: Path, signature: Path, signers: Path | None = None) ->
 def _ssh_keygen(action: str, *arguments: str, content: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     try:
         return subprocess.run(
-            ["ssh-keygen", "-Y", action, *arguments],
-            input=content,
-            capture_output=True,
-            check=False,
-            timeout=TIMEOUT_S,
+            ["ssh-keygen", "-Y", action, *arguments], input=content, capture_output=True, check=False, timeout=TIMEOUT_S
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise SpecError(f"cannot be run: {error}", where="ssh-keygen", hint="Install OpenSSH 8.2 or newer") from error

@@ -42,11 +42,7 @@ def disk_errors(path: Path, hint: str = RUN_IS_UNSEALED) -> Generator[None]:
     except OSError as error:
         # The system's text of the error number: Arrow's is for programmers.
         reason = os.strerror(error.errno) if error.errno else str(error)
-        raise RecordsError(
-            f"cannot write records: {reason}",
-            where=str(error.filename or path),
-            hint=hint,
-        ) from error
+        raise RecordsError(f"cannot write records: {reason}", where=str(error.filename or path), hint=hint) from error
 
 
 def write_parquet(

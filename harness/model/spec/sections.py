@@ -248,8 +248,7 @@ class StopSpec(Spec):
     )
     budget: int = Field(ge=2, le=1000, description="blocks at most; a block is every condition once on one plan draw")
     looks: Literal["every"] | tuple[int, ...] = Field(
-        default=EVERY,
-        description='"every": after each block; or the numbers of blocks after which to look, [6, 12]',
+        default=EVERY, description='"every": after each block; or the numbers of blocks after which to look, [6, 12]'
     )
     channel: Basis = Field(
         default="a", description="whose costs decide: a, reconstructed, s, measured in steps, or b, observed in flight"

@@ -38,11 +38,7 @@ RouterKind = Literal["harness", "vllm-router", "sglang-router", "haproxy", "ngin
 ROUTER_POLICIES = ("round-robin", "least-requests", "session-affinity", "prefix-aware")
 """Policies of the harness's own router; other routers' own words for them are in ``ROUTER_WORDS``."""
 ROUTER_WORDS: dict[str, dict[str, str]] = {
-    "vllm-router": {
-        "round-robin": "round_robin",
-        "session-affinity": "consistent_hash",
-        "prefix-aware": "cache_aware",
-    },
+    "vllm-router": {"round-robin": "round_robin", "session-affinity": "consistent_hash", "prefix-aware": "cache_aware"},
     "sglang-router": {"round-robin": "round_robin", "prefix-aware": "cache_aware"},
     "haproxy": {
         "round-robin": "roundrobin",

@@ -152,9 +152,7 @@ def lateness_plot(sheet: Sheet, view: ReportView, limits_ms: tuple[float | None,
         handles=handles, loc="outside upper left", ncols=min(6, len(handles)), handlelength=1.6, columnspacing=1.4
     )
     return sheet.render(
-        figure,
-        name="lateness",
-        label="Dispatch delays after tool waits, and start spread of every run.",
+        figure, name="lateness", label="Dispatch delays after tool waits, and start spread of every run."
     )
 
 

@@ -22,16 +22,7 @@ from harness.analysis.summary import ConditionFigures, ExperimentSummary
 from harness.clock import NS_PER_S
 from harness.model.spec.sections import Basis
 from harness.present.report.answers import Channel
-from harness.present.report.svg import (
-    GRID,
-    INK,
-    MUTED,
-    PAGE_WIDTH_IN,
-    SURFACE,
-    Sheet,
-    bucket_color,
-    condition_color,
-)
+from harness.present.report.svg import GRID, INK, MUTED, PAGE_WIDTH_IN, SURFACE, Sheet, bucket_color, condition_color
 from harness.present.report.view import ReportView
 
 if TYPE_CHECKING:

@@ -258,9 +258,7 @@ def _checks(run: SealedRun, figures: RunFigures) -> tuple[FigureCheck, ...]:
         FigureCheck("stalls", audit.num_stalls, ""),
         FigureCheck("longest stall", audit.stall_max_ms, "wall ms"),
         FigureCheck(
-            "requests in a stall",
-            None if stalls is None else requests_in_stalls(run.table("requests"), stalls),
-            "",
+            "requests in a stall", None if stalls is None else requests_in_stalls(run.table("requests"), stalls), ""
         ),
         FigureCheck("CPU client", audit.cpu_s, "s"),
         FigureCheck("CPU others", audit.cpu_others_s, "s"),

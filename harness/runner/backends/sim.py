@@ -43,12 +43,7 @@ from harness.model.sim.driver import UnreadRequests, VirtualDriver
 from harness.model.sim.plans import check_times, plan_arrays
 from harness.model.spec import ServerSpec
 from harness.plugins import BackendKind, service
-from harness.runner.backends.base import (
-    MODELLED,
-    FirstExperiment,
-    ModelledBackend,
-    observation_of,
-)
+from harness.runner.backends.base import MODELLED, FirstExperiment, ModelledBackend, observation_of
 from harness.runner.progress import RequestFinished
 from harness.runner.run import RunContext, RunTables, emulated_factor, manifest_of, seal_run
 from harness.stacks.rbln.rules.log_grammar import EqualSteps, KvLogEvent, LogEvent

@@ -77,10 +77,7 @@ class WorkerSlot:
     def record(self, folder: Path, npus: Iterable[int], neighbours: Iterable[int]) -> FleetRecord:
         """The manifest's record. npus: of the server, to find its device in the driver's reports."""
         known = FleetRecord(
-            device=self.place.device,
-            host=self.host,
-            neighbours=tuple(sorted(neighbours)),
-            client_cores=self.cores,
+            device=self.place.device, host=self.host, neighbours=tuple(sorted(neighbours)), client_cores=self.cores
         )
         return known.model_copy(update=_driver_facts(folder / layout.DEVICES, set(npus)))
 

@@ -227,22 +227,21 @@ def test_what_the_papers_search_does_not_simulate_loses_nothing() -> None:
 
 def test_a_finished_ledger_is_read_and_one_made_by_other_processes_has_the_same_bytes(tmp_path: Path) -> None:
     spec = space(max_num_seqs=[4, 6, 8], buckets={"most": 6})
-    done: list[int] = []
-    whole = search(spec, tmp_path / "one", workers=1, on_progress=lambda number, _left_s: done.append(number))
-    assert (done[0], done[-1]) == (0, spec.count())
+    done: list[float] = []
+    whole = search(spec, tmp_path / "one", workers=1, on_progress=done.append)
+    assert done[-1] == 1
     assert search(spec, tmp_path / "many").ranked == whole.ranked
     ledgers = [(tmp_path / name / "ledger.parquet").read_bytes() for name in ("one", "many")]
     assert ledgers[0] == ledgers[1]
     done.clear()
-    again = search(spec, tmp_path / "one", on_progress=lambda number, _left_s: done.append(number))
+    again = search(spec, tmp_path / "one", on_progress=done.append)
     assert done == []
     assert again.ledger.equals(whole.ledger)
 
 
 def test_an_interrupted_search_leaves_no_ledger(tmp_path: Path) -> None:
-    def stop(done: int, _left_s: float | None) -> None:
-        if done:
-            raise KeyboardInterrupt
+    def stop(_share: float) -> None:
+        raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         search(space(), tmp_path, on_progress=stop)
@@ -305,7 +304,7 @@ def test_the_best_has_an_interval_over_plans_that_holds_its_score_on_others(scor
 
 def test_the_best_stands_with_its_interval_over_the_plans_of_the_search(tmp_path: Path) -> None:
     found = search(space(), tmp_path)
-    [sentence] = [one for one in search_tables(found, 1, with_intervals=False) if str(one).startswith("best: ")]
+    [sentence] = [one for one in search_tables(found, 1) if str(one).startswith("best: ")]
     low, high = (float(end) for end in re.search(r"its 4 plans (\S+) to (\S+) \(95 %\)", str(sentence)).groups())  # type: ignore[union-attr]
     assert low < found.scores.of("sum-seconds").min() < high
 

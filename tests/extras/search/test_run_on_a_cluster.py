@@ -50,11 +50,11 @@ def test_a_cluster_that_loses_a_worker_writes_the_ledger_of_one_process(cluster:
     with cluster.get_client() as client:
         pids: dict[str, int] = client.run(os.getpid)
     assert len(set(pids.values())) == 2
-    progress: list[int] = []
+    progress: list[float] = []
 
-    def kill_one(done: int, _left_s: float | None) -> None:
-        progress.append(done)
-        if len(progress) == 2:
+    def kill_one(share: float) -> None:
+        progress.append(share)
+        if len(progress) == 1:
             os.kill(next(iter(pids.values())), signal.SIGKILL)
 
     result = search(space(), tmp_path / "cluster", workers=cluster.scheduler_address, on_progress=kill_one)

@@ -27,12 +27,7 @@ from harness.measure.records.run import SealedRun, once_per_run
 from harness.table import Cell
 
 INTERFERENCE = InterferenceRule(name="interference", kind="interference")
-SAVINGS = (
-    "reuse_gained_tokens",
-    "prefill_saved_s",
-    "waiting_saved_session_s",
-    "waiting_saved_measured_session_s",
-)
+SAVINGS = ("reuse_gained_tokens", "prefill_saved_s", "waiting_saved_session_s", "waiting_saved_measured_session_s")
 
 
 @once_per_run

@@ -10,25 +10,13 @@ AT_ONCE = "the blocks of a round ran at once by plan: a round is one datum, what
 GENERAL = Analysis(
     "general",
     "cost on both channels, ceilings of reuse, formula C against measurement",
-    (
-        costs.cost_table,
-        costs.decomposition_table,
-        reuse.ceilings_table,
-        reuse.formula_table,
-        reuse.exceptions_table,
-    ),
+    (costs.cost_table, costs.decomposition_table, reuse.ceilings_table, reuse.formula_table, reuse.exceptions_table),
     intervals=costs.ratio_intervals,
 )
 CONFIGURATION = Analysis(
     "configuration",
     "predicted and measured cost ratios of configurations, and how far the channels agree",
-    (
-        prediction_table,
-        costs.decomposition_table,
-        costs.cost_table,
-        reuse.prefill_kinds_table,
-        costs.sensitivity_table,
-    ),
+    (prediction_table, costs.decomposition_table, costs.cost_table, reuse.prefill_kinds_table, costs.sensitivity_table),
     intervals=costs.ratio_intervals,
 )
 EFFECTS = Analysis(
