@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harness.cli.addresses import MaybeExperimentArgument, experiment_with
-from harness.cli.terminal import print_answers, say, show, terminal
+from harness.cli.terminal import print_answers, print_folded, say, show, terminal
 from harness.errors import HarnessError, ServerError, SpecError
 from harness.table import Table
 
@@ -76,11 +76,7 @@ def sizes(
     if experiment is not None:
         _print_compiled(experiment_with(experiment, others)[0], given)
     if recording and (config := _recorded_acceptance(Path(recording))):
-        say(
-            terminal(),
-            f"acceptance as recorded, beside the drafter's model: --speculative-config '{config}'",
-            markup=False,
-        )
+        print_folded(f"acceptance as recorded, beside the drafter's model: --speculative-config '{config}'")
 
 
 def notes_of(spec: ExperimentSpec) -> list[str]:
@@ -131,11 +127,8 @@ def _servers(
 
     if url:
         values = _shown_by(url)
-        say(
-            terminal(is_error=True),
-            f"shown by {url}: {', '.join(values) or 'nothing'}; the rest is vLLM's default. {BY_HAND}",
-            markup=False,
-        )
+        shown = ", ".join(values) or "nothing"
+        print_folded(f"shown by {url}: {shown}; the rest is vLLM's default. {BY_HAND}", is_error=True)
         yield url, values
     if recording:
         header = recorded_header(Path(recording), "effective")
@@ -211,20 +204,16 @@ def _print(name: str, flags: Any) -> None:
     try:
         graphs, lost = graphs_of(flags), lost_graphs(flags)
     except ValueError as error:
-        say(console, f"{name}: does not start: {error}", markup=False)
+        print_folded(f"{name}: does not start: {error}")
         return
     num_seqs, budget = flags.limits
     runner = f"model runner {'V2' if flags.on_v2 else 'V1'}"
     drafts = f", {flags.num_speculative_tokens} drafts by {flags.method or 'a drafter'}" if flags.query > 1 else ""
-    say(
-        console,
-        f"{name}: vLLM {flags.release}, {runner}{drafts}, {num_seqs} requests and {budget} tokens a step",
-        markup=False,
-    )
+    print_folded(f"{name}: vLLM {flags.release}, {runner}{drafts}, {num_seqs} requests and {budget} tokens a step")
     captured = (
         f"{len(graphs.sizes)} sizes: {' '.join(map(str, graphs.sizes))}" if graphs.sizes else "nothing is captured"
     )
-    say(console, f"cudagraph_mode {graphs.mode}; {captured}", markup=False)
+    print_folded(f"cudagraph_mode {graphs.mode}; {captured}")
     rows: list[tuple[str, ...]] = []
     batches = decode_batches(flags, graphs)
     for (graph, size), group in groupby(
@@ -237,15 +226,12 @@ def _print(name: str, flags: Any) -> None:
         )
     show(console, Table("", "", ("requests", "tokens", "padded to", "graph"), tuple(rows)))
     if batches and batches[-1].num_requests < num_seqs:
-        say(
-            console,
-            f"more than {batches[-1].num_requests} requests do not fit {budget} tokens a step with all drafts",
-            markup=False,
-        )
+        most = batches[-1].num_requests
+        print_folded(f"more than {most} requests do not fit {budget} tokens a step with all drafts")
     if lost:
         say(console, lost, "bold", markup=False)
     if graphs.full and graphs.mode != "FULL":
-        say(console, "a batch with a prompt, or a request with fewer drafts, has no FULL graph", markup=False)
+        print_folded("a batch with a prompt, or a request with fewer drafts, has no FULL graph")
 
 
 def _print_compiled(spec: ExperimentSpec, given: Mapping[str, Any]) -> None:
@@ -264,7 +250,7 @@ def _print_compiled(spec: ExperimentSpec, given: Mapping[str, Any]) -> None:
     for (buckets, method, num_drafts), names in seen.items():
         queries = decode_queries(method, num_drafts)
         graphs = f"{len(buckets)} sizes in requests, {len(buckets) * len(queries)} decode graphs"
-        say(console, f"{', '.join(names)}: vllm-rbln, {graphs}", markup=False)
+        print_folded(f"{', '.join(names)}: vllm-rbln, {graphs}")
         rows = [
             (_span(1 + before, size), str(size), *(str(size * query) for query in queries))
             for before, size in zip((0, *buckets), buckets, strict=False)
@@ -273,7 +259,7 @@ def _print_compiled(spec: ExperimentSpec, given: Mapping[str, Any]) -> None:
         show(console, Table("", "", ("requests", "size", *heads), tuple(rows)))
         if num_drafts:
             what = "its native path, never run here on a device; the compiled models of this harness have no drafts"
-            say(console, what, markup=False)
+            print_folded(what)
 
 
 def _span(first: int, last: int) -> str:

@@ -13,7 +13,6 @@ from harness.judge.planning.needed import (
     Goal,
     devices_for_equivalence,
     measured_components,
-    needed,
     needed_together,
     simulated_components,
 )
@@ -77,7 +76,7 @@ def test_simulated_spreads_tell_plan_draws_from_restarts() -> None:
     assert drawn.plan > 0
     assert same.plan == 0
     assert block_s > 0
-    assert needed(drawn, GOAL).proposed is not None
+    assert needed_together([drawn], GOAL)[0].proposed is not None
 
 
 def test_a_superiority_rule_gets_its_number_of_replicates_in_a_sentence(tmp_path: Path) -> None:
@@ -122,7 +121,7 @@ def test_the_spread_between_devices_is_told_apart_and_more_blocks_on_each_need_f
 def test_comparisons_that_are_judged_together_need_more_blocks_than_each_alone(tmp_path: Path) -> None:
     components, _costs = simulated_components(load_experiment("demo"), 20)
     assert [parts.condition for parts in components] == ["bucket6-waits", "bucket6-nowaits"]
-    together, alone = needed_together(components, Goal()), [needed(parts, Goal()) for parts in components]
+    together, alone = needed_together(components, Goal()), [needed_together([parts], Goal())[0] for parts in components]
     for both, one in zip(together, alone, strict=True):
         assert (both.proposed or 0) > (one.proposed or 0)
         assert both.proposed_power >= 0.9
@@ -150,8 +149,11 @@ def test_after_runs_the_plan_is_for_the_margin_and_not_for_the_ratio_that_they_s
         parts for parts in measured_components(spec, open_runs(tmp_path)) if parts.condition == "bucket6-nowaits"
     ]
     large = replace(found, mean=5 * found.mean)
-    assert needed(found, Goal()).proposed == needed(large, Goal()).proposed
-    assert needed(found, Goal()).proposed != needed(replace(large, is_observed=False), Goal()).proposed
+    assert needed_together([found], Goal())[0].proposed == needed_together([large], Goal())[0].proposed
+    assert (
+        needed_together([found], Goal())[0].proposed
+        != needed_together([replace(large, is_observed=False)], Goal())[0].proposed
+    )
 
 
 def test_power_and_simulate_give_the_same_effect_and_say_why_other_plans_give_another(tmp_path: Path) -> None:

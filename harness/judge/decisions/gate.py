@@ -224,8 +224,12 @@ def judge(new: Sequence[GateRun], base: Sequence[GateRun], policy: GatePolicy) -
     if not new or not base:
         raise SpecError("no valid runs on one side", where="gate", hint="See `harness runs` for the reasons")
     _check_alike(new, base)
-    ours, theirs = _sides(new, base)
-    pairs = {name: in_order(ours.get(name, []), runs, _plan) for name, runs in theirs.items()}
+    ours, theirs = (grouped(runs, lambda run: run.condition) for runs in (new, base))
+    if len(ours) == len(theirs) == 1:
+        theirs = dict(zip(ours, theirs.values(), strict=True))
+    pairs = {
+        name: in_order(ours.get(name, []), runs, lambda run: run.manifest.plan_hash) for name, runs in theirs.items()
+    }
     if not any(pairs.values()):
         raise SpecError(
             "no new run has the plan of a baseline's run in the same condition",
@@ -250,20 +254,6 @@ def judge(new: Sequence[GateRun], base: Sequence[GateRun], policy: GatePolicy) -
     origin = origin_of((*base, *new))
     experiments = " against ".join(dict.fromkeys((new[0].manifest.experiment, base[0].manifest.experiment)))
     return GateResult(tuple(tests), tuple(notes), origin, experiments, policy)
-
-
-def _plan(run: GateRun) -> str:
-    return run.manifest.plan_hash
-
-
-def _sides(
-    new: Sequence[GateRun], base: Sequence[GateRun]
-) -> tuple[dict[str, list[GateRun]], dict[str, list[GateRun]]]:
-    """Both sides by condition, in the names of the new one where each has a single condition."""
-    ours, theirs = (grouped(runs, lambda run: run.condition) for runs in (new, base))
-    if len(ours) == len(theirs) == 1:
-        theirs = dict(zip(ours, theirs.values(), strict=True))
-    return ours, theirs
 
 
 def _not_carried(figure: Measure, pairs: Sequence[_Pair]) -> str:

@@ -222,11 +222,6 @@ def devices_for_equivalence(components: Components, goal: Goal, blocks: int) -> 
     return blocks_for_equivalence(max(sd, 1e-9), goal.log_margin, goal.alpha, goal.power)
 
 
-def needed(components: Components, goal: Goal) -> Needed:
-    """Blocks for every aim of a comparison that is judged alone, at one artifact."""
-    return needed_together([components], goal)[0]
-
-
 def needed_together(components: Sequence[Components], goal: Goal) -> list[Needed]:
     """Blocks for every aim of comparisons that are judged together, each at one artifact.
 

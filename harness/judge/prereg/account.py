@@ -98,10 +98,6 @@ class Account:
                 "--resume --retry-invalid)"
             )
 
-    @property
-    def is_open(self) -> bool:
-        return next(self.open_ends(), None) is not None
-
     def lines(self) -> Iterator[str]:
         """The account for people: counts, and each INVALID or repeated run."""
         yield f"frozen: {self.counts_in_words}"

@@ -85,15 +85,14 @@ def publish(
     assert record is not None, "what was frozen is recorded"
     proof = find_proof(runs, record, repository)
     judgement = decide(runs, proof=proof)
-    with tempfile.TemporaryDirectory(prefix="harness-publish-") as temporary:
-        folder = Path(temporary)
-        _copy_runs(runs, folder)
-        shutil.copy(runs[0].file(layout.FROZEN), folder / FROZEN)
-        (folder / PROOF).write_text(proof.claims.model_dump_json(indent=1) + "\n", encoding="utf-8")
-        (folder / PACK).write_bytes(proof.pack(record.path))
-        (folder / VERDICT).write_text(_verdict(judgement), encoding="utf-8")
-        (folder / PAGE).write_text(_page(frozen, judgement, proof), encoding="utf-8")
-        _pack(folder, archive, _crate(folder, runs[0].manifest.title, CONFIRMATORY), signing_key)
+    files = {
+        FROZEN: runs[0].file(layout.FROZEN).read_bytes(),
+        PROOF: f"{proof.claims.model_dump_json(indent=1)}\n".encode(),
+        PACK: proof.pack(record.path),
+        VERDICT: _verdict(judgement).encode(),
+        PAGE: _page(frozen, judgement, proof).encode(),
+    }
+    _pack(runs, files, archive, CONFIRMATORY, signing_key)
     return judgement
 
 
@@ -102,11 +101,7 @@ def publish_exploratory(runs: Sequence[SealedRun], archive: Path, *, signing_key
     _check_new(archive)
     if check_sealed_runs(runs) is not None:
         raise SpecError("these runs were frozen", where="--exploratory", hint="Leave it out: publish says the verdict")
-    with tempfile.TemporaryDirectory(prefix="harness-publish-") as temporary:
-        folder = Path(temporary)
-        _copy_runs(runs, folder)
-        (folder / EXPLORATORY).write_text(f"{EXPLORATORY_NOTE}.\n", encoding="utf-8")
-        _pack(folder, archive, _crate(folder, runs[0].manifest.title, EXPLORATORY_NOTE), signing_key)
+    _pack(runs, {EXPLORATORY: f"{EXPLORATORY_NOTE}.\n".encode()}, archive, EXPLORATORY_NOTE, signing_key)
 
 
 def _check_new(archive: Path) -> None:
@@ -115,24 +110,27 @@ def _check_new(archive: Path) -> None:
     check_output(archive)
 
 
-def _copy_runs(runs: Sequence[SealedRun], folder: Path) -> None:
-    for run in _with_earlier_tries(runs):
-        run.verify()
-        shutil.copytree(run.path, folder / RUNS / run.experiment / run.condition / run.path.name)
-
-
-def _pack(folder: Path, archive: Path, crate: str, signing_key: Path | None) -> None:
-    """The archive of a folder's files, with their checksums and, where a key is given, a signature."""
-    (folder / CRATE).write_text(crate, encoding="utf-8")
-    sums = "".join(f"{file_sha256(folder / name)}  {name}\n" for name in files_of(folder))
-    (folder / SUMS).write_text(sums, encoding="utf-8")
-    if signing_key is not None:
-        sign_file(folder / SUMS, signing_key)
-    unfinished = archive.with_name(f".{archive.name}.tmp")
-    with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as out:
-        for name in files_of(folder):
-            out.write(folder / name, name)
-    unfinished.replace(archive)
+def _pack(
+    runs: Sequence[SealedRun], files: Mapping[str, bytes], archive: Path, description: str, signing_key: Path | None
+) -> None:
+    """The archive of runs and files, with their checksums and, where a key is given, a signature."""
+    with tempfile.TemporaryDirectory(prefix="harness-publish-") as temporary:
+        folder = Path(temporary)
+        for run in _with_earlier_tries(runs):
+            run.verify()
+            shutil.copytree(run.path, folder / RUNS / run.experiment / run.condition / run.path.name)
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+        (folder / CRATE).write_text(_crate(folder, runs[0].manifest.title, description), encoding="utf-8")
+        sums = "".join(f"{file_sha256(folder / name)}  {name}\n" for name in files_of(folder))
+        (folder / SUMS).write_text(sums, encoding="utf-8")
+        if signing_key is not None:
+            sign_file(folder / SUMS, signing_key)
+        unfinished = archive.with_name(f".{archive.name}.tmp")
+        with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as out:
+            for name in files_of(folder):
+                out.write(folder / name, name)
+        unfinished.replace(archive)
 
 
 def check(archive: Path, signers: Path | None = None) -> Checked:
