@@ -16,14 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from harness.analysis.cost.padding import Padding, padding, steps_by_n_b, total_padding
-from harness.analysis.cost.reconstruct import (
-    ChannelA,
-    channel_b,
-    modelled,
-    residual_ns,
-    together,
-    waiting_session_ns,
-)
+from harness.analysis.cost.reconstruct import ChannelA, channel_b, modelled, residual_ns, together, waiting_session_ns
 from harness.analysis.cost.step_parts import StepParts, step_parts
 from harness.analysis.energy import Energy, run_energy
 from harness.analysis.logs.engine_steps import step_log_of

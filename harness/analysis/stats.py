@@ -315,9 +315,9 @@ def binomial_cdf(most: int, trials: int, chance: float) -> float:
     )
 
 
-def most_missed(number: int, level: float = DEFAULT_LEVEL) -> float:
+def most_missed(number: int) -> float:
     """The upper bound of a share of which ``number`` independent draws held none, or all but it: 1 - .05^(1/n)."""
-    return 1 - (1 - level) ** (1 / number) if number else 1.0
+    return 1 - (1 - DEFAULT_LEVEL) ** (1 / number) if number else 1.0
 
 
 def pooled_variance(groups: Iterable[Sequence[float]]) -> tuple[float, int]:
@@ -349,7 +349,7 @@ class NoInterval(str, Enum):
 
 
 def quantile_intervals(
-    samples: Sequence[FloatArray], at: Sequence[float], *, unit: str = "runs", level: float = DEFAULT_LEVEL
+    samples: Sequence[FloatArray], at: Sequence[float], *, unit: str = "runs"
 ) -> list[Interval | NoInterval]:
     """Intervals of quantiles of all values together, whose samples (runs) are independent and whose values need not be.
 
@@ -360,35 +360,33 @@ def quantile_intervals(
     """
     ordered = [np.sort(sample) for sample in samples]
     values = np.sort(np.concatenate(ordered))
-    return [_quantile_interval(ordered, values, q, unit, level) for q in at]
+    return [_quantile_interval(ordered, values, q, unit) for q in at]
 
 
-def _quantile_interval(
-    ordered: Sequence[FloatArray], values: FloatArray, q: float, unit: str, level: float
-) -> Interval | NoInterval:
+def _quantile_interval(ordered: Sequence[FloatArray], values: FloatArray, q: float, unit: str) -> Interval | NoInterval:
     if len(ordered) < MIN_SAMPLES:
         return NoInterval.RUNS
     if len(values) * min(q, 1 - q) < MIN_BEYOND - ROUNDING:
         return NoInterval.VALUES
     # Every place of few values; of many some of them first, then all between the outermost that hold and their next.
     places = np.unique(np.linspace(0, len(values) - 1, min(len(values), MOST_PLACES)).astype(np.int64))
-    held = np.flatnonzero(_may_hold(ordered, values[places], q, level))
+    held = np.flatnonzero(_may_hold(ordered, values[places], q))
     at = float(np.quantile(values, q, method=QUANTILE_METHOD))
     if not len(held):
         return NoInterval.SPREAD
     below = np.arange(places[max(0, held[0] - 1)], places[held[0]] + 1)
     above = np.arange(places[held[-1]], places[min(len(places) - 1, held[-1] + 1)] + 1)
-    first = below[_may_hold(ordered, values[below], q, level)][0]
-    last = above[_may_hold(ordered, values[above], q, level)][-1]
+    first = below[_may_hold(ordered, values[below], q)][0]
+    last = above[_may_hold(ordered, values[above], q)][-1]
     # The share changes at the next value alone: all up to it is held.
     end = min(int(np.searchsorted(values, values[last], side="right")), len(values) - 1)
     low, high = min(at, float(values[first])), max(at, float(values[end]))
     if low == high:
         return NoInterval.SPREAD
-    return Interval(at, low, high, level, "t test of the share below", unit, len(ordered), 0, 0)
+    return Interval(at, low, high, DEFAULT_LEVEL, "t test of the share below", unit, len(ordered), 0, 0)
 
 
-def _may_hold(ordered: Sequence[FloatArray], at: FloatArray, q: float, level: float) -> NDArray[np.bool_]:
+def _may_hold(ordered: Sequence[FloatArray], at: FloatArray, q: float) -> NDArray[np.bool_]:
     """Of which instants ``at`` the test does not show that another share than q of the values lies up to them.
 
     The test is on a scale on which a share of few large clusters is nearly symmetric, and half a value is left for the
@@ -397,10 +395,10 @@ def _may_hold(ordered: Sequence[FloatArray], at: FloatArray, q: float, level: fl
     """
     counts = np.array([np.searchsorted(sample, at, side="right") for sample in ordered], dtype=np.float64)
     sizes: FloatArray = np.array([[len(sample)] for sample in ordered], dtype=np.float64)
-    return _may_be(counts, sizes, np.asarray(q), 0.5 / float(sizes.sum()), level)
+    return _may_be(counts, sizes, np.asarray(q), 0.5 / float(sizes.sum()))
 
 
-def _may_be(counts: FloatArray, sizes: FloatArray, q: FloatArray, step: float, level: float) -> NDArray[np.bool_]:
+def _may_be(counts: FloatArray, sizes: FloatArray, q: FloatArray, step: float) -> NDArray[np.bool_]:
     """Where the test of ``_may_hold`` does not show that sum(counts) / sum(sizes) over samples is another share than q.
 
     counts: shape (samples, places); sizes: (samples, 1); step: half of what one value adds to a share.
@@ -412,12 +410,12 @@ def _may_be(counts: FloatArray, sizes: FloatArray, q: FloatArray, step: float, l
     inner = np.clip(nearest, ROUNDING, 1 - ROUNDING)
     distance = np.abs(_stretched(inner) - _stretched(np.clip(q, ROUNDING, 1 - ROUNDING)))
     slope = inner ** (-TAIL_POWER - 1) + (1 - inner) ** (-TAIL_POWER - 1)
-    most = t_quantile(level, num_samples - 1) * error
+    most = t_quantile(DEFAULT_LEVEL, num_samples - 1) * error
     return (distance <= most * slope) & (np.abs(nearest - q) <= FAR * most) | (nearest == q)
 
 
 def share_interval(
-    parts: Sequence[FloatArray], wholes: Sequence[FloatArray], *, unit: str = "runs", level: float = DEFAULT_LEVEL
+    parts: Sequence[FloatArray], wholes: Sequence[FloatArray], *, unit: str = "runs"
 ) -> Interval | NoInterval:
     """Interval of sum(parts) / sum(wholes), whose samples (runs) are independent and whose values need not be.
 
@@ -436,11 +434,11 @@ def share_interval(
     counts = np.array([[part.sum()] for part, _ in samples], dtype=np.float64)
     sizes = np.array([[whole.sum()] for _, whole in samples], dtype=np.float64)
     at, places = float(counts.sum() / sizes.sum()), np.arange(SHARE_PLACES + 1) / SHARE_PLACES
-    held = places[_may_be(counts, sizes, places, 0.5 / np.count_nonzero(whole), level)]
+    held = places[_may_be(counts, sizes, places, 0.5 / np.count_nonzero(whole))]
     low, high = min([at, *held[:1]]), max([at, *held[-1:]])
     if low == high:
         return NoInterval.SPREAD
-    return Interval(at, low, high, level, "t test of the share", unit, len(samples), 0, 0)
+    return Interval(at, low, high, DEFAULT_LEVEL, "t test of the share", unit, len(samples), 0, 0)
 
 
 def _stretched(share: Any) -> Any:

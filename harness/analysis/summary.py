@@ -16,25 +16,11 @@ import pyarrow as pa
 from harness.analysis.compare.answer import Answer, Compared, answer_on, answers, main_answers, one_plan
 from harness.analysis.compare.channels import BASES, Comparison, check_channels, check_independence, compare
 from harness.analysis.compare.measures import MEASURES, OF_SERVERS, OF_SIMULATIONS, bound_over, value_over
-from harness.analysis.compare.pairs import (
-    Prices,
-    counted_runs,
-    num_plans,
-    prices_by_condition,
-    without_a,
-)
+from harness.analysis.compare.pairs import Prices, counted_runs, num_plans, prices_by_condition, without_a
 from harness.analysis.compare.ratio import Family
 from harness.analysis.compare.stopping import SequentialStatus, status_until_decided
 from harness.analysis.cost.step_parts import BETWEEN
-from harness.analysis.figures import (
-    Figures,
-    RunFigures,
-    cells,
-    figure_at,
-    same,
-    sums_over,
-    total_of,
-)
+from harness.analysis.figures import Figures, RunFigures, cells, figure_at, same, sums_over, total_of
 from harness.analysis.reuse_by_wait import ReuseByWait, reuse_by_wait, reuse_by_wait_rows
 from harness.analysis.run_tables import COUNT_COLUMNS, count_cells
 from harness.analysis.serving import ServingFigures, serving_figures, serving_rows, window_of

@@ -6,8 +6,7 @@ third gives the printed ratios, so that none of them is too good because it was 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -143,15 +142,10 @@ class DeviceTime:
 
 
 def explore(
-    question: Question,
-    effort: Effort = FULL,
-    *,
-    also: Iterable[Setup] = (),
-    on_progress: Callable[[float], None] = lambda _share: None,
+    question: Question, effort: Effort = FULL, *, on_progress: Callable[[float], None] = lambda _share: None
 ) -> Explored:
     """Search the space of a question.
 
-    also: configurations whose ratio is wanted beside those that are found, and that a proposal must beat.
     Raises SpecError where the workload is too large to be searched, PlanError where the server itself does not hold a
     request.
     """
@@ -182,7 +176,7 @@ def explore(
     others = ", ".join(map(str, sorted(agents)))
     alike = "alike" if question.agents else f"for {agents[0]} first"
     notes = [f"sizes are chosen for {others} agents at a time, {alike}"] * (len(agents) > 1)
-    found = concluded(space, chosen, effort, tuple(also), notes)
+    found = concluded(space, chosen, effort, notes)
     simulated = found.num_simulated + plans.num_simulated + rounds.num_simulated
     able = {setup: value for setup, value in values.items() if value < MISSED}
     felt = tuple((value, plans.played(setup).ttft_p99_ms) for setup, value in able.items())
@@ -249,20 +243,16 @@ def _chosen(base: Baseline, values: Mapping[Setup, float], rounds: Rounds, effor
     return Chosen(best, smallest, others, is_missed=is_missed)
 
 
-def concluded(
-    space: Space, chosen: Chosen, effort: Effort, also: Sequence[Setup] = (), notes: Sequence[str] = ()
-) -> Explored:
-    """The ratios of what was chosen, and of ``also``, on the last plans, and what pays by them."""
+def concluded(space: Space, chosen: Chosen, effort: Effort, notes: Sequence[str] = ()) -> Explored:
+    """The ratios of what was chosen on the last plans, and what pays by them."""
     question, base = space.question, space.base.setup
     named = [chosen.best, chosen.smallest, *([chosen.nearest] if chosen.nearest else []), *chosen.others]
     finalists = list(dict.fromkeys(named))[:FINALISTS]
-    shown = [setup for setup in dict.fromkeys([*finalists, *also]) if setup != base]
+    shown = [setup for setup in finalists if setup != base]
     predictor = Predictor(question, effort.predicting, len(shown) + 2)
     options = {setup: _option(space, predictor, setup) for setup in shown}
-    asked = max((options[setup].saving + MARGIN for setup in also if setup in options), default=-math.inf)
     for setup, option in options.items():
-        # What saves no more than what was asked for is not proposed: nobody asks what would overturn it.
-        if setup in chosen[:2] and option.saving >= asked and not question.server.is_routed:
+        if setup in chosen[:2] and not question.server.is_routed:
             options[setup] = replace(option, turns=predictor.turns(setup))
     best, smallest = options.get(chosen.best), options.get(chosen.smallest)
     has_gain = best is not None and smallest is not None and max(best.most_saving, smallest.most_saving) >= MARGIN

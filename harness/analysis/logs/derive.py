@@ -207,10 +207,7 @@ def rebuild(run: SealedRun) -> Derived:
 
 
 def collect(
-    events: Iterable[LogEvent | ev.EqualSteps],
-    counts: ParseCounts,
-    to_clock: ToRunClock,
-    buckets: tuple[int, ...] = (),
+    events: Iterable[LogEvent | ev.EqualSteps], counts: ParseCounts, to_clock: ToRunClock, buckets: tuple[int, ...] = ()
 ) -> Derived:
     """Steps and KV events of a stream of log events, causes of evictions read from their order."""
     derived = Derived(tables={}, counts=counts)

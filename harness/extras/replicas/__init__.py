@@ -6,9 +6,7 @@ from harness.plugins import Plugin
 PLUGIN = Plugin(
     name="replicas",
     summary="several servers behind a router: runs, and figures of each",
-    commands={
-        "fleet replicas": "harness.extras.replicas.commands:measured",
-    },
+    commands={"fleet replicas": "harness.extras.replicas.commands:measured"},
     services={
         "replicas": "harness.extras.replicas.service:REPLICAS",
         "routing of runs": "harness.extras.replicas.figures:routing_of",

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.cli.addresses import (
-    RunsOption,
-    SealedArgument,
-    TableFormsOption,
-)
+from harness.cli.addresses import RunsOption, SealedArgument, TableFormsOption
 from harness.cli.terminal import print_tables
 from harness.errors import SpecError
 from harness.table import Table, TableForm, with_four_digits
@@ -20,9 +16,7 @@ SHORT = (
 
 
 def measured(
-    experiment: SealedArgument,
-    runs: RunsOption = Path("runs"),
-    form: TableFormsOption = TableForm.text,
+    experiment: SealedArgument, runs: RunsOption = Path("runs"), form: TableFormsOption = TableForm.text
 ) -> None:
     """Show what routing did to runs of several replicas: cost of each condition, reuse kept and lost, work of each.
 
@@ -38,8 +32,8 @@ def measured(
     if not sealed:
         raise SpecError("it has no valid run", where=experiment, hint="`harness runs` lists them")
     played, origin = figures_by_condition(sealed), origin_of(sealed)
-    costs, reuse = compare_policies(played, origin, "condition")
-    each = of_each_replica(played, origin, "condition")
+    costs, reuse = compare_policies(played, origin)
+    each = of_each_replica(played, origin)
     print_tables([_short(costs, form), reuse, _short(each, form)], form)
 
 

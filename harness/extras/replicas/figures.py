@@ -239,7 +239,7 @@ class _NoPlace(NamedTuple):
     unit: int = 0
 
 
-def of_each_replica(played: Mapping[str, Sequence[ReplicaFigures]], origin: str, key: str = "policy") -> Table:
+def of_each_replica(played: Mapping[str, Sequence[ReplicaFigures]], origin: str) -> Table:
     """What each replica did, means over the plans. played: see ``compare_policies``."""
     rows: list[dict[str, Cell]] = []
     for name, figures in played.items():
@@ -247,7 +247,7 @@ def of_each_replica(played: Mapping[str, Sequence[ReplicaFigures]], origin: str,
         for replica in range(len(figures[0].device_s)):
             rows.append(
                 {
-                    key: name,
+                    "condition": name,
                     "replica": replica,
                     "requests": sum(each.num_requests[replica] for each in figures),
                     "share": sum(each.num_requests[replica] for each in figures) / total if total else None,
@@ -282,11 +282,8 @@ class PolicyTables(NamedTuple):
     reuse: Table
 
 
-def compare_policies(played: Mapping[str, Sequence[ReplicaFigures]], origin: str, key: str = "policy") -> PolicyTables:
-    """Policies on the same plans. played: by policy, the figures of each plan; the first policy is the baseline.
-
-    key: what the column of names is called.
-    """
+def compare_policies(played: Mapping[str, Sequence[ReplicaFigures]], origin: str) -> PolicyTables:
+    """Conditions on the same plans. played: by condition, the figures of each plan; the first one is the baseline."""
     names = list(played)
     base = played[names[0]]
     nums = sorted({len(each.device_s) for each in (figures[0] for figures in played.values())})
@@ -295,7 +292,7 @@ def compare_policies(played: Mapping[str, Sequence[ReplicaFigures]], origin: str
     for name in names:
         figures = played[name]
         row: dict[str, Cell] = {
-            key: name,
+            "condition": name,
             "device_s": _mean(each.total_device_s for each in figures),
             "ratio": None,
             "95 %": None,
@@ -308,7 +305,7 @@ def compare_policies(played: Mapping[str, Sequence[ReplicaFigures]], origin: str
         if name != names[0]:
             row |= _against(figures, base, family)
         costs.append(row)
-    reuse = [{key: name, **_reuse(played[name])} for name in names]
+    reuse = [{"condition": name, **_reuse(played[name])} for name in names]
     return PolicyTables(
         table_of(
             "cost of routing",

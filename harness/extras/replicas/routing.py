@@ -99,12 +99,7 @@ def new_router(policy: str, num_replicas: int, arrays: PlanArrays) -> tuple[Rout
     prompts = arrays.requests["keep"] + arrays.requests["new"] if policy == PrefixAware.name else np.zeros(1, np.int64)
     longest, most = int(prompts.max()) // BLOCK_TOKENS + 1, int((prompts // BLOCK_TOKENS).sum()) + 1
     remembered = PagedConfig(
-        1,
-        (),
-        longest + 1,
-        BLOCK_TOKENS,
-        max_model_len=longest * BLOCK_TOKENS,
-        offload_blocks=min(KEPT_BLOCKS, most),
+        1, (), longest + 1, BLOCK_TOKENS, max_model_len=longest * BLOCK_TOKENS, offload_blocks=min(KEPT_BLOCKS, most)
     )
     return router, Several([new_paged_state(remembered, 0) for _ in range(num_replicas)])
 

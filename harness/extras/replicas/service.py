@@ -31,9 +31,5 @@ def check_router(server: ServerSpec, kind: BackendKind) -> None:
 
 
 REPLICAS = Replicas(
-    launch=launch_replicas,
-    simulated=RecordedReplicas,
-    drawn=DrawsOnReplicas,
-    check=check_router,
-    warm_up=warm_up,
+    launch=launch_replicas, simulated=RecordedReplicas, drawn=DrawsOnReplicas, check=check_router, warm_up=warm_up
 )

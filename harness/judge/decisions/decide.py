@@ -332,21 +332,17 @@ def decide_stopped(status: SequentialStatus, asked: Mapping[str, ChannelWords]) 
     asked: by condition, what the channels of its runs say.
     """
     note = f"; {status.channel_note}" if status.channel_note else ""
-    decisions = [
-        Decision(
+    decisions: list[Decision] = []
+    for looks in status.comparisons:
+        reasons = (looks.description, unseen_in_words(looks.num_seen), f"declared: {status.stop}{note}")
+        decision = Decision(
             "stop",
             f"{looks.condition} vs {looks.baseline}",
             Outcome.PASS if looks.verdict.is_answer else Outcome.WITHHELD,
-            "; ".join(
-                filter(None, (looks.description, unseen_in_words(looks.num_seen), f"declared: {status.stop}{note}"))
-            ),
+            "; ".join(filter(None, reasons)),
             label=looks.verdict.label().upper(),
             numbers={"num_blocks": looks.num_blocks, "blocks_left": looks.blocks_left, "channel": looks.channel},
             num_blocks=looks.num_blocks,
         )
-        for looks in status.comparisons
-    ]
-    return [
-        as_asked(decision, asked[looks.condition])
-        for decision, looks in zip(decisions, status.comparisons, strict=True)
-    ]
+        decisions.append(as_asked(decision, asked[looks.condition]))
+    return decisions

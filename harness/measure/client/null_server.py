@@ -228,11 +228,8 @@ class NullServerLoop:
         peer.sock.close()
 
 
-def answer_documents(request: Request, *, event_tokens: int = 1) -> list[dict[str, Any]]:
-    """The answer as JSON documents: one with everything, or one per event of a stream, the last with the usage.
-
-    event_tokens: token ids per event.
-    """
+def answer_documents(request: Request) -> list[dict[str, Any]]:
+    """The answer as JSON documents: one with everything, or one per token of a stream, the last with the usage."""
     fields = request.fields
     name = f"cmpl-{fields.get('request_id', 'none')}"
     ids = answer_ids(fields)
@@ -244,8 +241,7 @@ def answer_documents(request: Request, *, event_tokens: int = 1) -> list[dict[st
     base = {"id": name, "object": "text_completion", "created": 0, "model": fields.get("model", "")}
     if not fields.get("stream"):
         return [{**base, "choices": [_choice(ids, is_last=True)], "usage": usage}]
-    pieces = [ids[first : first + event_tokens] for first in range(0, len(ids), event_tokens)]
-    events = [{**base, "choices": [_choice(piece, is_last=piece is pieces[-1])]} for piece in pieces]
+    events = [{**base, "choices": [_choice([token], is_last=place == len(ids))]} for place, token in enumerate(ids, 1)]
     return [*events, {**base, "choices": [], "usage": usage}]
 
 
@@ -269,10 +265,10 @@ def chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-def whole_response(document: dict[str, Any], status: str = "200 OK") -> bytes:
+def whole_response(document: dict[str, Any]) -> bytes:
     """A response with Content-Length."""
     body = json.dumps(document).encode()
-    head = f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
 

@@ -143,9 +143,7 @@ class Api:
         tokens = np.asarray(prompt, dtype=np.int32)
         context = ContextHash.of(tokens, self._config.seed, words_in(self._config.vocab_size))
         conditions = StopConditions(
-            body.min_tokens,
-            0.0 if body.ignore_eos else self._config.eos_rate,
-            self._config.fault.early_stop,
+            body.min_tokens, 0.0 if body.ignore_eos else self._config.eos_rate, self._config.fault.early_stop
         )
         planned = plan_answer(context, max_tokens, conditions)
         keys, answer = keyed_answer(self._driver.reporter.engine, tokens, context, planned)

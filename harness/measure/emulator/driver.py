@@ -40,12 +40,7 @@ class StepReporter:
     ends_process = False
 
     def __init__(
-        self,
-        config: EmulatorConfig,
-        clock: ScaledClock,
-        log: LogWriter,
-        metrics: ServerMetrics,
-        files: StepFiles,
+        self, config: EmulatorConfig, clock: ScaledClock, log: LogWriter, metrics: ServerMetrics, files: StepFiles
     ) -> None:
         self.log, self.metrics = log, metrics
         self.answers: dict[int, EmulatedAnswer] = {}

@@ -267,10 +267,7 @@ def cost_arrays(config: EngineConfig, cost_model: CostModel) -> CostArrays:
 
 
 def drawn_cost_arrays(
-    config: EngineConfig,
-    cost_models: Sequence[CostModel],
-    noise_seeds: Sequence[int] = (),
-    noise: IntArray = NO_NOISE,
+    config: EngineConfig, cost_models: Sequence[CostModel], noise_seeds: Sequence[int] = (), noise: IntArray = NO_NOISE
 ) -> CostArrays:
     """Coefficients of a cost model for each plan of a call. noise_seeds: below 2**32, one a plan; default 0."""
     batch, other = _costs(config, cost_models, noise_seeds or 0)
