@@ -163,14 +163,7 @@ def test_the_extras_of_the_harness_register_as_any_plugin_does() -> None:
 @pytest.mark.parametrize("plugin", plugins().usable, ids=lambda plugin: plugin.name)
 def test_every_part_of_an_extra_loads(plugin: Plugin) -> None:
     sorts = (
-        "commands",
-        "backends",
-        "export_formats",
-        "trace_formats",
-        "analyses",
-        "rules",
-        "result_files",
-        "services",
+        *("commands", "backends", "export_formats", "trace_formats", "analyses", "rules", "result_files", "services"),
         "doctor",
     )
     places = [place for sort in sorts for place in getattr(plugin, sort).values()]

@@ -46,31 +46,15 @@ def test_the_user_of_a_url_is_left_out_wherever_it_stands() -> None:
 def test_what_is_not_known_to_be_harmless_is_not_recorded() -> None:
     assert redacted_env({"MINE": "1"}) == {"MINE": "redacted"}
     words = ["serve", "--mine", "1", "-p1234", "-H", "Authorization: Bearer x", "Hunter2", "/data/model", "--seed=3"]
-    assert redacted_arguments(words) == (
-        "serve",
-        "--mine",
-        "redacted",
-        "-predacted",
-        "-H",
-        "redacted",
-        "redacted",
-        "/data/model",
-        "--seed=3",
-    )
+    said = "serve --mine redacted -predacted -H redacted redacted /data/model --seed=3"
+    assert " ".join(redacted_arguments(words)) == said
     assert redacted_arguments(redacted_arguments(words)) == redacted_arguments(words)
 
 
 def test_secrets_among_command_words_are_left_out() -> None:
     words = ["serve", "--api-key", SECRET, f"--hf-token={SECRET}", "--max-tokens", "5", f"server.env.HF_TOKEN={SECRET}"]
-    assert redacted_arguments(words) == (
-        "serve",
-        "--api-key",
-        "redacted",
-        "--hf-token=redacted",
-        "--max-tokens",
-        "5",
-        "redacted",
-    )
+    said = "serve --api-key redacted --hf-token=redacted --max-tokens 5 redacted"
+    assert " ".join(redacted_arguments(words)) == said
 
 
 def test_a_spec_is_recorded_without_secrets_and_used_with_them() -> None:

@@ -40,15 +40,8 @@ TABLE = Table(
 
 def test_markdown_keeps_a_bar_inside_a_cell() -> None:
     assert written([TABLE], TableForm.markdown).splitlines() == [
-        "**Table IV.** Delay by length, 50%",
-        "",
-        "| Length | A -> B |",
-        "|---|---|",
-        "| 2,000 | -0.072 |",
-        "| {1,2} | a\\|b |",
-        "",
-        "Predicted.  ",
-        "Note.",
+        *("**Table IV.** Delay by length, 50%", "", "| Length | A -> B |", "|---|---|", "| 2,000 | -0.072 |"),
+        *("| {1,2} | a\\|b |", "", "Predicted.  ", "Note."),
     ]
 
 

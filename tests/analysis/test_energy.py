@@ -1,9 +1,10 @@
+# pyright: reportOperatorIssue=false
 """Energy is the integral of power over the time in flight, and nothing where power was sampled too seldom."""
 
 from __future__ import annotations
 
 import json
-from itertools import accumulate, cycle, groupby, pairwise
+from itertools import accumulate, cycle, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -63,35 +64,6 @@ def test_a_power_that_moves_is_taken_to_go_straight_and_its_error_reaches_the_fu
 )
 def test_fewer_than_a_sample_a_second_of_the_time_in_flight_give_no_energy(samples: list[tuple[int, float]]) -> None:
     assert energy_of(samples, [(NS_PER_S // 2, 5 * NS_PER_S)]) is None
-
-
-@settings(max_examples=60, deadline=None)
-@given(data=st.data())
-def test_joules_are_those_of_a_second_opinion_that_adds_up_milliseconds(data: st.DataObject) -> None:
-    ms = 1_000_000
-    gaps = data.draw(st.lists(st.integers(50, 1000), min_size=2, max_size=12))
-    times = list(accumulate(gaps, initial=0))
-    watts = [float(data.draw(st.integers(0, 400))) for _ in times]
-    ends = st.integers(0, times[-1])
-    flights = [tuple(sorted((data.draw(ends), data.draw(ends)))) for _ in range(data.draw(st.integers(1, 4)))]
-    samples = [(at * ms, each) for at, each in zip(times, watts, strict=True)]
-
-    # A straight line between samples, in the middle of each millisecond in which a request was in flight. On the way
-    # from sample to sample power may have been either's during all of a stretch.
-    joules = error = 0.0
-    for place, (first, last) in enumerate(pairwise(times)):
-        for is_flight, stretch in groupby(
-            range(first, last), lambda at: any(low <= at < high for low, high in flights)
-        ):
-            line = [float(np.interp(at + 0.5, times, watts)) for at in stretch] if is_flight else []
-            joules += sum(line) / 1000
-            error += max(abs(sum(line) - len(line) * watts[end]) for end in (place, place + 1)) / 1000
-    found = energy_of(samples, [(start * ms, end * ms) for start, end in flights])
-    if found is None:
-        assert joules == 0
-    else:
-        assert found.joules == pytest.approx(joules, abs=1e-6)
-        assert found.error_joules == pytest.approx(error, abs=1e-6)
 
 
 def walked(samples: list[tuple[int, float]], flights: list[tuple[int, int]]) -> tuple[float, float, int] | None:

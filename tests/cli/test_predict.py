@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli import main
+from tests.support import command_line
 
 pytestmark = pytest.mark.same_everywhere
 
@@ -22,13 +22,10 @@ prediction = { draws = 20, replicates = 1 }
 """
 
 
-def harness(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+def harness(*words: str) -> tuple[int, str]:
     """(exit status, everything printed) of one command."""
-    monkeypatch.setattr("sys.argv", ["harness", *arguments])
-    with pytest.raises(SystemExit) as left:
-        main()
-    printed = capsys.readouterr()
-    return int(left.value.code or 0), printed.out + printed.err
+    done = command_line.harness(*words)
+    return done.returncode, done.stdout + done.stderr
 
 
 @pytest.fixture
@@ -38,48 +35,38 @@ def space(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_a_search_prints_the_best_the_front_and_the_sensitivity(
-    space: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    status, text = harness(monkeypatch, capsys, "search", space, "-o", str(tmp_path / "found"))
+def test_a_search_prints_the_best_the_front_and_the_sensitivity(space: str, tmp_path: Path) -> None:
+    status, text = harness("search", space, "-o", str(tmp_path / "found"))
     assert status == 0
     assert "3 candidates, 0 left out by constraints, 3 judged on all plans" in text
     assert "Pareto front" in text
     assert "sensitivity" in text
     assert (tmp_path / "found" / "ledger.parquet").is_file()
-    assert harness(monkeypatch, capsys, "search", space, "-o", str(tmp_path / "found")) == (0, text)
+    assert harness("search", space, "-o", str(tmp_path / "found")) == (0, text)
 
 
-def test_predictions_name_ablations_as_computed(
-    space: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    status, text = harness(monkeypatch, capsys, "predict", "ratios", space, "--ablation", "lru-slots")
+def test_predictions_name_ablations_as_computed(space: str) -> None:
+    status, text = harness("predict", "ratios", space, "--ablation", "lru-slots")
     assert status == 0
     assert "computed, not measured" in text
-    status, text = harness(monkeypatch, capsys, "predict", "ratios", space, "--ablation", "magic")
+    status, text = harness("predict", "ratios", space, "--ablation", "magic")
     assert (status, "lru-slots" in text) == (2, True)
 
 
-def test_search_and_evaluation_seeds_that_meet_are_refused(
-    space: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    status, text = harness(monkeypatch, capsys, "search", space, "--set", "inputs.evaluation_seeds=[1]")
+def test_search_and_evaluation_seeds_that_meet_are_refused(space: str) -> None:
+    status, text = harness("search", space, "--set", "inputs.evaluation_seeds=[1]")
     assert status == 2
     assert "share [1]" in text
 
 
-def test_an_unknown_space_lists_those_that_ship(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    status, text = harness(monkeypatch, capsys, "search", "papers")
+def test_an_unknown_space_lists_those_that_ship() -> None:
+    status, text = harness("search", "papers")
     assert status == 2
     assert "paper" in text
 
 
-def test_a_prediction_says_its_error_what_was_not_measured_and_where_it_turns(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    status, text = harness(monkeypatch, capsys, "simulate", "demo")
+def test_a_prediction_says_its_error_what_was_not_measured_and_where_it_turns() -> None:
+    status, text = harness("simulate", "demo")
     assert status == 0
     said = " ".join(text.split())
     for condition in ("bucket6-waits / base-waits", "bucket6-nowaits / base-nowaits"):
@@ -95,26 +82,20 @@ def test_a_prediction_says_its_error_what_was_not_measured_and_where_it_turns(
     assert rows == ["base-waits", "bucket6-waits", "base-nowaits", "bucket6-nowaits"]
 
 
-def test_what_takes_long_is_said_before_it_is_done(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert "about" not in harness(monkeypatch, capsys, "simulate", "demo", "--draws", "2")[1]
+def test_what_takes_long_is_said_before_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "about" not in harness("simulate", "demo", "--draws", "2")[1]
     monkeypatch.setattr("harness.cli.predict.LONG_S", 0.0)
-    _, text = harness(monkeypatch, capsys, "simulate", "demo", "--draws", "2")
+    _, text = harness("simulate", "demo", "--draws", "2")
     assert "simulating 12 runs, 2 draws of each: about" in text
 
 
-def test_one_draw_is_nominal_and_too_few_draws_are_said_to_be_too_few(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert "(nominal simulation)" in harness(monkeypatch, capsys, "simulate", "demo", "--draws", "1")[1]
-    assert "not sure: an error of 0.0" in harness(monkeypatch, capsys, "simulate", "demo", "--draws", "3")[1]
+def test_one_draw_is_nominal_and_too_few_draws_are_said_to_be_too_few() -> None:
+    assert "(nominal simulation)" in harness("simulate", "demo", "--draws", "1")[1]
+    assert "not sure: an error of 0.0" in harness("simulate", "demo", "--draws", "3")[1]
 
 
-def test_named_configurations_have_an_error_and_a_break_even(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    status, text = harness(monkeypatch, capsys, "predict", "ratios", "paper")
+def test_named_configurations_have_an_error_and_a_break_even() -> None:
+    status, text = harness("predict", "ratios", "paper")
     assert status == 0
     assert re.search(r"slots-and-grid +8 .* 0\.\d{4} \+- 0\.\d{4} .* \+\d+\.\d %", text)
     said = " ".join(text.split())
@@ -122,13 +103,11 @@ def test_named_configurations_have_an_error_and_a_break_even(
 
 
 @pytest.mark.parametrize("command", [("predict", "ratios"), ("search",)])
-def test_an_experiment_in_place_of_a_space_is_called_one(
-    command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_experiment_in_place_of_a_space_is_called_one(command: tuple[str, ...], tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text('name = "mine"\n[[condition]]\nname = "base"\n', encoding="utf-8")
     for experiment in ("demo", str(file)):
-        status, text = harness(monkeypatch, capsys, *command, experiment)
+        status, text = harness(*command, experiment)
         assert status == 2
         said = " ".join(text.split())
         assert "is an experiment, and a search space is wanted" in said

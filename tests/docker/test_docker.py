@@ -27,23 +27,8 @@ DOCKER = ROOT / "docker"
 DOCKERFILES = (DOCKER / "Dockerfile", DOCKER / "rbln.Dockerfile")
 PINNED = re.compile(r"(@sha256:[0-9a-f]{64}|:v?\d+\.\d+\.\d+(-[a-z0-9.-]+)?)$")
 SERVICE_KEYS = {
-    "image",
-    "build",
-    "devices",
-    "shm_size",
-    "ulimits",
-    "entrypoint",
-    "command",
-    "environment",
-    "volumes",
-    "ports",
-    "stop_grace_period",
-    "healthcheck",
-    "profiles",
-    "depends_on",
-    "extra_hosts",
-    "user",
-    "secrets",
+    *("image", "build", "devices", "shm_size", "ulimits", "entrypoint", "command", "environment", "volumes", "ports"),
+    *("stop_grace_period", "healthcheck", "profiles", "depends_on", "extra_hosts", "user", "secrets"),
 }
 
 

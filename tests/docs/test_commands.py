@@ -34,19 +34,10 @@ ANSWERS = {
 THE_PAGES_PORT = "18000"
 """Of the servers that pages start."""
 REASONS = {
-    "needs an NPU",
-    "needs a GPU",
-    "installs vLLM for the CPU",
-    "needs other hosts",
-    "needs a server of yours",
-    "needs the packages of an agent",
-    "builds containers",
-    "minutes on the emulator",
-    "needs an archive of somebody",
-    "needs recordings of yours",
-    "needs results of another tool",
-    "needs runs of many releases",
-    "the tests run inside this environment",
+    *("needs an NPU", "needs a GPU", "installs vLLM for the CPU", "needs other hosts", "needs a server of yours"),
+    *("needs the packages of an agent", "builds containers", "minutes on the emulator"),
+    *("needs an archive of somebody", "needs recordings of yours", "needs results of another tool"),
+    *("needs runs of many releases", "the tests run inside this environment"),
 }
 
 

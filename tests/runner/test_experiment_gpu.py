@@ -61,15 +61,7 @@ def padding_of(figures: RunFigures) -> float:
 
 def test_channels_of_an_experiment_agree_with_a_calibrated_cost_model(tmp_path: Path, runs_of: Runs) -> None:
     words = [
-        "server",
-        "calibrate",
-        "mine",
-        "--backend",
-        "sim",
-        "--quick",
-        "--set",
-        "rules=vllm-paged",
-        "--set",
+        *("server", "calibrate", "mine", "--backend", "sim", "--quick", "--set", "rules=vllm-paged", "--set"),
         "max_num_seqs=12",
     ]
     done = CliRunner().invoke(app, [*words, "--runs", str(tmp_path / "runs"), "--output", str(tmp_path)])

@@ -79,7 +79,7 @@ class _TokenDriver(VirtualDriver):
 
 def run_virtually(
     plan: Plan,
-    server: ServerSpec,
+    server: ServerSpec | EngineConfig,
     cost_model: CostModel | None = None,
     lasting_ns: Callable[[int], int] | None = None,
 ) -> list[StepEnd]:
@@ -87,8 +87,8 @@ def run_virtually(
 
     lasting_ns: how long a step of so many ns really lasts; default: as long.
     """
-    costs = load_cost_model(server.cost_model) if cost_model is None else cost_model
-    config = EngineConfig.from_server(server)
+    config = server if isinstance(server, EngineConfig) else EngineConfig.from_server(server)
+    costs = cost_model or load_cost_model(server.cost_model if isinstance(server, ServerSpec) else "paper")
     driver = _TokenDriver(plan, EngineCore(scheduler_of(config, costs), lasting_ns=lasting_ns), config)
     driver.play()
     return driver.steps

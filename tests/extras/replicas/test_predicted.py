@@ -5,68 +5,31 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from harness.analysis import run_figures
 from harness.analysis.compare.drawn import DrawnCosts
 from harness.clock import NS_PER_MS, NS_PER_S
-from harness.compiled.records import record_fields
 from harness.errors import SpecError
 from harness.extras.replicas.policies import POLICIES
 from harness.extras.replicas.predicted import DrawsOnReplicas
 from harness.judge.prereg import predict_experiment
 from harness.judge.prereg.predict import predict_run
 from harness.model.engine import EngineConfig, load_cost_model
-from harness.model.experiment import build_plan, resolve
+from harness.model.experiment import resolve
 from harness.model.plan.model import Plan, RequestPlan, SessionPlan
-from harness.model.sim.draws import nominal, run_draws
-from harness.model.sim.kernel import arrays as layout
+from harness.model.sim.draws import nominal
 from harness.model.sim.plans import plan_arrays
-from harness.model.spec import ExperimentSpec, ServerSpec, WorkloadSpec
+from harness.model.spec import ExperimentSpec, ServerSpec
 from harness.model.spec.server import RouterSpec
 from harness.runner import run_experiment
 from tests.extras.replicas.test_virtual import PAGED, played
-from tests.measure.emulator.test_emulator_virtual import servers, workloads
-from tests.model.sim.test_simulate_aborts import plans
 from tests.support.experiments import small_experiment
 from tests.support.naive_replicas import EmulatedReplicas, differences, drawn_case
 
 pytestmark = pytest.mark.same_everywhere
 
 OF_PAGED = {"rules": "vllm-paged", "cost_model": "emulated-gpu", "num_gpu_blocks": 600}
-
-
-def assert_one_replica_is_the_server(plan: Plan, server: ServerSpec) -> None:
-    config, costs = EngineConfig.from_server(server), load_cost_model(server.cost_model)
-    draws = nominal(plan_arrays([plan, plan]), costs)
-    behind, alone = DrawsOnReplicas(server)(draws, config), run_draws(draws, config)
-    assert np.array_equal(behind.histogram, alone.histogram)
-    counted = [name for name in record_fields(layout.PlanTotals) if not name.startswith(("num_", "stuck"))]
-    for name in counted:
-        assert behind.totals[name].tolist() == alone.totals[name].tolist(), name
-    for name in ("cached_tokens", "arrival_ns", "completed_ns", "first_token_ns", "preemptions", "aborted_tokens"):
-        assert behind.requests[name].tolist() == alone.requests[name].tolist(), name
-
-
-@settings(max_examples=20)
-@given(server=servers(), workload=workloads(), seed=st.integers(0, 10_000))
-def test_one_replica_is_predicted_as_a_server(server: ServerSpec, workload: WorkloadSpec, seed: int) -> None:
-    assert_one_replica_is_the_server(build_plan(workload, seed, 0), server)
-
-
-@settings(max_examples=20)
-@given(plan=plans(), server=servers())
-def test_one_replica_is_predicted_as_a_server_where_clients_leave(plan: Plan, server: ServerSpec) -> None:
-    assert_one_replica_is_the_server(plan, server)
-
-
-@settings(max_examples=15)
-@given(workload=workloads(), seed=st.integers(0, 10_000))
-def test_one_paged_replica_is_predicted_as_a_server(workload: WorkloadSpec, seed: int) -> None:
-    assert_one_replica_is_the_server(build_plan(workload, seed, 0), PAGED)
 
 
 # In 98 and 134 pins decide what is found; 20 and 160 have a prefix-aware router too, 29 has a second memory alone.

@@ -4,23 +4,18 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import PlanError
-from harness.extras.replicas.policies import POLICIES, policy_named
+from harness.extras.replicas.plans import plans_of
+from harness.extras.replicas.policies import policy_named
 from harness.model.engine import EngineConfig, load_cost_model
-from harness.model.engine.core import EngineCore
-from harness.model.engine.paged import scheduler_of
-from harness.model.experiment import build_plan
 from harness.model.plan.event_queue import ClientEvent
 from harness.model.plan.model import Plan, RequestPlan, SessionPlan
 from harness.model.sim.driver import UnreadRequests
-from harness.model.spec import ServerSpec, WorkloadSpec
-from tests.measure.emulator.test_emulator_virtual import servers, workloads
-from tests.model.sim.test_simulate_aborts import plans
+from harness.model.spec import ServerSpec
 from tests.support.counted_replicas import CountedReplicas, figures_of_counted, play_replicas
+from tests.support.naive_replicas import drawn_case
 
 pytestmark = pytest.mark.same_everywhere
 
@@ -34,12 +29,12 @@ def played(plan: Plan, server: ServerSpec, policy: str, num_replicas: int) -> Co
     return play_replicas(plan, server, load_cost_model(server.cost_model), policy_named(policy, num_replicas))
 
 
-@settings(max_examples=18)
-@given(plan=plans(), server=servers(), policy=st.sampled_from(sorted(POLICIES)), num_replicas=st.integers(2, 4))
-def test_replicas_together_serve_what_came_through_the_door(
-    plan: Plan, server: ServerSpec, policy: str, num_replicas: int
-) -> None:
-    run = played(plan, server, policy, num_replicas)
+@pytest.mark.parametrize("seed", range(16))
+def test_replicas_together_serve_what_came_through_the_door(seed: int) -> None:
+    case = drawn_case(seed)
+    (plan, *_), num_replicas = plans_of(case.draws.arrays), case.server.num_replicas
+    router = policy_named(case.server.routing.policy, num_replicas)
+    run = play_replicas(plan, case.server.replica, case.draws.models[0], router)
     figures = figures_of_counted(run)
     assert sum(figures.num_requests) == plan.num_requests == len(run.served_by)
     assert run.router.open == [0] * num_replicas
@@ -117,51 +112,3 @@ def test_a_request_that_fits_no_replica_is_refused() -> None:
     plan = Plan("drawn", 1, 0, "as-drawn", 0, (1000, 2000), (SessionPlan(0, 0, None, None, turns),), {})
     with pytest.raises(PlanError, match="9"):
         played(plan, SERVER, "round-robin", 2)
-
-
-def served_alone(run: CountedReplicas, server: ServerSpec, place: int) -> tuple[dict[tuple[int, int], int], int]:
-    """When each request of a replica ends, and its device time, if it is a server by itself that gets its arrivals."""
-    costs, config = load_cost_model(server.cost_model), EngineConfig.from_server(server)
-    core, unread = EngineCore(scheduler_of(config, costs)), UnreadRequests(run.plan, config)
-    rows = run.requests_table().to_pylist()
-    own = [row for row in rows if run.served_by[row["session"], row["request"]] == place]
-    names: dict[int, tuple[int, int]] = {}
-    order = {key: number for number, key in enumerate(run.served_by)}
-    # The inbox gives a request to the first step that begins when it has arrived.
-    for row in sorted(own, key=lambda row: order[row["session"], row["request"]]):
-        event = ClientEvent(row["sent_ns"], 0, row["session"], row["request"], row["trigger_ns"])
-        request = unread.request_of(event, core.new_handle())
-        names[request.handle] = (row["session"], row["request"])
-        core.submit(request)
-    now_ns, device_ns, done_ns = 0, 0, dict[tuple[int, int], int]()
-    while core.num_unfinished or core.has_work:
-        if (start := core.start_step(now_ns)) is None:
-            assert core.next_arrival_ns is not None
-            now_ns = core.next_arrival_ns
-            continue
-        end = core.end_step()
-        for request in end.requests:
-            request.num_generated += 1
-        device_ns, now_ns = device_ns + start.step.duration_ns, start.end_ns
-        done_ns |= {names[request.handle]: now_ns for request in end.finished}
-    return done_ns, device_ns
-
-
-@settings(max_examples=18)
-@given(
-    server=st.one_of(servers(), st.just(PAGED)),
-    workload=workloads(),
-    seed=st.integers(0, 10_000),
-    policy=st.sampled_from(sorted(POLICIES)),
-    num_replicas=st.integers(2, 4),
-)
-def test_each_replica_does_what_it_would_alone_with_its_arrivals(
-    server: ServerSpec, workload: WorkloadSpec, seed: int, policy: str, num_replicas: int
-) -> None:
-    run = played(build_plan(workload, seed, 0), server, policy, num_replicas)
-    done_ns = {(row["session"], row["request"]): row["done_ns"] for row in run.requests_table().to_pylist()}
-    for place, replica in enumerate(run.replicas):
-        alone, device_ns = served_alone(run, server, place)
-        assert alone == {key: done_ns[key] for key in alone}
-        assert len(alone) == sum(at == place for at in run.served_by.values())
-        assert device_ns == replica.device_ns

@@ -215,16 +215,6 @@ def test_sharing_simulations_changes_no_figure(
     assert shared.num_simulated <= alone.num_simulated
 
 
-def test_what_the_papers_search_does_not_simulate_loses_nothing() -> None:
-    spec = load_space("paper")
-    shared, alone = Evaluator(spec), Evaluator(spec, is_sharing=False)
-    groups = [group for group in shared.groups if group.role == "evaluation"]
-    candidates = list(spec.candidates())[::3]
-    full = [alone.evaluate(candidate, groups) for candidate in candidates]
-    assert [shared.evaluate(candidate, groups) for candidate in candidates] == full
-    assert shared.num_simulated < 0.6 * alone.num_simulated == 0.6 * 27 * len(candidates)
-
-
 def test_a_finished_ledger_is_read_and_one_made_by_other_processes_has_the_same_bytes(tmp_path: Path) -> None:
     spec = space(max_num_seqs=[4, 6, 8], buckets={"most": 6})
     done: list[float] = []

@@ -53,15 +53,7 @@ fitted_tokens = [1, 8192]
 """
 PROMPT = list(range(1000, 1300))
 SAME_VALUES = {
-    "index",
-    "finish_reason",
-    "object",
-    "role",
-    "completion_tokens",
-    "cached_tokens",
-    "type",
-    "code",
-    "param",
+    *("index", "finish_reason", "object", "role", "completion_tokens", "cached_tokens", "type", "code", "param"),
 }
 WHOLE_LISTS = {"choices"}
 

@@ -1,3 +1,4 @@
+# pyright: reportReturnType=false
 """The emulator's loop on a virtual clock is the simulator, step for step and to the nanosecond."""
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from harness.measure.emulator.metrics import ServerMetrics
 from harness.measure.emulator.step_log import step_record
-from harness.model.engine import DECODE, PREFILL, EngineConfig, Scheduler, load_cost_model
+from harness.model.engine import DECODE, PREFILL, CostModel, EngineConfig, Scheduler, load_cost_model
 from harness.model.engine.core import EngineCore, EngineRequest, StepEnd
 from harness.model.experiment import build_plan
 from harness.model.plan.blocks import token_block_keys
@@ -82,8 +83,8 @@ def simulated_steps(result: SimResult) -> Iterator[Row]:
             yield (start_ns, row["kind"].upper(), row["n"], row["b"], name, row["computed_tokens"], row["duration_ns"])
 
 
-def assert_same_run(plan: Plan, server: ServerSpec) -> None:
-    steps, result = run_virtually(plan, server), simulate(plan, server)
+def assert_same_run(plan: Plan, server: ServerSpec | EngineConfig, costs: CostModel | None = None) -> None:
+    steps, result = run_virtually(plan, server, costs), simulate(plan, server, costs)
     assert list(emulated_steps(steps)) == list(simulated_steps(result))
     evictions = [
         (end.start.start_ns, event.slots[0], event.caller)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
+from dataclasses import replace
+
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from harness.compiled.records import record_as_dict
 from harness.errors import PlanError
-from harness.model.engine import EngineConfig, load_cost_model
+from harness.model.engine import CostModel, EngineConfig, load_cost_model
 from harness.model.experiment import build_plan
 from harness.model.plan.model import Plan, RequestPlan, SessionPlan
 from harness.model.sim import SimResult, plan_arrays, simulate
 from harness.model.sim.simulate import run_batch
 from harness.model.spec import ServerSpec, UniformLength, WorkloadSpec
 from harness.stacks.rbln.rules.kv_rules import RULE_SETS
+from tests.measure.emulator.test_emulator_virtual import assert_same_run
 from tests.support.naive import naive_run
+from tests.support.paged_in_steps import LONGEST, drawn_plan, has_own_prompts
 
 BASELINE = ServerSpec(rules="paper")
 MORE_SLOTS = ServerSpec(rules="paper", max_num_seqs=16, decode_buckets=(1, 2, 4, 8, 16))
@@ -133,8 +137,7 @@ def single_steps(result: SimResult) -> list[tuple[int, str, int, int]]:
     ]
 
 
-def check_against_naive(plan: Plan, config: EngineConfig, cost_name: str) -> None:
-    cost = load_cost_model(cost_name)
+def check_against_naive(plan: Plan, config: EngineConfig, cost: CostModel) -> SimResult:
     result, naive = simulate(plan, config, cost), naive_run(plan, config, cost)
     rows = {
         (row["session"], row["request"]): [
@@ -147,83 +150,65 @@ def check_against_naive(plan: Plan, config: EngineConfig, cost_name: str) -> Non
     assert [(row["at_ns"], row["slot"], row["caller"]) for row in result.evictions.to_pylist()] == naive.evictions
     assert (result.decode_ns, result.prefill_ns) == (naive.decode_ns, naive.prefill_ns)
     assert result.wait_session_ns == naive.wait_session_ns
+    left = {(row["session"], row["request"]): row["aborted_tokens"] for row in result.requests.to_pylist()}
+    assert {key: tokens for key, tokens in left.items() if tokens >= 0} == naive.aborted
+    return result
 
 
-@st.composite
-def plans(draw: st.DrawFn, longest_stream: int = 2000) -> Plan:
-    """Sessions of a few requests: extended, truncated, chained, continued, with and without waits."""
-    sessions: list[SessionPlan] = []
-    ends: list[int] = []
-    shared = draw(st.sampled_from([0, 0, 300]))
-    for index in range(draw(st.integers(1, 7))):
-        after = draw(st.sampled_from([None, *range(index)])) if index else None
-        continues = after if after is not None and draw(st.booleans()) else None
-        stream = 0 if continues is None else ends[continues]
-        requests: list[RequestPlan] = []
-        for _ in range(draw(st.integers(1, 4))):
-            keep = stream if draw(st.integers(0, 3)) else draw(st.integers(0, stream))
-            new, generate = draw(st.integers(1, 500)), draw(st.integers(1, 200))
-            if keep + new + generate > longest_stream:
-                keep = 0
-            wait_ns = draw(st.sampled_from([0, 1_000_000, 50_000_000, 12_345_678_901]))
-            requests.append(RequestPlan(keep, new, generate, wait_ns))
-            stream = keep + new + generate
-        ends.append(stream)
-        offset_ns = draw(st.sampled_from([0, 0, 7_000_000, 900_000_000]))
-        sessions.append(SessionPlan(index, offset_ns, after, continues, tuple(requests)))
-    return plan_of(sessions, shared)
+def drawn_config(chosen: random.Random, rules: str) -> EngineConfig:
+    """A server of five requests at most, with slots or partitions, as many or fewer than they need."""
+    limit, is_cut = chosen.randint(1, 5), chosen.random() < 0.35
+    active = chosen.randint(1, limit) if RULE_SETS[rules].has_active_limit and chosen.random() < 0.5 else None
+    return EngineConfig(
+        limit,
+        tuple(sorted({limit, *chosen.sample(range(1, limit + 1), chosen.randint(0, limit))})),
+        chosen.randint(3, 8) if is_cut else chosen.randint(2, 7),
+        slot_tokens=LONGEST,
+        partition_tokens=256 if is_cut else None,
+        rules=rules,
+        max_active_seqs=active,
+        prefix_caching=is_cut or chosen.random() < 0.85,
+    )
 
 
-VENDOR_RULES = [name for name, rules in RULE_SETS.items() if rules.has_inner_blocks]
-ACTIVE = [name for name, rules in RULE_SETS.items() if rules.has_active_limit]
+def drawn_on_device(chosen: random.Random) -> tuple[Plan, CostModel]:
+    """A drawn plan whose times are some steps long, and the costs of a device."""
+    plan = drawn_plan(chosen)
+    sessions = tuple(
+        replace(
+            session,
+            start_offset_ns=1000 * session.start_offset_ns,
+            requests=tuple(
+                replace(one, wait_after_ns=1000 * one.wait_after_ns, abort_after_ns=1000 * one.abort_after_ns)
+                for one in session.requests
+            ),
+        )
+        for session in plan.sessions
+    )
+    return replace(plan, sessions=sessions), load_cost_model(chosen.choice(("paper", "context-1-2-4-8")))
 
 
-@settings(max_examples=20)
-@given(
-    plan=plans(),
-    limit=st.integers(1, 5),
-    slots=st.integers(2, 7),
-    rules=st.sampled_from(VENDOR_RULES),
-    cost_name=st.sampled_from(["paper", "context-1-2-4-8"]),
-)
-def test_the_simulator_walks_as_the_naive_one(plan: Plan, limit: int, slots: int, rules: str, cost_name: str) -> None:
-    check_against_naive(plan, EngineConfig(limit, (limit,), slots, slot_tokens=2048, rules=rules), cost_name)
-
-
-@settings(max_examples=12)
-@given(plan=plans(), limit=st.integers(1, 5), slots=st.integers(2, 7), rules=st.sampled_from(ACTIVE), data=st.data())
-def test_the_simulator_walks_as_the_naive_one_with_fewer_active_than_compiled(
-    plan: Plan, limit: int, slots: int, rules: str, data: st.DataObject
-) -> None:
-    active = data.draw(st.integers(1, limit))
-    config = EngineConfig(limit, (limit,), slots, slot_tokens=2048, rules=rules, max_active_seqs=active)
-    check_against_naive(plan, config, "paper")
-
-
-@settings(max_examples=12)
-@given(plan=plans(), limit=st.integers(1, 5), slots=st.integers(9, 24), rules=st.sampled_from(VENDOR_RULES))
-def test_the_simulator_walks_as_the_naive_one_over_partitions(plan: Plan, limit: int, slots: int, rules: str) -> None:
-    config = EngineConfig(limit, (limit,), slots, slot_tokens=2048, partition_tokens=256, rules=rules)
-    check_against_naive(plan, config, "paper")
-
-
-@settings(max_examples=12)
-@given(
-    plan=plans(),
-    limit=st.integers(1, 5),
-    slots=st.integers(2, 7),
-    rules=st.sampled_from([name for name, rules in RULE_SETS.items() if not rules.is_paged]),
-    cost_name=st.sampled_from(["paper", "context-1-2-4-8"]),
-    most=st.integers(1, 9),
-)
-def test_skipping_equal_steps_changes_nothing(
-    plan: Plan, limit: int, slots: int, rules: str, cost_name: str, most: int
-) -> None:
-    config = EngineConfig(limit, (limit,), slots, slot_tokens=2048, rules=rules)
-    cost = load_cost_model(cost_name)
-    skipped = simulate(plan, config, cost)
-    assert everything(simulate(plan, config, cost, max_steps_per_advance=1)) == everything(skipped)
-    assert everything(simulate(plan, config, cost, max_steps_per_advance=most)) == everything(skipped)
+@pytest.mark.parametrize("rules", [name for name, rules in RULE_SETS.items() if not rules.is_paged])
+def test_drawn_plans_on_drawn_servers_take_the_same_time_in_every_simulator(rules: str) -> None:
+    """The compiled one by many steps and by few, the naive one, and the emulator's own core on a virtual clock."""
+    seen = Counter[str]()
+    # In three of these requests lose their memory and come back.
+    for seed in range(298, 307):
+        chosen = random.Random(f"slots {seed}")
+        config, (plan, cost) = drawn_config(chosen, rules), drawn_on_device(chosen)
+        if RULE_SETS[rules].has_inner_blocks:
+            result = check_against_naive(plan, config, cost)
+            if config.partition_tokens is None and has_own_prompts(plan):
+                assert_same_run(plan, config, cost)
+                seen["emulated"] += 1
+        else:
+            result = simulate(plan, config, cost)
+        for most in (1, chosen.randint(2, 9)):
+            assert everything(simulate(plan, config, cost, max_steps_per_advance=most)) == everything(result)
+        seen += Counter({"reused": result.cached_tokens, "evicted": result.num_evictions, "again": result.preemptions})
+        seen["left"] += sum(tokens >= 0 for tokens in result.requests["aborted_tokens"].to_pylist())
+    assert min(seen["reused"], seen["evicted"], seen["left"]) > 10
+    assert not RULE_SETS[rules].has_inner_blocks or min(seen["emulated"], seen["again"]) > 1
 
 
 def test_decode_work_is_conserved() -> None:

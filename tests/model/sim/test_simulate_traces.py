@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from harness.model.engine import EngineConfig, load_cost_model
 from harness.model.experiment import build_plan
@@ -38,35 +36,6 @@ def assert_all_agree(plan: Plan) -> None:
 def test_shipped_traces_take_the_same_time_in_every_simulator(name: str, concurrency: int | None) -> None:
     workload = WorkloadSpec.model_validate({"source": "trace", "trace": name, "concurrency": concurrency})
     assert_all_agree(build_plan(workload, 1, 0))
-
-
-@st.composite
-def recordings(draw: st.DrawFn) -> list[Recording]:
-    """A few trees of requests with forks, joins, kept streams and named blocks."""
-    found: list[Recording] = []
-    for number in range(draw(st.integers(1, 4))):
-        requests: list[RecordedRequest] = []
-        for place in range(draw(st.integers(1, 6))):
-            after = tuple(sorted(draw(st.sets(st.integers(0, place - 1), max_size=3)))) if place else ()
-            base = draw(st.sampled_from([None, *after]))
-            new, wait_ns = draw(st.integers(1, 900)), draw(st.integers(0, 3_000_000_000))
-            keep = 0 if base is None else requests[base].prompt_tokens + requests[base].generate_tokens
-            names = draw(st.integers(0, (keep + new) // 64)) if keep == 0 else 0
-            chain = draw(st.sampled_from([0, 1000]))
-            blocks = tuple(range(chain, chain + names))
-            requests.append(
-                RecordedRequest(base, after, wait_ns, "tool", keep + new, keep, draw(st.integers(1, 40)), blocks)
-            )
-        found.append(Recording(str(number), 0, tuple(requests)))
-    return found
-
-
-@settings(max_examples=25)
-@given(trees=recordings(), shrink=st.sampled_from([1, 2, 4]))
-def test_any_fork_join_and_sharing_takes_the_same_time_in_every_simulator(trees: list[Recording], shrink: int) -> None:
-    how = Lowering(shrink=shrink, max_context_tokens=8000)
-    sessions, block_tokens, _ = sessions_of(trees, 64, how, random.Random(1))
-    assert_all_agree(Plan("trace", 1, 0, "as-drawn", 0, (1000, 150_000), sessions, block_tokens=block_tokens))
 
 
 def test_prompts_that_name_the_same_blocks_are_reused_by_whole_blocks() -> None:

@@ -14,6 +14,7 @@ from types import ModuleType
 
 from tests.support.agents import codex, gemini_cli, mini_swe_agent, opencode, pydantic_ai, qwen_code
 from tests.support.agents.scripted_server import ScriptedServer, serving
+from tests.support.agents.tool import install
 from tests.support.agents.truth import WAIT, SeenRequest, differences, requests_seen, truth_of
 from tests.support.agents.without_texts import write_without_texts
 
@@ -25,7 +26,7 @@ def play(agent: ModuleType, folder: Path) -> tuple[str, list[Path], list[SeenReq
     """(release, logs, what the server saw, the server) of one agent."""
     installed = folder / "installed"
     installed.mkdir(parents=True)
-    release = agent.install(installed)
+    release = install(agent, installed)
     with serving(agent.SCRIPTS) as server:
         logs = agent.run(installed, folder, server)
     return release, logs, requests_seen(server.attempts, agent.SCRIPTS), server

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.support.agents.scripted_server import Answer, Script, ScriptedServer, ToolCall
-from tests.support.agents.tool import npm_install, offline, pause
+from tests.support.agents.scripted_server import Answer, Script, ScriptedServer, ToolCall, opening
+from tests.support.agents.tool import offline, pause
 
 NAME, PACKAGE, LICENCE = "codex", "@openai/codex", "Apache-2.0"
 FORMAT = "codex"
@@ -43,9 +43,7 @@ def of_agents(name: str, **arguments: Any) -> ToolCall:
 SCRIPTS = {
     "main": Script(
         (
-            Answer("I look around first.", (shell("sleep 1.5; echo seen"),), "none", hidden_tokens=24),
-            Answer("Two things at once.", (shell("sleep 1.0; echo one"), shell("sleep 2.2; echo two"))),
-            Answer("", (shell("sleep 0.6; echo broken; exit 3"),), hidden_tokens=12),
+            *opening(shell, 2.2, ""),
             Answer("The first part is done.", failures=("refused", "cut")),
             Answer("A helper counts.", (of_agents("spawn_agent", message="Count the files. script:child"),), "human"),
             Answer("", (of_agents("wait_agent", targets=["$agent"], timeout_ms=60_000),)),
@@ -127,11 +125,6 @@ def _app_server(binary: Path, folder: Path, variables: dict[str, str]) -> Genera
         finally:
             process.terminate()
             process.communicate()
-
-
-def install(folder: Path) -> str:
-    """Install the newest release; returns its number."""
-    return npm_install(PACKAGE, folder)
 
 
 def run(installed: Path, folder: Path, server: ScriptedServer) -> list[Path]:

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 from tests.support.agents.acp import acp_agent
-from tests.support.agents.scripted_server import Answer, Script, ScriptedServer, ToolCall
-from tests.support.agents.tool import npm_install, offline, pause
+from tests.support.agents.scripted_server import FIRST, Answer, Script, ScriptedServer, ToolCall, opening
+from tests.support.agents.tool import offline, pause
 
 NAME, PACKAGE, LICENCE = "gemini-cli", "@google/gemini-cli", "Apache-2.0"
 FORMAT = "gemini-cli"
@@ -25,12 +25,10 @@ def shell(command: str) -> ToolCall:
 
 HELPER = {"agent_name": "generalist", "prompt": "Count the files. script:child"}
 SCRIPTS = {
-    "first": Script((Answer("A word.", after="none"),)),  # what a process is slow at once
+    "first": FIRST,
     "main": Script(
         (
-            Answer("I look around first.", (shell("sleep 1.5; echo seen"),), "none", hidden_tokens=24),
-            Answer("Two things at once.", (shell("sleep 1.0; echo one"), shell("sleep 2.2; echo two"))),
-            Answer("It will break.", (shell("sleep 0.6; echo broken; exit 3"),), hidden_tokens=12),
+            *opening(shell, 2.2),
             Answer("The first part is done."),
             Answer("A helper counts.", (ToolCall("invoke_agent", HELPER),), "human"),
             Answer("The helper has counted.", joins="child"),
@@ -44,11 +42,6 @@ SCRIPTS = {
         started_by="main",
     ),
 }
-
-
-def install(folder: Path) -> str:
-    """Install the newest release; returns its number."""
-    return npm_install(PACKAGE, folder)
 
 
 def run(installed: Path, folder: Path, server: ScriptedServer) -> list[Path]:

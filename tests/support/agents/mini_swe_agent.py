@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import pty
 import subprocess
-import sys
 from pathlib import Path
 
 from harness.clock import NS_PER_S, MonotonicClock
-from tests.support.agents.scripted_server import Answer, Script, ScriptedServer, ToolCall
-from tests.support.agents.tool import offline, pause, run_quietly
+from tests.support.agents.scripted_server import Answer, Script, ScriptedServer, ToolCall, opening
+from tests.support.agents.tool import offline, pause
 
 NAME, LICENCE = "mini-swe-agent", "MIT"
+PACKAGES = ("mini-swe-agent",)
 FORMAT = "swe-agent"
 ENDS_WITHIN_S = 120
 WANTS_TO_FINISH = b"Agent wants to finish"
@@ -42,8 +42,7 @@ FINISH = shell("echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")
 SCRIPTS = {
     "main": Script(
         (
-            Answer("I look around first.", (shell("sleep 1.5; echo seen"),), "none", hidden_tokens=24),
-            Answer("Two things at once.", (shell("sleep 1.0; echo one"), shell("sleep 1.2; echo two"))),
+            *opening(shell, 1.2)[:2],
             Answer("It will break.", (shell("sleep 0.6; echo broken; exit 3"),), failures=("refused", "cut")),
             Answer("The first part is done.", (FINISH,)),
             Answer("Once more.", (shell("sleep 0.9; echo again"),), "human"),
@@ -51,14 +50,6 @@ SCRIPTS = {
         )
     )
 }
-
-
-def install(folder: Path) -> str:
-    """Install the newest release in an environment under a folder; returns its number."""
-    run_quietly([sys.executable, "-m", "venv", str(folder)])
-    run_quietly([str(folder / "bin/pip"), "install", "--quiet", "mini-swe-agent"])
-    version = "import importlib.metadata; print(importlib.metadata.version('mini-swe-agent'))"
-    return run_quietly([str(folder / "bin/python"), "-c", version]).strip()
 
 
 def run(installed: Path, folder: Path, server: ScriptedServer) -> list[Path]:

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.support.agents.scripted_server import Answer, Script, ScriptedServer, ToolCall
-from tests.support.agents.tool import npm_install, offline, pause, run_quietly
+from tests.support.agents.scripted_server import Answer, Script, ScriptedServer, ToolCall, opening
+from tests.support.agents.tool import offline, pause, run_quietly
 
 NAME, PACKAGE, LICENCE = "opencode", "opencode-ai", "MIT"
 FORMAT = "opencode"
@@ -30,9 +30,7 @@ HELPER = {"description": "Count files", "prompt": "Count the files. script:child
 SCRIPTS = {
     "main": Script(
         (
-            Answer("I look around first.", (shell("sleep 1.5; echo seen"),), "none", hidden_tokens=24),
-            Answer("Two things at once.", (shell("sleep 1.0; echo one"), shell("sleep 2.2; echo two"))),
-            Answer("It will break.", (shell("sleep 0.6; echo broken; exit 3"),), hidden_tokens=12),
+            *opening(shell, 2.2),
             Answer("The first part is done.", failures=("refused",)),
             Answer("A helper counts.", (ToolCall("task", HELPER),), "human"),
             Answer("The helper has counted.", joins="child"),
@@ -75,11 +73,6 @@ def config_of(url: str) -> dict[str, Any]:
         "agent": {"title": {"disable": True}},
         "provider": {"scripted": provider | {"models": models}},
     }
-
-
-def install(folder: Path) -> str:
-    """Install the newest release; returns its number."""
-    return npm_install(PACKAGE, folder)
 
 
 def run(installed: Path, folder: Path, server: ScriptedServer) -> list[Path]:

@@ -3,11 +3,10 @@ second turn of a user; its spans go to a collector's file."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from tests.support.agents.collector import collecting
-from tests.support.agents.scripted_server import Answer, Script, ScriptedServer, ToolCall
+from tests.support.agents.scripted_server import FIRST, Answer, Script, ScriptedServer, ToolCall
 from tests.support.agents.tool import offline, run_quietly
 
 NAME, LICENCE = "pydantic-ai", "MIT"
@@ -64,7 +63,7 @@ def child(seconds: float) -> Script:
 
 HELPERS = ToolCall("delegate", {"tasks": ["Count here. script:child-one", "Count there. script:child-two"]})
 SCRIPTS = {
-    "first": Script((Answer("A word.", after="none"),)),  # what a process does slowly once
+    "first": FIRST,
     "main": Script(
         (
             Answer("I look around first.", (step(1.5),), "none", hidden_tokens=24),
@@ -78,14 +77,6 @@ SCRIPTS = {
     "child-one": child(1.2),
     "child-two": child(2.1),
 }
-
-
-def install(folder: Path) -> str:
-    """Install the newest release in an environment under a folder; returns its number."""
-    run_quietly([sys.executable, "-m", "venv", str(folder)])
-    run_quietly([str(folder / "bin/pip"), "install", "--quiet", *PACKAGES])
-    version = "import importlib.metadata; print(importlib.metadata.version('pydantic-ai-slim'))"
-    return run_quietly([str(folder / "bin/python"), "-c", version]).strip()
 
 
 def run(installed: Path, folder: Path, server: ScriptedServer) -> list[Path]:

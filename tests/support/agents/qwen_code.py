@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 
 from tests.support.agents.acp import acp_agent
-from tests.support.agents.scripted_server import Answer, Script, ScriptedServer, ToolCall
-from tests.support.agents.tool import npm_install, offline, pause
+from tests.support.agents.scripted_server import FIRST, Answer, Script, ScriptedServer, ToolCall, opening
+from tests.support.agents.tool import offline, pause
 
 NAME, PACKAGE, LICENCE = "qwen-code", "@qwen-code/qwen-code", "Apache-2.0"
 FORMAT = "qwen-code"
@@ -34,12 +34,10 @@ HELPER = {
 }
 # The first request of each session comes seconds after its row: the agent computes what it sends.
 SCRIPTS = {
-    "first": Script((Answer("A word.", after="none"),)),  # what a process does slowly once
+    "first": FIRST,
     "main": Script(
         (
-            Answer("I look around first.", (shell("sleep 1.5; echo seen"),), "none", hidden_tokens=24),
-            Answer("Two things at once.", (shell("sleep 1.0; echo one"), shell("sleep 1.2; echo two"))),
-            Answer("It will break.", (shell("sleep 0.6; echo broken; exit 3"),), hidden_tokens=12),
+            *opening(shell, 1.2),
             Answer("The first part is done."),
             Answer("A helper counts.", (ToolCall("agent", HELPER),), "human"),
             Answer("The helper has counted.", joins="child"),
@@ -57,11 +55,6 @@ SCRIPTS = {
         continues="main",
     ),
 }
-
-
-def install(folder: Path) -> str:
-    """Install the newest release; returns its number."""
-    return npm_install(PACKAGE, folder)
 
 
 def run(installed: Path, folder: Path, server: ScriptedServer) -> list[Path]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -68,6 +68,19 @@ class Script:
     answers: tuple[Answer, ...]
     continues: str = ""
     started_by: str = ""
+
+
+def opening(shell: Callable[[str], ToolCall], second_s: float, says: str = "It will break.") -> tuple[Answer, ...]:
+    """How most conversations begin: one tool, two at once, and one that fails. second_s: how long the later of two."""
+    return (
+        Answer("I look around first.", (shell("sleep 1.5; echo seen"),), "none", hidden_tokens=24),
+        Answer("Two things at once.", (shell("sleep 1.0; echo one"), shell(f"sleep {second_s}; echo two"))),
+        Answer(says, (shell("sleep 0.6; echo broken; exit 3"),), hidden_tokens=12),
+    )
+
+
+FIRST = Script((Answer("A word.", after="none"),))
+"""What a process does slowly once."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,9 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
+from types import ModuleType
 
 from harness.clock import NS_PER_S, MonotonicClock
 
@@ -14,8 +16,15 @@ from harness.clock import NS_PER_S, MonotonicClock
 NOWHERE = "http://127.0.0.1:9"
 
 
-def npm_install(package: str, folder: Path) -> str:
-    """Install a package's newest release under a folder; returns its number."""
+def install(agent: ModuleType, folder: Path) -> str:
+    """Install an agent's newest release under a folder, from npm or with pip; returns its number."""
+    if not hasattr(agent, "PACKAGE"):
+        run_quietly([sys.executable, "-m", "venv", str(folder)])
+        run_quietly([str(folder / "bin/pip"), "install", "--quiet", *agent.PACKAGES])
+        name = agent.PACKAGES[0].partition("[")[0]
+        version = f"import importlib.metadata; print(importlib.metadata.version({name!r}))"
+        return run_quietly([str(folder / "bin/python"), "-c", version]).strip()
+    package = agent.PACKAGE
     npm = shutil.which("npm")
     if npm is None:
         raise SystemExit("agents: npm is not here. Install Node.js 20 or newer, or leave this agent out")
