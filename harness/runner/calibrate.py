@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any, Literal, NamedTuple
 
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import SpecError
 from harness.model.engine import CostModel, load_cost_model
-from harness.model.engine.config import PAGED_STEP_TOKENS
+from harness.model.engine.config import PAGED_STEP_TOKENS, Drafts
 from harness.model.engine.cost import attended_tokens
 from harness.model.spec import ExperimentSpec, ServerSpec, parse_experiment
 
@@ -48,7 +49,8 @@ class CalibrationSpec:
 
     context_tokens: prompt lengths of the constant-n runs; prefill_tokens: of the sweep. layout "separate": a server
     start for each n and context, which the server's own report needs; "joined": all in one run, one after another, as
-    on every vLLM, whose step log tells them apart. sections: keys of the experiment's other tables, by table.
+    on every vLLM, whose step log tells them apart. With acceptance rates each number of drafts is a start of its own,
+    from none to as many as there are rates. sections: keys of the experiment's other tables, by table.
     """
 
     name: str
@@ -66,16 +68,25 @@ class CalibrationSpec:
     sections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
 
     @property
-    def swept_num_seqs(self) -> tuple[int, ...]:
-        return self.num_seqs or default_num_seqs(self.server.decode_buckets, self.server.max_num_seqs)
+    def swept_drafts(self) -> range:
+        return range(1 + len(self.server.synthetic_acceptance_rates or ()))
+
+    def swept_num_seqs(self, drafts: int = 0) -> tuple[int, ...]:
+        """Numbers of requests that run at once with so many drafts each."""
+        held = [max(1, size // (1 + drafts)) for size in self.server.decode_buckets]
+        return self.num_seqs or default_num_seqs(held, self.server.max_num_seqs)
 
     @property
     def swept_prefill_tokens(self) -> tuple[int, ...]:
         return (*SHORT_PREFILL_TOKENS, *self.prefill_tokens) if self.server.is_paged else self.prefill_tokens
 
-    def bucket_of(self, num_seqs: int) -> int:
-        """The compiled size of a decode step; ``num_seqs`` itself above the largest captured size."""
-        return next((bucket for bucket in self.server.decode_buckets if bucket >= num_seqs), num_seqs)
+    def step_ns(self, model: CostModel, num_seqs: int, context_tokens: int = 0, drafts: int = 0) -> int:
+        """Duration of a decode step: of its compiled size, or its tokens above the largest captured size."""
+        tokens, sizes = num_seqs * (1 + drafts), self.server.decode_buckets
+        passes = Drafts(drafts, self.server.speculative_method or "").num_passes
+        extra_ns = passes * (model.draft_pass_ns or 0) + model.eager_ns * (tokens > max(sizes, default=tokens))
+        size = next((size for size in sizes if size >= tokens), tokens)
+        return model.decode_step_ns(size, num_seqs, context_tokens) + extra_ns
 
 
 def default_num_seqs(buckets: Sequence[int], limit: int) -> tuple[int, ...]:
@@ -96,13 +107,19 @@ def calibration_experiment(spec: CalibrationSpec) -> ExperimentSpec:
     Raises SpecError when a length does not fit a slot or an n lies above the limit.
     """
     limit = spec.server.max_num_seqs
-    if wrong := [n for n in spec.swept_num_seqs if not 1 <= n <= limit]:
+    if wrong := [n for n in spec.num_seqs if not 1 <= n <= limit]:
         raise SpecError(f"n = {wrong} cannot run at once", where="num_seqs", hint=f"The limit is {limit}")
-    points = {f"n{n}-c{context}": (n, context) for context in spec.context_tokens for n in spec.swept_num_seqs}
+    points = {f"n{n}-c{context}": (n, context) for context in spec.context_tokens for n in spec.swept_num_seqs()}
+    server = spec.server.model_dump(mode="json", exclude_unset=True)
     if spec.layout == "joined" or spec.server.is_paged:
-        decode, end_s = _decode_groups(spec, points)
+        decode, end_s = _decode_groups(spec)
         prefill = _beside_decodes(spec, end_s) if spec.server.is_paged else _prefill_groups(spec, end_s)
         conditions = [{"name": "all", "workload": {"group": [*decode, *prefill]}}]
+        for drafts in spec.swept_drafts[1:]:
+            # No draft is accepted: then all requests of a batch go on alike, and end together.
+            server |= {"num_speculative_tokens": 0, "synthetic_acceptance_rates": [0.0] * drafts}
+            only, groups = {"num_speculative_tokens": drafts}, _decode_groups(spec, drafts)[0]
+            conditions.append({"name": f"drafts-{drafts}", "server": only, "workload": {"group": groups}})
     else:
         conditions: list[dict[str, Any]] = [
             {"name": name, "workload": {"num_sessions": n, "prompt_tokens": _fixed(context)}}
@@ -131,7 +148,7 @@ def calibration_experiment(spec: CalibrationSpec) -> ExperimentSpec:
             "base_seed": spec.base_seed,
             "workload": {**given.get("workload", {}), **sweeps},
             "client": given.get("client", {}),
-            "server": spec.server.model_dump(mode="json", exclude_unset=True),
+            "server": server,
             "limits": {**LOOSE_LIMITS, **(READ_LATE if spec.server.is_vllm else {}), **given.get("limits", {})},
             "condition": conditions,
         },
@@ -139,18 +156,18 @@ def calibration_experiment(spec: CalibrationSpec) -> ExperimentSpec:
     )
 
 
-def _decode_groups(spec: CalibrationSpec, points: Mapping[str, tuple[int, int]]) -> tuple[list[dict[str, Any]], float]:
+def _decode_groups(spec: CalibrationSpec, drafts: int = 0) -> tuple[list[dict[str, Any]], float]:
     """Groups one after another, each after the predicted end of the one before and a margin; the last one's end, s."""
     model = load_cost_model(spec.server.cost_model)
     groups: list[dict[str, Any]] = []
     start_s = 0.0
-    for name, (n, context) in points.items():
+    for context, n in product(spec.context_tokens, spec.swept_num_seqs(drafts)):
         generate = spec.generate_tokens
         if spec.server.is_paged:
             # The first request decodes while parts of the last prompt are computed.
             generate += n * context // (spec.server.max_num_batched_tokens or PAGED_STEP_TOKENS)
-        groups.append(_group(name, n, context, generate, start_s=start_s))
-        step_ns = model.decode_step_ns(spec.bucket_of(n), n, n * (context + generate))
+        groups.append(_group(f"n{n}-c{context}", n, context, generate, start_s=start_s))
+        step_ns = spec.step_ns(model, n, n * (context + generate), drafts)
         start_s += _paused_s(n * model.prefill_ns(context) + generate * step_ns)
     return groups, start_s
 
@@ -158,7 +175,7 @@ def _decode_groups(spec: CalibrationSpec, points: Mapping[str, tuple[int, int]])
 def _beside_decodes(spec: CalibrationSpec, start_s: float) -> list[dict[str, Any]]:
     """For each length its prompts one after another, while another request decodes: the engine is never idle."""
     model = load_cost_model(spec.server.cost_model)
-    step_ns = model.decode_step_ns(spec.bucket_of(1), 1)
+    step_ns = spec.step_ns(model, 1)
     groups: list[dict[str, Any]] = []
     # Prompts that arrive in the same step count for another length.
     repeats = 2 * spec.prefill_repeats
@@ -208,15 +225,11 @@ class Recovery(NamedTuple):
 
 
 def compare_models(model: CostModel, known: CostModel, spec: CalibrationSpec) -> Recovery:
-    """Differences of a model from a known one, over every n, context and prefill length of the sweeps."""
-    largest, is_paged = max(spec.server.decode_buckets, default=spec.server.max_num_seqs), spec.server.is_paged
+    """Differences of a model from a known one, over every n, drafts, context and prefill length of the sweeps."""
+    numbers, is_paged = range(1, spec.server.max_num_seqs + 1), spec.server.is_paged
     steps = [
-        [
-            each.decode_step_ns(spec.bucket_of(n), n, n * context) + each.eager_ns * (n > largest)
-            for each in (model, known)
-        ]
-        for n in range(1, spec.server.max_num_seqs + 1)
-        for context in spec.context_tokens
+        [spec.step_ns(each, n, n * context, drafts) for each in (model, known)]
+        for n, context, drafts in product(numbers, spec.context_tokens, spec.swept_drafts)
     ]
     prefills = [
         [

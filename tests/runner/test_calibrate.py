@@ -155,14 +155,6 @@ def test_the_report_shows_every_point_and_names_interpolated_buckets(tmp_path: P
     assert any("f(32) was not measured" in line for line in extrapolated(wider, model))
 
 
-def test_a_calibration_that_was_cut_short_continues(tmp_path: Path) -> None:
-    spec = little_sweep("paper", layout="separate", num_seqs=(1, 2), context_tokens=(300,))
-    planned = calibration_experiment(spec)
-    first = run_experiment(planned, runs_root=tmp_path)
-    assert [run.condition for run in first.runs] == ["n1-c300", "n2-c300", "prefill"]
-    assert run_experiment(planned, runs_root=tmp_path, resume=True).num_performed == 0
-
-
 def test_runs_of_two_configurations_are_not_fitted_together(tmp_path: Path, swept: Sweeps) -> None:
     wide = ServerSpec(max_num_seqs=4, decode_buckets=(1, 4), cost_model="paper")
     other = run_experiment(calibration_experiment(little_sweep("paper", server=wide)), runs_root=tmp_path).runs
@@ -235,7 +227,7 @@ def gpu_costs(
         "[prefill]\nper_call_ms = 1\nper_call_us_per_token = 20\n"
         f"[chunked_prefill]\nper_step_ms = {per_step_ms}\nper_token_us = {per_token_us}\n"
         f"per_attended_token_ns = {attended_ns}\n"
-        f"[eager]\nstep_ns = {eager_ns}\n"
+        f"[eager]\nstep_ns = {eager_ns}\n[drafts]\nper_pass_ms = 0.35\n"
     )
     return str(path)
 
@@ -270,18 +262,27 @@ def test_a_known_gpu_server_comes_back_within_the_intervals(
     )
 
 
-def test_the_context_term_of_a_gpu_server_comes_back_from_its_kv_memory_in_use(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", [None, "eagle3"])
+def test_the_costs_of_context_and_drafts_on_a_gpu_server_come_back(tmp_path: Path, method: str | None) -> None:
     truth = gpu_costs(tmp_path, {1: 2.45, 2: 2.6, 4: 3.4}, 0.4, 20, 3_000_000, context_us=0.15)
-    sweep = gpu_sweep({"rules": "vllm-paged", "cost_model": truth})
+    drafts = {"speculative_method": method, "synthetic_acceptance_rates": [0.7, 0.5]} if method else {}
+    sweep = gpu_sweep({"rules": "vllm-paged", "cost_model": truth, **drafts})
     sweep = replace(sweep, context_tokens=(300, 1500))
-    [run] = run_experiment(calibration_experiment(sweep), runs_root=tmp_path).runs
-    calibration = fit_runs([run], seed=1)
+    runs = run_experiment(calibration_experiment(sweep), runs_root=tmp_path).runs
+    calibration = fit_runs(runs, seed=1)
     assert calibration.fits[DECODE]["context_us_per_token"] == pytest.approx(0.15, rel=0.01)
-    fitted = load_cost_model(write_cost_file(calibration, tmp_path / "costs", "mine"))
-    device_ns = simulate(run.plan, run.server, run.cost_model).device_ns
-    # The end of the last block of each request is not in the log.
-    assert run_figures(run).a_ns == pytest.approx(device_ns, rel=1e-3)
-    assert figures_at(run, fitted).a_ns == pytest.approx(device_ns, rel=1e-3)
+    fitted, known = load_cost_model(write_cost_file(calibration, tmp_path / "costs", "mine")), load_cost_model(truth)
+    assert fitted.draft_pass_ns == (pytest.approx(known.draft_pass_ns, rel=1e-3) if method else None)
+    assert compare_models(fitted, known, sweep).step_share < 1e-3
+    for run in runs:
+        device_ns = simulate(run.plan, run.server, run.cost_model).device_ns
+        # The end of the last block of each request is not in the log.
+        assert run_figures(run).a_ns == pytest.approx(device_ns, rel=1e-3)
+        assert figures_at(run, fitted).a_ns == pytest.approx(device_ns, rel=1e-3)
+    if method:
+        # One number of drafts does not tell the drafter from the size.
+        with pytest.raises(SpecError, match=r"cannot tell .*per_pass_ms"):
+            fit_runs([run for run in runs if run.condition == "drafts-2"], seed=1)
 
 
 def test_the_cost_of_what_parts_of_prompts_attend_to_comes_back(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from harness.analysis.calibration.fit import (
     ATTENDED,
     EAGER,
     MAX_SHARE,
+    PASS,
     Fit,
     FitError,
     fit_decode,
@@ -91,11 +92,6 @@ class Calibration:
     prefill_points: tuple[PrefillPoint, ...] = field(default=(), repr=False)
 
     @property
-    def is_chunked(self) -> bool:
-        """Whether prompts are computed in parts beside decodes."""
-        return self.origin.is_chunked
-
-    @property
     def intervals(self) -> dict[str, Interval]:
         """Of every coefficient, by its name."""
         return {name: interval for fit in self.fits.values() for name, interval in fit.intervals.items()}
@@ -137,13 +133,13 @@ def fit_runs(runs: Sequence[SealedRun], *, seed: int, with_context: bool | None 
         prefills = chunk_points(valid, costs)
         fits |= _fits_beside(decode, every_point, prefills, server.slot_tokens, seed)
     else:
-        prefills = tuple(point for point in prefill_points(valid) if not point.cached_tokens)
+        prefills = tuple(point for run in valid for point in prefill_points(run) if not point.cached_tokens)
         fits[PREFILL] = fit_prefill(prefills, seed=seed)
     notes = (
         f"Fitted by harness server calibrate, {utc_now():%Y-%m-%d}.",
         "" if kind.has_device else f"No accelerator was measured: the backend was {kind.name}.",
         f"{len(runs) - len(valid)} invalid runs were left out." if len(runs) > len(valid) else "",
-        *(_not_fitted(fits, server) if server.is_paged else ()),
+        *(_not_fitted(fits, [run.server for run in valid]) if server.is_paged else ()),
         *_notes_of(fits),
     )
     return Calibration(
@@ -183,10 +179,7 @@ def fit_recorded(path: Path, *, seed: int) -> Calibration:
         raise SpecError(what, where=str(path), hint="Record for longer, or calibrate: harness server calibrate")
     decode = fit_decode(points, seed=seed)
     prefills = recorded_chunk_points(log, _decode_model(decode))
-    slot_tokens, sizes = (
-        log.settings.get("slot_tokens", DEFAULTS["slot_tokens"]),
-        tuple(log.settings.get("decode_buckets") or ()),
-    )
+    slot_tokens = log.settings.get("slot_tokens", DEFAULTS["slot_tokens"])
     fits = {DECODE: decode, **_fits_beside(decode, every_point, prefills, slot_tokens, seed)}
     return Calibration(
         origin=FitSource(
@@ -202,7 +195,7 @@ def fit_recorded(path: Path, *, seed: int) -> Calibration:
         notes=(f"Fitted to recorded steps, {utc_now():%Y-%m-%d}.", *_notes_of(fits)),
         seed=seed,
         point_source="recorded",
-        buckets=sizes or tuple(seen),
+        buckets=tuple(log.settings.get("decode_buckets") or seen),
         step_points=points,
         prefill_points=prefills,
     )
@@ -244,25 +237,29 @@ def _decode_model(decode: Fit) -> CostModel:
         alpha_fs=to_fs(decode["alpha_ms"], FS_PER_MS),
         beta_fs=to_fs(decode["beta_ms_per_request"], FS_PER_MS),
         context_fs=to_fs(decode["context_us_per_token"], FS_PER_US),
+        draft_pass_ns=round(decode[PASS] * NS_PER_MS),
     )
 
 
 def _step_ms(point: StepPoint, costs: CostModel) -> float:
     """What a step of the point costs as a graph."""
-    return costs.decode_step_ns(point.bucket, point.num_seqs, round(point.context_tokens or 0)) / NS_PER_MS
+    step_ns = costs.decode_step_ns(point.bucket, point.num_seqs, round(point.context_tokens or 0))
+    return (step_ns + point.passes * (costs.draft_pass_ns or 0)) / NS_PER_MS
 
 
-def _not_fitted(fits: Mapping[str, Fit], server: ServerSpec) -> Iterator[str]:
+def _not_fitted(fits: Mapping[str, Fit], servers: Sequence[ServerSpec]) -> Iterator[str]:
     """What the runs of a vLLM did not show."""
-    if missing := [size for size in server.decode_buckets if size not in fits[DECODE].f_ms]:
+    sizes = servers[0].decode_buckets
+    if missing := [size for size in sizes if size not in fits[DECODE].f_ms]:
         yield f"Not fitted: f({', '.join(map(str, missing))}), no stretch of steps of this size."
-    if server.decode_buckets and server.max_num_seqs > server.decode_buckets[-1] and WITHOUT_GRAPH not in fits:
+    most_tokens = max(server.max_num_seqs * (1 + (server.num_speculative_tokens or 0)) for server in servers)
+    if sizes and most_tokens > sizes[-1] and WITHOUT_GRAPH not in fits:
         yield "Not fitted: the extra time of steps without a graph, no stretch of them or none that takes longer."
 
 
 def _one_artifact(runs: Sequence[SealedRun]) -> str:
     """The compiled configuration of the runs' server; SpecError when they differ."""
-    by_server = {(run.manifest.backend, artifact_of(run)): run for run in runs}
+    by_server = {(run.manifest.backend, artifact_of(run), run.server.speculative_method): run for run in runs}
     if len(by_server) > 1:
         conditions = ", ".join(sorted(run.condition for run in by_server.values()))
         raise SpecError(
@@ -295,7 +292,8 @@ def decode_residuals(calibration: Calibration, model: CostModel) -> list[Residua
     for point in sorted(calibration.step_points, key=lambda point: (point.num_seqs, point.context_tokens or 0.0)):
         context = point.context_tokens
         each = "" if context is None else f", {round(round(context) / point.num_seqs)} tokens each"
-        what = f"n={point.num_seqs} in bucket {point.bucket}{each}"
+        drafted = f", {point.passes} passes of the drafter" if point.passes else ""
+        what = f"n={point.num_seqs} in bucket {point.bucket}{drafted}{each}"
         residuals.append(Residual(what, point.num_seqs, point.period_ms, _step_ms(point, model)))
     return residuals
 
@@ -308,7 +306,9 @@ def prefill_residuals(calibration: Calibration, model: CostModel) -> list[Residu
         is_whole = attended in (0, attended_tokens(0, length))
         what = f"q={length}" if is_whole else f"q={length}, {attended:,} tokens attended to"
         fitted_ns = (
-            model.chunked_step_ns(0, 0, 0, length, attended) if calibration.is_chunked else model.prefill_ns(length)
+            model.chunked_step_ns(0, 0, 0, length, attended)
+            if calibration.origin.is_chunked
+            else model.prefill_ns(length)
         )
         fitted_ns += model.chunk_eager_ns * is_eager
         measured_ms = float(np.median([point.elapsed_ms for point in points]))
@@ -326,7 +326,7 @@ def extrapolated(calibration: Calibration, model: CostModel) -> Iterator[str]:
     low, high = model.fitted_prefill_tokens or (0, 0)
     yield (
         f"steps with fewer than {low} or more than {high} tokens of prompts"
-        if calibration.is_chunked
+        if calibration.origin.is_chunked
         else f"prefills below {low} or above {high} computed tokens"
     )
     if model.fitted_context_tokens is not None:
@@ -367,7 +367,7 @@ def cost_file_text(calibration: Calibration, name: str) -> str:
     """The text of a cost-model file."""
     origin = calibration.origin
     decode, prefill = calibration.fits[DECODE], calibration.fits[PREFILL]
-    names = CHUNKED if calibration.is_chunked else {}
+    names = CHUNKED if origin.is_chunked else {}
     origins = {what: {"method": fit.method, **_origin(fit)} for what, fit in calibration.fits.items()}
     table: dict[str, Any] = {
         "name": name,
@@ -380,7 +380,7 @@ def cost_file_text(calibration: Calibration, name: str) -> str:
             "f_ms": decode.f_ms,
         },
         "prefill": {
-            "chunk_tokens": origin.slot_tokens if calibration.is_chunked else PREFILL_CHUNK_TOKENS,
+            "chunk_tokens": origin.slot_tokens if origin.is_chunked else PREFILL_CHUNK_TOKENS,
             **{each: prefill[each] for each in CHUNKED},
             "fitted_tokens": prefill.fitted_tokens,
         },
@@ -399,13 +399,15 @@ def cost_file_text(calibration: Calibration, name: str) -> str:
             "runs": origin.hashes,
         },
     }
-    if calibration.is_chunked:
+    if origin.is_chunked:
         # Files of servers without the last two stay as they were.
         kept = {each: value for each in (ATTENDED, EAGER) if (value := prefill[each])}
         table["chunked_prefill"] = {named: prefill[each] for each, named in CHUNKED.items()} | kept
     if (eager := calibration.fits.get(WITHOUT_GRAPH)) is not None:
         table["eager"] = {"step_ns": round(eager["eager_ms"] * NS_PER_MS)}
         table["calibration"]["eager"] = origins[WITHOUT_GRAPH]
+    if any(point.passes for point in calibration.step_points):
+        table["drafts"] = {PASS: decode[PASS]}
     # Rounding to the digits of a coefficient would take away what they are known to.
     errors = [
         {

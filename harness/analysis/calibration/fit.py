@@ -35,6 +35,7 @@ NEGLIGIBLE_NS = 1e-5
 NEGLIGIBLE_MS = 1e-5
 ATTENDED = "per_attended_token_ns"
 EAGER = "per_step_eager_ms"
+PASS = "per_pass_ms"
 BLOCKS = f"blocks of {BLOCK_STEPS} steps"
 
 
@@ -148,15 +149,20 @@ def _fit_decode(points: Sequence[StepPoint], seed: int, *, with_context: bool) -
         raise SpecError(
             f"{len(points)} points cannot tell {', '.join(form.names)} apart",
             where="calibration",
-            hint="Measure some bucket at two numbers of requests, and each number at two context lengths (or use "
-            "--no-context)",
+            hint="Measure some bucket at two numbers of requests (and with drafts, of drafts), and each number at two "
+            "context lengths (or use --no-context)",
         )
     rough = form.solve(np.array([point.period_ms for point in points]))
     # The growth of context inside a stretch is no noise: it is taken out of the blocks before their median.
     context = float(rough[-1]) if with_context else 0.0
     blocks = [point.periods_at_one_context_ms(context) for point in points]
+    fitted = _fit(form, blocks, [point.group for point in points], seed)
+    if fitted[PASS] < 0:
+        without = _fit_decode([replace(point, passes=0) for point in points], seed, with_context=with_context)
+        note = f"{PASS} is held at 0: {fitted[PASS]:.6f} came out, and no pass of a drafter takes less than 0."
+        return replace(without, notes=(*without.notes, note))
     return replace(
-        _fit(form, blocks, [_stratum(point) for point in points], seed),
+        fitted,
         method="least squares on whole step periods, one level per bucket",
         fitted_tokens=_context_range(points),
         notes=("Alpha is inside f: whole steps do not tell them apart.",),
@@ -179,7 +185,7 @@ def fit_decode_with_report(points: Sequence[StepPoint], f_ms: Mapping[int, float
     line = _Form(("alpha_ms", "beta_ms_per_request"), np.array([[1.0, point.num_seqs] for point in used]))
     reported_ms = np.array([f_ms[point.bucket] for point in used])
     rest = [point.block_periods_ms - f_ms[point.bucket] for point in used]
-    fitted = _fit(line, rest, [_stratum(point) for point in used], seed, reported_ms)
+    fitted = _fit(line, rest, [point.group for point in used], seed, reported_ms)
     return replace(
         fitted,
         coefficients={**{size_name(size): f_ms[size] for size in sorted(f_ms)}, **fitted.coefficients},
@@ -275,7 +281,7 @@ def fit_eager(points: Sequence[StepPoint], with_graph_ms: Callable[[StepPoint], 
     prices_ms = np.array([with_graph_ms(point) for point in points])
     extra = [point.block_periods_ms - price_ms for point, price_ms in zip(points, prices_ms, strict=True)]
     form = _Form(("eager_ms",), np.ones((len(points), 1)))
-    return _fit(form, extra, [_stratum(point) for point in points], seed, prices_ms)
+    return _fit(form, extra, [point.group for point in points], seed, prices_ms)
 
 
 class _Form(NamedTuple):
@@ -307,6 +313,8 @@ def _decode_form(points: Sequence[StepPoint], *, with_context: bool) -> _Form:
     columns = {size_name(bucket): [float(point.bucket == bucket) for point in points] for bucket in buckets}
     if len({(point.bucket, point.num_seqs) for point in points}) > len(buckets):
         columns["beta_ms_per_request"] = [float(point.num_seqs) for point in points]
+    if any(point.passes for point in points):
+        columns[PASS] = [float(point.passes) for point in points]
     if with_context:
         columns["context_us_per_token"] = [(point.context_tokens or 0.0) / US_PER_MS for point in points]
     return _Form(tuple(columns), np.array(list(columns.values())).T)
@@ -365,13 +373,6 @@ def _with_reported(line: FitErrors, sizes: Sequence[int], root_of_squares_ms: fl
     correlations[len(sizes) :, len(sizes) :] = line.correlations
     of_sizes = [max(root_of_squares_ms / math.sqrt(line.degrees), line.standard_errors[0])] * len(sizes)
     return FitErrors(names, (*of_sizes, *line.standard_errors), tuple(map(tuple, correlations.tolist())), line.degrees)
-
-
-def _stratum(point: StepPoint) -> str:
-    """What is held out together, in words."""
-    num_seqs, blocks = point.stratum
-    of_length = "" if blocks is None else f" of about {128 * blocks} tokens"
-    return f"{num_seqs} request{'' if num_seqs == 1 else 's'}{of_length}, size {point.bucket}"
 
 
 def _is_determined(columns: FloatArray) -> bool:

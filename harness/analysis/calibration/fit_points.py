@@ -16,8 +16,8 @@ from itertools import groupby, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.cost.reconstruct import step_contexts
-from harness.analysis.logs.engine_steps import attended_by_step, decode_contexts, step_log_of, step_spans
+from harness.analysis.cost.reconstruct import drafter_passes, step_contexts, step_works
+from harness.analysis.logs.engine_steps import decode_contexts, step_log_of, step_spans
 from harness.analysis.run_tables import join_request_id
 from harness.clock import NS_PER_MS, ScaledClock
 from harness.errors import SpecError
@@ -44,7 +44,7 @@ class Stretch:
 
     instants_ns, steps: shape (k,): when something was seen, and how many steps had passed since the first instant.
     first_context_tokens: summed sequence lengths of the step that begins at the first instant; each step adds
-    num_seqs. None: unknown.
+    num_seqs. None: unknown. passes: of the drafter, after each step.
     """
 
     num_seqs: int
@@ -53,6 +53,7 @@ class Stretch:
     steps: IntArray
     first_context_tokens: float | None
     is_eager: bool = False
+    passes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class StepPoint:
 
     block_periods_ms: shape (blocks,), ms a step. context_tokens: summed over the batch; None: unknown.
     block_context_offsets: shape (blocks,), each block's own context less that, tokens; None: unknown.
-    is_eager: the steps ran without a graph although graphs are on.
+    is_eager: the steps ran without a graph although graphs are on. passes: of the drafter, after each step.
     """
 
     num_seqs: int
@@ -70,6 +71,7 @@ class StepPoint:
     block_periods_ms: FloatArray = field(repr=False)
     block_context_offsets: FloatArray | None = field(default=None, repr=False)
     is_eager: bool = False
+    passes: int = 0
 
     def periods_at_one_context_ms(self, context_us_per_token: float) -> FloatArray:
         """The block periods without what the growth of context inside the stretch adds to them."""
@@ -82,10 +84,11 @@ class StepPoint:
         return float(np.median(self.block_periods_ms))
 
     @property
-    def stratum(self) -> tuple[int, int | None]:
-        """(n, mean sequence length to the nearest 128 tokens): what is left out together when an error is held out."""
-        mean = None if self.context_tokens is None else round(self.context_tokens / self.num_seqs / 128)
-        return self.num_seqs, mean
+    def group(self) -> str:
+        """What is left out together when an error is held out, in words; lengths to the nearest 128 tokens."""
+        blocks = None if self.context_tokens is None else round(self.context_tokens / self.num_seqs / 128)
+        of_length = "" if blocks is None else f" of about {128 * blocks} tokens"
+        return f"{self.num_seqs} request{'' if self.num_seqs == 1 else 's'}{of_length}, size {self.bucket}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +149,7 @@ def _point(stretch: Stretch) -> StepPoint | None:
         block_periods_ms=np.diff(instants_ns) / np.diff(steps) / NS_PER_MS,
         block_context_offsets=None if first is None else stretch.num_seqs * (middles - middle),
         is_eager=stretch.is_eager,
+        passes=stretch.passes,
     )
 
 
@@ -186,7 +190,9 @@ def log_stretches(run: SealedRun) -> Iterator[Stretch]:
 def _step_log_stretches(run: SealedRun, log: StepLog) -> Iterator[Stretch]:
     """Long stretches of pure decode steps. A request that comes or ends makes a mixed step or another n."""
     clock, contexts = ScaledClock(run.manifest.clock.scale), decode_contexts(log)
-    rows = values_of(log.steps, "kind", "n", "b", "runtime_mode", "at_ns")
+    # With drafts n counts tokens.
+    requests = "generation_requests" if log.num_drafts else "n"
+    rows = values_of(log.steps, "kind", requests, "b", "runtime_mode", "at_ns")
     # The steps of several engines lie between each other.
     alone = rows if len(log.engines) == 1 else ()
     for (kind, n, b, mode), group in groupby(enumerate(alone), key=lambda row: row[1][:-1]):
@@ -204,6 +210,7 @@ def _step_log_stretches(run: SealedRun, log: StepLog) -> Iterator[Stretch]:
             if contexts is None
             else float(np.median([contexts[place] for place, _ in chosen] - n * steps)) + n,
             is_eager=log.has_graphs and mode == "NONE",
+            passes=drafter_passes(log),
         )
 
 
@@ -237,7 +244,7 @@ def recorded_step_points(log: StepLog) -> tuple[StepPoint, ...]:
         if len(samples) >= MIN_BLOCKS * BLOCK_STEPS:
             contexts, periods_ms = np.array(samples).T
             middle = float(np.median(contexts))
-            points.append(StepPoint(n, b, middle, periods_ms, contexts - middle, is_eager))
+            points.append(StepPoint(n, b, middle, periods_ms, contexts - middle, is_eager, drafter_passes(log)))
     return tuple(points)
 
 
@@ -257,27 +264,19 @@ def recorded_chunk_points(log: StepLog, decode: CostModel) -> tuple[PrefillPoint
 
 
 def _chunks(log: StepLog, clock: ScaledClock, decode: CostModel) -> Iterator[PrefillPoint]:
-    contexts = decode_contexts(log) or [0.0] * log.steps.num_rows
-    rows = values_of(log.steps, "kind", "generation_requests", "context_tokens", "runtime_mode")
-    works = zip(contexts, attended_by_step(log), step_spans(log), rows, strict=True)
-    for context, attended, span, (kind, n, tokens, mode) in works:
-        if kind in ("prefill", "mixed") and span is not None and tokens and n is not None:
+    drafter_ns = drafter_passes(log) * (decode.draft_pass_ns or 0)
+    for work, span in zip(step_works(log, decode), step_spans(log), strict=True):
+        if work.kind in ("prefill", "mixed") and span is not None and work.tokens and work.is_counted:
             since_ns, at_ns = map(clock.from_monotonic_ns, span)
-            decodes_ns = decode.chunked_step_ns(n, n, round(context), 0)
-            elapsed_ns = at_ns - since_ns - decodes_ns
-            is_eager = log.has_graphs and mode == "NONE"
-            yield PrefillPoint(tokens, 0, elapsed_ns / NS_PER_MS, attended, decodes_ns / NS_PER_MS, is_eager)
+            decodes_ns = decode.chunked_step_ns(work.size, work.n, work.context, 0) + drafter_ns
+            elapsed_ms = (at_ns - since_ns - decodes_ns) / NS_PER_MS
+            yield PrefillPoint(work.tokens, 0, elapsed_ms, work.attended, decodes_ns / NS_PER_MS, work.is_eager)
 
 
-def prefill_points(runs: Iterable[SealedRun]) -> tuple[PrefillPoint, ...]:
-    """Every prefill of valid runs whose time is known. Times in model ms; empty when there is none.
-
-    From the request's ALLOC line to the next line of a step, an admission or an end.
+def prefill_points(run: SealedRun) -> Iterator[PrefillPoint]:
+    """Every prefill of a run whose time is known, from the request's ALLOC line to the next line of a step, an
+    admission or an end. Times in model ms.
     """
-    return tuple(point for run in runs if run.is_valid for point in _log_prefills(run))
-
-
-def _log_prefills(run: SealedRun) -> Iterator[PrefillPoint]:
     columns = values_of(run.table("requests"), "status", "response_id", "prompt_tokens", "cached_tokens")
     known = {
         name: (prompt, cached)

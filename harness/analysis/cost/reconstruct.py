@@ -143,13 +143,13 @@ def chunked_channel_a(log: StepLog, steps: pa.Table, cost_model: CostModel) -> C
 
     None where the cost model does not state what parts of prompts cost, or the log does not show each step's work.
     """
-    prices, works = step_prices(log, cost_model), _works(log, cost_model)
+    prices, works = step_prices(log, cost_model), step_works(log, cost_model)
     if prices is None or steps.num_rows != log.num_by_kind.get("decode", 0):
         return None
     decodes = [(work.b or 0, work.n, work.context) for work in works if work.kind == "decode"]
     others = [work for work in works if work.kind not in ("decode", *WITHOUT_WORK)]
     sizes, requests, of_decodes = np.array(decodes, dtype=np.int64).reshape(-1, 3).T
-    of_drafter = {"per_pass_ms": float(_passes(log) * (len(decodes) + len(others)))} if log.num_drafts else {}
+    of_drafter = {"per_pass_ms": float(drafter_passes(log) * (len(decodes) + len(others)))} if log.num_drafts else {}
     decode_ns = sum(price for price, work in zip(prices, works, strict=True) if work.kind == "decode")
     chunks = [(work.tokens, work.n, work.size, work.context, work.attended) for work in others]
     eager = {
@@ -188,7 +188,7 @@ class _Work(NamedTuple):
     attended: int
 
 
-def _works(log: StepLog, cost_model: CostModel) -> list[_Work]:
+def step_works(log: StepLog, cost_model: CostModel) -> list[_Work]:
     """Every step, without contexts where no price depends on them."""
     contexts = decode_contexts(log) if cost_model.context_fs else None
     rounded = np.zeros(log.steps.num_rows, dtype=np.int64) if contexts is None else np.rint(contexts).astype(np.int64)
@@ -206,7 +206,7 @@ def _works(log: StepLog, cost_model: CostModel) -> list[_Work]:
     return works
 
 
-def _passes(log: StepLog) -> int:
+def drafter_passes(log: StepLog) -> int:
     """Passes of the drafter after each step."""
     return Drafts(log.num_drafts, str(log.effective.get("speculative_method"))).num_passes
 
@@ -217,12 +217,12 @@ def step_prices(log: StepLog, cost_model: CostModel) -> list[int] | None:
     None where the cost model does not state what parts of prompts and drafts cost, or the log does not show each step's
     work.
     """
-    works = _works(log, cost_model)
+    works = step_works(log, cost_model)
     if cost_model.chunk_step_fs is None or not all(map(_is_shown, works)):
         return None
     if log.num_drafts and cost_model.draft_pass_ns is None:
         return None
-    drafter_ns = (cost_model.draft_pass_ns or 0) * _passes(log)
+    drafter_ns = (cost_model.draft_pass_ns or 0) * drafter_passes(log)
     price = {work: _price_ns(work, cost_model, drafter_ns) for work in set(works)}
     return [price[work] for work in works]
 

@@ -287,9 +287,7 @@ class CostModel:
                 raise SpecError(
                     f"has no [{key}], which these rules need",
                     where=f"cost model {self.name}",
-                    hint="Fit one with `harness server calibrate`, or try `emulated-gpu`: step times by arithmetic"
-                    if key != "drafts"
-                    else "Write [drafts] per_pass_ms = MS, the time of one pass of the drafter, or try `emulated-gpu`",
+                    hint="Fit one with `harness server calibrate`, or try `emulated-gpu`: step times by arithmetic",
                 )
 
     def prefill_ns(self, computed_tokens: int, cached_tokens: int = 0) -> int:

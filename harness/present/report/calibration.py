@@ -26,6 +26,7 @@ UNITS = {
     "per_call_ms": "prefill a, ms/call",
     "per_call_us_per_token": "prefill b, us/token/call",
     "eager_ms": "a step without a graph, ms more",
+    "per_pass_ms": "a pass of the drafter, ms",
 }
 CHUNKED_UNITS = UNITS | {
     "per_call_ms": "a step with parts of prompts, ms",
@@ -38,7 +39,7 @@ DOTS_PER_INCH = 120
 
 def coefficients(calibration: Calibration) -> dict[str, Interval]:
     """The interval of every coefficient, by its name for people."""
-    names = CHUNKED_UNITS if calibration.is_chunked else UNITS
+    names = CHUNKED_UNITS if calibration.origin.is_chunked else UNITS
     return {names.get(name, f"{name}, ms"): interval for name, interval in calibration.intervals.items()}
 
 

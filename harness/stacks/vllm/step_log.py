@@ -402,7 +402,7 @@ def _log_of_core(core: CoreSteps) -> StepLog:
                 row |= {"prefix_queries": details.queries, "prefix_hits": details.hits}
         rows.append(list(row.values()))
         # Rejected drafts are computed and leave the sequence: without their number its length is not known.
-        is_known = details is not None and (bool(step.drafts) or not has_drafts)
+        is_known = details is not None and (bool(step.drafts) or not has_drafts or not step.tokens)
         derived.append((values["schedule_ns"], details.decode_context if details is not None and is_known else None))
     return StepLog(
         vllm=str(core.header.get("vllm", "")),

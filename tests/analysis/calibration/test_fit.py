@@ -87,6 +87,14 @@ def test_points_that_cannot_tell_context_from_requests_are_refused_by_name() -> 
         fit_decode(points_of(CONTEXT, contexts=(512,)), with_context=True, seed=1)
 
 
+def test_a_pass_of_the_drafter_takes_no_less_than_nothing() -> None:
+    points = points_of(PAPER)
+    points += [replace(point, passes=2, block_periods_ms=point.block_periods_ms - 0.02) for point in points]
+    fit = fit_decode(points, seed=1)
+    assert fit["per_pass_ms"] == 0.0
+    assert any("per_pass_ms is held at 0: -0.010000 came out" in note for note in fit.notes)
+
+
 def test_the_papers_way_takes_f_from_the_report_and_a_line_through_the_rest() -> None:
     f_ms = {1: 9.870, 2: 10.420, 4: 10.825, 8: 12.970}
     fit = fit_decode_with_report(points_of(PAPER, contexts=(512,)), f_ms, seed=1)

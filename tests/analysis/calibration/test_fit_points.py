@@ -95,7 +95,8 @@ def test_both_ends_of_a_stretch_are_left_out(tmp_path: Path) -> None:
 
 
 def test_prefill_times_are_those_of_the_model(tmp_path: Path) -> None:
-    points = prefill_points(runs_of(tmp_path, constant(1, 128), constant(1, 2000)))
+    runs = runs_of(tmp_path, constant(1, 128), constant(1, 2000))
+    points = [point for run in runs for point in prefill_points(run)]
     assert {point.computed_tokens for point in points} == {128, 2000}
     for point in points:
         assert point.elapsed_ms == pytest.approx(MODEL.prefill_ns(point.computed_tokens) / MS, abs=2e-3)
