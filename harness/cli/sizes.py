@@ -258,7 +258,7 @@ def _print_compiled(spec: ExperimentSpec, given: Mapping[str, Any]) -> None:
         heads = tuple(f"tokens, {query} a request" for query in queries)
         show(console, Table("", "", ("requests", "size", *heads), tuple(rows)))
         if num_drafts:
-            what = "its native path, never run here on a device; the compiled models of this harness have no drafts"
+            what = "its native path, never run or modelled here; the compiled models of this harness have no drafts"
             print_folded(what)
 
 

@@ -20,7 +20,7 @@ from harness.errors import SpecError
 from harness.model.engine.state import EVENT_HEADER, Block, EngineState, Eviction, Place, Prefix, Row, Server, Slot
 from harness.model.spec import ServerShape, ServerSpec
 from harness.model.spec.server import DEFAULTS, HARNESS_KEYS, SERVER_KEYS
-from harness.stacks.rbln.rules.kv_rules import AUTO, PAGED, RULE_SETS, RuleSet, check_active_limit, is_paged, rule_set
+from harness.stacks.rbln.rules.kv_rules import AUTO, RULE_SETS, RuleSet, check_active_limit, is_paged, rule_set
 from harness.stacks.vllm.graph_rules import GraphFlags, graphs_of
 
 PREFILL_CHUNK_TOKENS = 128
@@ -407,9 +407,6 @@ def modelled_drafts(server: ServerSpec, releases: Sequence[str]) -> Drafts:
     num_drafts = server.num_speculative_tokens or 0
     if not num_drafts:
         return NO_DRAFTS
-    if not releases:
-        hint = f"Take rules = {PAGED!r}, or leave server.num_speculative_tokens out"
-        raise SpecError("know no drafts", where=f"rules {server.rules}", hint=hint)
     method, rates = server.speculative_method or "", server.synthetic_acceptance_rates or ()
     if len(rates) < num_drafts:
         raise SpecError(

@@ -176,8 +176,8 @@ def implied_buckets(server: Mapping[str, Any]) -> tuple[int, ...] | None:
     if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MOST_SEQS:
         return None
     drafts: object = server.get("num_speculative_tokens")
-    tokens_each = 1 + (drafts if isinstance(drafts, int) and drafts > 0 else 0)
-    return tuple(tokens_each * size for size in default_buckets(limit))
+    has_drafts = is_paged(str(server.get("rules"))) and isinstance(drafts, int) and drafts > 0
+    return tuple((1 + drafts if has_drafts else 1) * size for size in default_buckets(limit))
 
 
 def set_keys(changes: Mapping[str, Any]) -> frozenset[str]:
@@ -477,8 +477,13 @@ class ServerSpec(Spec):
         rates, num_drafts = self.synthetic_acceptance_rates or (), self.num_speculative_tokens or 0
         if any(not 0 <= rate <= before for rate, before in zip(rates, (1.0, *rates), strict=False)):
             raise ValueError(f"synthetic_acceptance_rates {list(rates)} must fall from the first on, between 1 and 0")
-        if num_drafts and not (self.is_paged and self.speculative_method and num_drafts <= len(rates)):
-            raise ValueError(f"{num_drafts} drafts need paged rules, speculative_method and as many acceptance rates")
+        if (num_drafts or rates) and not self.is_paged:
+            raise ValueError(
+                f"rules {self.rules!r} know no drafts: vllm-rbln's compiled models have none, and the scheduler of its "
+                "native path is not modelled; leave them out, or take rules = 'vllm-paged'"
+            )
+        if num_drafts and not (self.speculative_method and num_drafts <= len(rates)):
+            raise ValueError(f"{num_drafts} drafts need speculative_method and as many synthetic_acceptance_rates")
         return self
 
     @model_validator(mode="after")

@@ -131,9 +131,9 @@ def test_what_drafts_need_is_refused_in_one_line() -> None:
         EngineConfig.from_server(server(3, 1, 1, 1, method="medusa"))
     refused: tuple[tuple[dict[str, Any], str], ...] = (
         ({"synthetic_acceptance_rates": (0.5, 0.6, 0.1)}, "must fall from the first on"),
-        ({"synthetic_acceptance_rates": (0.5,)}, "as many acceptance rates"),
+        ({"synthetic_acceptance_rates": (0.5,)}, "as many synthetic_acceptance_rates"),
         ({"speculative_method": None}, "3 drafts need .*speculative_method"),
-        ({"rules": "vendor-0.12.0"}, "3 drafts need paged rules"),
+        ({"rules": "vendor-0.12.0", "max_num_seqs": 8}, "rules 'vendor-0.12.0' know no drafts: vllm-rbln's compiled"),
     )
     for wrong, message in refused:
         with pytest.raises(ValueError, match=message):
