@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from harness.cli.addresses import PrintedOutput, ReplicatesOption, RunsOption, SealedArgument, sealed_runs
+from harness.cli.prereg import FormatOption
 from harness.cli.terminal import print_folded, print_or_write, print_text, printable_lines, say, terminal, time_left
 from harness.clock import NS_PER_S, MonotonicClock
 from harness.errors import ExitCode, RunInvalidError, SpecError
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
     from harness.model.spec import ExperimentSpec
     from harness.runner import ProgressSink
 
-FormatOption = Annotated[
-    Literal["text", "markdown", "json"], typer.Option("--format", help="How the result is printed.")
-]
 # What predicting and analysing the runs of an experiment takes, of what making them took.
 ANALYSIS_SHARE = 0.3
 

@@ -61,8 +61,9 @@ def _table(spec: TableSpec, source: PaperRuns) -> Table:
     """One table; where its runs are missing, an empty one that says what to run."""
     name, label = f"Table {spec.number}", f"tab:{spec.number}"
     headings = ("Metric", *spec.conditions) if spec.conditions else tuple(column.heading for column in spec.columns)
-    if spec.shows_noise and _has_no_noise(spec.experiments[0], source):
-        notes = (f"{NO_NOISE} harness run plans/experiments/{spec.experiments[0]}.toml --backend rbln",)
+    first = spec.experiments[0] if spec.shows_noise else ""
+    if first and source.has(first) and all(run.manifest.kind.is_virtual for run in source.runs(first)):
+        notes = (f"{NO_NOISE} harness run plans/experiments/{first}.toml --backend rbln",)
         return Table(name, spec.caption, headings, (), _origin(spec, source), notes, label)
     try:
         cells = tuple(tuple(row) for row in _cells(spec, source))
@@ -73,10 +74,6 @@ def _table(spec: TableSpec, source: PaperRuns) -> Table:
     if not cells:
         notes = (*notes, "the runs hold nothing that it shows")
     return Table(name, spec.caption, headings, cells, _origin(spec, source), notes, label)
-
-
-def _has_no_noise(experiment: str, source: PaperRuns) -> bool:
-    return source.has(experiment) and all(run.manifest.kind.is_virtual for run in source.runs(experiment))
 
 
 def _cells(spec: TableSpec, source: PaperRuns) -> list[list[str]]:

@@ -10,14 +10,13 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from harness.extras.search.evaluate import Evaluator, Row
-from harness.extras.search.intervals import PredictedRatio, SpacePredictor
+from harness.extras.search.intervals import SpacePredictor
 from harness.extras.search.space import Score, SpaceSpec
 from harness.model.spec import ServerShape
 from harness.processes import parallel_map
@@ -251,7 +250,8 @@ def _best_table(result: SearchResult, top: int, on_progress: Callable[[float], N
     predictor = SpacePredictor(space)
     shared = parallel_map(lambda each, _: predictor.predict(each, space.inputs.users, reference=best[0]), others)
     for num_done, (place, prediction) in enumerate(shared, 1):
-        beside[place + 1] = _interval_text(prediction)
+        ends = interval_text(prediction.low, prediction.high, between="-")
+        beside[place + 1] = f"{ends} {' ' if prediction.shows_difference else '='}"
         on_progress(num_done / len(others))
     rows: list[tuple[Cell, ...]] = []
     for rank, (index, candidate) in enumerate(zip(result.ranked, best, strict=False), 1):
@@ -295,21 +295,11 @@ def _best_sentence(result: SearchResult) -> str:
     )
 
 
-def _interval_text(prediction: PredictedRatio) -> str:
-    """ "0.9980-1.0040 =" where the interval contains 1, "0.9700-0.9900  " where it does not."""
-    ends = interval_text(prediction.low, prediction.high, between="-")
-    return f"{ends} {' ' if prediction.shows_difference else '='}"
-
-
 def _front_table(result: SearchResult) -> Table:
     """The Pareto front over the space's objectives."""
     objectives, judged = result.space.objectives, result.judged.rows
-    columns: list[npt.NDArray[Any]] = []
-    units: list[float] = []
-    for objective in objectives:
-        column, unit = OBJECTIVES.get(objective, ("", 1.0))
-        columns.append(judged[column].to_numpy() if column else result.scores.sum_seconds)
-        units.append(unit)
+    names, units = zip(*(OBJECTIVES.get(objective, ("", 1.0)) for objective in objectives), strict=True)
+    columns = [judged[name].to_numpy() if name else result.scores.sum_seconds for name in names]
     values = np.stack(columns, axis=1).astype(np.float64)
     front = pareto_front(values)
     rows = tuple(

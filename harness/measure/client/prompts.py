@@ -244,8 +244,6 @@ def _variable(name: str) -> str:
     text = environment_secret(name)
     if not text:
         raise SpecError(
-            f"the environment has no usable text in {name}",
-            where="workload.request.headers",
-            hint=f"export {name}=...",
+            f"the environment has no usable text in {name}", where="workload.request.headers", hint=f"export {name}=..."
         )
     return text

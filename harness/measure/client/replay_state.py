@@ -71,12 +71,7 @@ class ReplayState:
     """
 
     def __init__(
-        self,
-        plan: Plan,
-        target: Target,
-        *,
-        keeps_events: bool = True,
-        only: Collection[int] | None = None,
+        self, plan: Plan, target: Target, *, keeps_events: bool = True, only: Collection[int] | None = None
     ) -> None:
         """only: the sessions that this process replays, with the sessions that they follow or continue; None: all."""
         self.plan = plan

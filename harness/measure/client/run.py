@@ -69,11 +69,7 @@ class StopSignal(Protocol):
 
 
 def replay(
-    plan: Plan,
-    target: Target,
-    *,
-    on_event: Callable[[ReplayEvent], None] | None = None,
-    stop: StopSignal | None = None,
+    plan: Plan, target: Target, *, on_event: Callable[[ReplayEvent], None] | None = None, stop: StopSignal | None = None
 ) -> ReplayResult:
     """Replay every session of the plan against a server, all released at one instant, and return what happened.
 

@@ -8,13 +8,7 @@ from __future__ import annotations
 
 from harness.compiled import jit
 from harness.model.engine.events import log_eviction, log_mapping_remove
-from harness.model.engine.state import (
-    HASHED_MATCHED,
-    HASHED_UNLINKED,
-    SLOT_ACTIVE,
-    SLOT_INACTIVE,
-    EngineState,
-)
+from harness.model.engine.state import HASHED_MATCHED, HASHED_UNLINKED, SLOT_ACTIVE, SLOT_INACTIVE, EngineState
 
 # 2**64 divided by the golden ratio, as an int64; the products below wrap.
 _MIX = 0x9E3779B97F4A7C15 - (1 << 64)

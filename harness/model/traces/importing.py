@@ -89,11 +89,7 @@ def check_new(output: Path, *, may_replace: bool) -> None:
 
 
 def read_recordings(
-    sources: Iterable[Path],
-    *,
-    kind: str = "auto",
-    progress: Progress | None = None,
-    options: ReadOptions | None = None,
+    sources: Iterable[Path], *, kind: str = "auto", progress: Progress | None = None, options: ReadOptions | None = None
 ) -> tuple[str, list[Recording], ReadNotes]:
     """(format, recordings, what was left out) of files, or of folders that are searched.
 

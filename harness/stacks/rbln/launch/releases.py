@@ -35,15 +35,9 @@ from harness.stacks.rbln.launch.sources import (
 )
 from harness.stacks.rbln.rules.kv_rules import RuleSet, rules_for_version, rules_for_vllm
 
-USES = {
-    RBLN: ("rules", "patch", "observer", "log grammar", "metrics", "launch"),
-    VLLM: ("rules", "step log", "launch"),
-}
+USES = {RBLN: ("rules", "patch", "observer", "log grammar", "metrics", "launch"), VLLM: ("rules", "step log", "launch")}
 """What relies on facts: scheduler rules, the added log line, step records, log lines, counters, launch settings."""
-FACTS = {
-    RBLN: Path(__file__).with_name("facts.json"),
-    VLLM: Path(__file__).parents[2] / "vllm" / "facts.json",
-}
+FACTS = {RBLN: Path(__file__).with_name("facts.json"), VLLM: Path(__file__).parents[2] / "vllm" / "facts.json"}
 
 
 class _Row(BaseModel):

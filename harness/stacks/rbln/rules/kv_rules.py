@@ -47,11 +47,7 @@ class RuleSet:
 
 
 _TABLE = (
-    RuleSet(
-        "vendor-0.11.1",
-        "what the source of vllm-rbln 0.11.1 does, defects included",
-        releases=("0.11.1",),
-    ),
+    RuleSet("vendor-0.11.1", "what the source of vllm-rbln 0.11.1 does, defects included", releases=("0.11.1",)),
     RuleSet(
         "vendor-0.11.2",
         "the same with that release's repaired block index and changed order of freed blocks",
@@ -84,16 +80,9 @@ _TABLE = (
         keeps_matched_blocks=True,
     ),
     RuleSet(
-        "paper",
-        "the published study's own simulator; use it only to reproduce its predictions",
-        has_inner_blocks=False,
+        "paper", "the published study's own simulator; use it only to reproduce its predictions", has_inner_blocks=False
     ),
-    RuleSet(
-        "paper+dummy",
-        "the same with a slot set aside for padding",
-        has_inner_blocks=False,
-        sets_slot_aside=True,
-    ),
+    RuleSet("paper+dummy", "the same with a slot set aside for padding", has_inner_blocks=False, sets_slot_aside=True),
     RuleSet(
         "vllm-paged-0.30",
         "what the scheduler of vLLM 0.30.0 does: `vllm-paged`, but `long_prefill_tokens` also cuts the prompt of a "

@@ -291,9 +291,7 @@ _FORMS = (
     ),
     # optimum_scheduler.py:674, optimum_model_runner.py:638 and :845
     _other(
-        "preempted",
-        "Request ",
-        r"<.+> is preempted. Freed block(s): [<[-\d, ]*>] Already generated tokens: <\d{1,9}>",
+        "preempted", "Request ", r"<.+> is preempted. Freed block(s): [<[-\d, ]*>] Already generated tokens: <\d{1,9}>"
     ),
     _form(
         PrefillEvent,

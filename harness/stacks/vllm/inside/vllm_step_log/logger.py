@@ -63,11 +63,7 @@ class StepLogger(StatLoggerBase):
         self._guarded(self._write_header)
 
     def record(
-        self,
-        scheduler_stats: Any,
-        iteration_stats: Any,
-        mm_cache_stats: Any = None,
-        engine_idx: int = 0,
+        self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
     ) -> None:
         """Called for each message of the engine core; messages without scheduler statistics are not steps."""
         del mm_cache_stats, engine_idx
