@@ -36,18 +36,17 @@ BY_PERSON = ("UserNewTask", "UserInterruption", "UserRejection")
 
 def swe_agent_logs(document: Record, at: str, notes: ReadNotes) -> Iterator[Log]:
     """The calls of a trajectory."""
+    stats = record_of(record_of(document.get("info")).get("model_stats"))
     if messages := list_of(document.get("messages")):
         notes.holds(len(messages))
-        steps = _of_messages(messages, at, notes)
-        stats = record_of(record_of(document.get("info")).get("model_stats"))
-        answers = sum(map(_has_answer, map(record_of, messages)))
-        notes.hold(f"calls {UNSTATED}", tokens_of(stats.get("api_calls")), [answers])
-    elif not (steps := _of_steps(document, at, notes)).calls:
+        steps, calls = _of_messages(messages, at, notes), [*filter(_has_answer, map(record_of, messages))]
+    elif not (calls := (steps := _of_steps(document, stats, at, notes)).calls):
         notes.row_broken("no trajectory with the messages or the usage of its calls", at)
+    notes.hold(f"calls {UNSTATED}", tokens_of(stats.get("api_calls")), [len(calls)])
     yield steps.log(at)
 
 
-def _of_steps(document: Record, at: str, notes: ReadNotes) -> TrajectoryCalls:
+def _of_steps(document: Record, stats: Record, at: str, notes: ReadNotes) -> TrajectoryCalls:
     """SWE-agent's calls: the wait before one is the execution time of the step before it."""
     found = TrajectoryCalls(0, notes)
     steps = list(map(record_of, list_of(document.get("trajectory"))))
@@ -57,7 +56,6 @@ def _of_steps(document: Record, at: str, notes: ReadNotes) -> TrajectoryCalls:
     if not steps or not all(sent for sent, _ in lengths):
         return found
     notes.holds(len(steps))
-    stats = record_of(record_of(document.get("info")).get("model_stats"))
     sent, received = tokens_of(stats.get("tokens_sent")), tokens_of(stats.get("tokens_received"))
     is_counted = bool(sent and received and stats.get("api_calls", len(steps)) == len(steps))
     notes.assume(BY_TOTALS if is_counted else BY_CHARACTERS, len(steps))
@@ -77,6 +75,7 @@ def _of_steps(document: Record, at: str, notes: ReadNotes) -> TrajectoryCalls:
         call.wait_ns, call.identity = wait_ns, identity
         spent_ns = seconds_ns(step.get("execution_time"))
         wait_ns = spent_ns if spent_ns is not None and spent_ns >= 0 else None
+    notes.hold(f"prompt tokens {UNSTATED}", sent or None, (call.input_tokens for call in found.calls))
     return found
 
 
@@ -100,7 +99,7 @@ def _has_answer(message: Record) -> bool:
 def _of_messages(messages: list[object], at: str, notes: ReadNotes) -> TrajectoryCalls:
     """mini-swe-agent's calls: an answer is complete at its message's time, and asked for at that of the one before."""
     steps = TrajectoryCalls(len(messages), notes)
-    latest_ns, stamped = 0, list[tuple[int, int | None, Record]]()
+    latest_ns, is_typed, stamped = 0, False, list[tuple[int, int | None, Record]]()
     for message in map(record_of, messages):  # a message without a time stays behind the one before it
         stamp = record_of(message.get("extra")).get("timestamp", message.get("timestamp"))
         moment_ns = instant_ns(stamp) if isinstance(stamp, str) else seconds_ns(stamp)
@@ -121,9 +120,11 @@ def _of_messages(messages: list[object], at: str, notes: ReadNotes) -> Trajector
                 steps.take_input(moment_ns, is_human=False)
             steps.lost = steps.lost or ("an answer before theirs has no time" if is_error and not moment_ns else "")
         else:
-            # What a person adds has no time of its own: it was typed before the observation beside it was written.
-            is_by_person = place < 2 or text_of(extra, "interrupt_type") in BY_PERSON
+            # What a person adds has no time of its own: it was typed before the observation beside it was written, as
+            # a command was that a person runs: what came of it is taken as the person's.
+            is_by_person = place < 2 or is_typed or text_of(extra, "interrupt_type") in BY_PERSON
             steps.ask(moment_ns, is_human=role == "user" and is_by_person)
+            is_typed = role == "user" and "actions" in extra
     return steps
 
 

@@ -49,6 +49,7 @@ def test_without_counted_tokens_four_characters_are_a_token_and_without_times_wa
     trace = trace_of(tmp_path, [document])
     assert [one.prompt_tokens for one in trace.recordings[0].requests] == [100, 225, 350]
     assert "3 x lengths estimated from characters, 4 to a token" in trace.head.labels
+    assert sum(label.endswith(("7 stated, 3 counted", "2700 stated, 675 counted")) for label in trace.head.labels) == 2
     assert any("waits drawn from" in label for label in trace.head.labels)
 
 
@@ -89,3 +90,12 @@ def test_an_answer_that_the_program_could_not_read_is_a_call(tmp_path: Path) -> 
     assert [request.prompt_tokens for request in trace.recordings[0].requests] == [100, 200, 300]
     assert [request.is_drawn for request in trace.recordings[0].requests] == [False, False, True]
     assert trace.recordings[0].requests[1].wait_ns == 2 * NS_PER_S
+
+
+def test_a_command_that_a_person_types_is_waited_for_as_a_persons(tmp_path: Path) -> None:
+    document = mini_swe_agent("s", 3)
+    document["messages"][3]["extra"]["timestamp"] -= 3
+    document["messages"][4:4] = [{"role": "user", "content": "x", "extra": more} for more in ({"actions": []}, {})]
+    document["messages"][5]["extra"]["timestamp"] = document["messages"][3]["extra"]["timestamp"] + 6
+    requests = trace_of(tmp_path, [document]).recordings[0].requests
+    assert [(one.wait_kind, one.wait_ns // NS_PER_S) for one in requests] == [("none", 0), ("human", 8), ("tool", 5)]
