@@ -34,6 +34,7 @@ from harness.model.traces.recording import RecordedRequest, Recording, hidden_na
 ALONE = "requests without a session among others that have one: each is a session of its own"
 BY_DELAY = "waits by delay taken as for a person, as AIPerf does"
 BY_INSTANT = "waits between the instants of two rows: they hold the time of the first one's answer"
+WHOSE = "delays of requests that wait for others, without a tool's wait: whose they are is not said"
 UNSAID = "requests that do not say what they wait for among others that do"
 Key = tuple[int, str]
 """A request's file and id: two files may use the same ids."""
@@ -117,6 +118,9 @@ def _calls(path: Path, place: int, names: BlockNames, notes: ReadNotes, progress
     def call(record: Record, at: str) -> _Call | None:
         nonlocal number
         number += 1
+        if "dependencies" in record:
+            hint = "Give rows with `wait_for`, `delay` and `tool_wait_ms` (version 1)"
+            raise SpecError("has `dependencies` (Dynamo's version 2), which no reader exists for", where=at, hint=hint)
         if record.get("input_length") is None and (text := text_of(record, "text_input")):
             record = record | {"input_length": tokens_in(len(text))}
             notes.assume("prompt tokens estimated from the characters of text_input, 4 to a token")
@@ -126,6 +130,9 @@ def _calls(path: Path, place: int, names: BlockNames, notes: ReadNotes, progress
             return None
         waits = list_of(record.get("wait_for")) and not record.keys() & {"delay", "delay_ms", "tool_wait_ms"}
         notes.assume("requests that wait for others and have no delay: taken to start at once", bool(waits))
+        said: WaitKind | None = next((kind for kind in WAIT_KINDS if kind == text_of(record, "wait_kind")), None)
+        kind = said or ("tool" if record.get("tool_wait_ms") else None)
+        notes.assume(WHOSE, bool(list_of(record.get("wait_for")) and times[1] and not kind))
         name, session, wait_for = (record.get(key) for key in ("request_id", "session_id", "wait_for"))
         identity = str(name) if isinstance(name, (str, int)) else f"file {place}, row {number}"
         return _Call(
@@ -144,7 +151,7 @@ def _calls(path: Path, place: int, names: BlockNames, notes: ReadNotes, progress
             keep=tokens_of(record.get("keep_tokens")),
             abort_ns=max(seconds_ns(record.get("abort_after_ms") or 0, NS_PER_MS) or 0, 0),
             abort_tokens=min(tokens_of(record.get("abort_after_tokens")) or 0, lengths[1] - 1),
-            kind=next((kind for kind in WAIT_KINDS if kind == text_of(record, "wait_kind")), None),
+            kind=kind,
         )
 
     for _, each in parsed_lines([path], notes, progress, call, "a request without its lengths or times"):
@@ -266,8 +273,7 @@ def _trees(calls: Mapping[Key, _Call], notes: ReadNotes) -> Iterator[list[_Call]
     """Requests that wait for one another; each comes after all that it waits for."""
     order = _sorted(calls)
     if len(order) < len(calls):
-        sorted_keys = set(order)
-        in_circle = next(call for key, call in calls.items() if key not in sorted_keys)
+        in_circle = calls[min(calls.keys() - set(order))]
         notes.drop("requests that wait for themselves in a circle", in_circle.at, len(calls) - len(order))
     tree_of: dict[Key, list[Key]] = {}
     for key in order:
@@ -313,7 +319,7 @@ def _recording(tree: list[_Call], block_tokens: int) -> Recording:
             keep = kept_tokens(call.blocks, before.blocks, block_tokens, streamed, call.prompt)
             keep = keep if call.keep is None else min(call.keep, streamed, call.prompt)
         wait_ns = call.wait_ns if after else max((call.at_ns or 0) - start_ns, 0) + call.wait_ns
-        kind: WaitKind = call.kind or ("tool" if after and call.wait_ns else "none")
+        kind: WaitKind = call.kind or ("tool" if after and call.is_drawn else "none")
         lengths, left = (call.prompt, keep, call.generate), (call.abort_ns, 0 if call.abort_ns else call.abort_tokens)
         requests.append(RecordedRequest(base, after, wait_ns, kind, *lengths, call.blocks, *left, call.is_drawn))
         last[call.key[0], call.session] = call

@@ -83,9 +83,7 @@ def settled_block_tokens(lengths: Iterable[tuple[int, int]], usual: int, notes: 
     size = notes.options.block_tokens or usual
     num_above = sum(names > -(-prompt // size) for prompt, names in rows)
     num_below = sum(names < prompt // size for prompt, names in rows)
-    fitting = [
-        other for other in SIZES if all(prompt // other <= names <= -(-prompt // other) for prompt, names in rows)
-    ]
+    fitting = [each for each in SIZES if all(prompt // each <= names <= -(-prompt // each) for prompt, names in rows)]
     others = ", ".join(map(str, fitting))
     if num_above > SHARE_OF_SLIPS * len(rows) or (num_below and fitting and not notes.options.block_tokens):
         wrong = f"{num_above or num_below} of {len(rows)} rows have {'more' if num_above else 'fewer'}"

@@ -337,12 +337,9 @@ class Links:
     def _taken_early(self, request: ObservedRequest) -> tuple[ObservedRequest, int] | None:
         """What it continues, where that was not over when it was queued: its client had left, or needed no end."""
         for place in sorted(self._places.get(request.number, ()), reverse=True):
-            fits = [
-                each
-                for each in self._tips[request.number, place]
-                if each.number < request.number and each.blocks <= place < request.blocks
-                if each.stream_tokens <= request.prompt
-            ]
+            near = (each for each in self._tips[request.number, place] if each.stream_tokens <= request.prompt)
+            near = (each for each in near if each.blocks <= place < request.blocks)
+            fits = [each for each in near if each.number < request.number]
             if fits:
                 return fits[-1], fits[-1].stream_tokens
         return None
@@ -385,11 +382,8 @@ class Links:
 
     def _whole(self, request: ObservedRequest, tip: Block) -> ObservedRequest | None:
         """The latest request whose prompt and answer it begins with."""
-        fits = [
-            each
-            for each in self._tips.get(tip, ())
-            if _has_ended(each, request) and each.stream_tokens <= request.prompt
-        ]
+        near = (each for each in self._tips.get(tip, ()) if each.stream_tokens <= request.prompt)
+        fits = [each for each in near if _has_ended(each, request)]
         return max(fits, key=lambda each: (each.stream_tokens, _has_answered(each, request), each.number), default=None)
 
 

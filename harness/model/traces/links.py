@@ -242,10 +242,8 @@ def _adopt(by_session: dict[str, Log], notes: ReadNotes) -> None:
         parent, began_ns = group[0].parent, group[0].submitted_ns
         if not parent or name in named:
             continue
-        free = [
-            call for call in asking.get(parent, []) if call.session != name and len(call.children) < call.num_agents
-        ]
-        free = [call for call in free if _is_under_way(call, began_ns)]
+        free = [call for call in asking.get(parent, []) if call.session != name and _is_under_way(call, began_ns)]
+        free = [call for call in free if len(call.children) < call.num_agents]
         above = by_session.get(parent, []) if parent != name else []
         before = [call for call in above if call.end_ns <= began_ns][-1:]
         starter = max(free or before, key=lambda call: (call.session == parent, call.end_ns), default=None)

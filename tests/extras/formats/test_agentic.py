@@ -63,7 +63,9 @@ def test_a_file_whose_first_row_waits_for_nothing_is_recognised(tmp_path: Path) 
     trace = imported(written(tmp_path, rows))
     assert trace.head.source_format == "agentic-mooncake"
     (recording,) = trace.recordings
-    assert recording.requests[1].after == (0,)
+    assert (recording.requests[1].after, recording.requests[1].wait_kind) == ((0,), "none")
+    rows[1] |= {"tool_wait_ms": 3}
+    assert imported(written(tmp_path, rows)).recordings[0].requests[1].wait_kind == "tool"
     bare = [{key: value for key, value in each.items() if key != "request_id"} for each in (rows[0], rows[0])]
     bare[1] |= {"session_id": "s", "delay": 4, "timestamp": 5000}
     assert imported(written(tmp_path, bare)).head.source_format == "agentic-mooncake"
@@ -143,3 +145,8 @@ def test_another_block_size_is_refused_here_too(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="blocks of 64 tokens fit every row"):
         imported(written(tmp_path, rows))
     assert imported(written(tmp_path, rows), block_tokens=64).head.block_tokens == 64
+
+
+def test_rows_of_a_version_that_is_not_read_are_refused_with_what_to_give(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"`dependencies` .Dynamo's version 2.*wait_for"):
+        imported(written(tmp_path, [row(640, request_id="a", dependencies=[])]))
