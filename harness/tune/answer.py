@@ -303,16 +303,22 @@ def changes(found: Answer, base: Baseline) -> dict[str, Any]:
 
 def to_copy(spec: ExperimentSpec, found: Answer, base: Baseline) -> Iterator[str]:
     """The commands that start the chosen server, for its kind."""
-    return commands(spec, base.setup if found.option is None else found.option.setup, base)
+    return commands(spec, base.setup if found.option is None else found.option.setup, base, serves=True)
 
 
-def commands(spec: ExperimentSpec, setup: Setup, base: Baseline, backend: str = "") -> Iterator[str]:
-    """The commands that start a server with this configuration. backend: as runs name it; default: the experiment's."""
+def commands(
+    spec: ExperimentSpec, setup: Setup, base: Baseline, backend: str = "", *, serves: bool = False
+) -> Iterator[str]:
+    """The commands that start a server with this configuration. backend: as runs name it; default: the experiment's.
+
+    serves: a real vLLM answers somebody, so that its drafter decides: synthetic acceptance makes text without meaning.
+    """
     server = base.server
     kind = kind_of_run(backend or spec.backend)
     has_blocks = server.num_gpu_blocks is not None or "num_gpu_blocks" in base.levers(setup)
+    served = _changed(setup, base).model_copy(update={"synthetic_acceptance_rates": None} if serves else {})
     if server.is_vllm and (kind.has_device or not server.url):
-        served = _changed(setup, base).model_copy(update={} if has_blocks else {"num_gpu_blocks": None})
+        served = served.model_copy(update={} if has_blocks else {"num_gpu_blocks": None})
         yield shlex.join(["vllm", "serve", server.model or "MODEL", *key_arguments(served), *server.extra_args])
         return
     if kind.has_device or server.artifact:
@@ -325,7 +331,7 @@ def commands(spec: ExperimentSpec, setup: Setup, base: Baseline, backend: str = 
         yield shlex.join(["harness", "server", "compile", "FILE", *words])
         return
     if server.is_paged:
-        yield shlex.join(["vllm", "serve", "MODEL", *key_arguments(_changed(setup, base))])
+        yield shlex.join(["vllm", "serve", "MODEL", *key_arguments(served)])
     memory = f" --kv-slots {setup.kv_slots}" if setup.kv_slots is not None else ""
     memory += f" --num-gpu-blocks {setup.num_gpu_blocks}" if has_blocks else ""
     changed = [key for key in base.levers(setup) if key in VALUE_LEVERS]

@@ -309,7 +309,10 @@ def _overturns(found: TuneResult) -> Iterator[str]:
             saved = interval_text(100 * each.low, 100 * each.high, 1)
             beside = "".join(f"; {part}" for part in (each.left_open, each.beside) if part)
             yield f"Chance: {each.name} saves {saved} % (95 %, at every look){beside}."
-    workload = found.spec.workload
+    workload, rates = found.spec.workload, found.spec.server.synthetic_acceptance_rates
+    if rates:
+        drawn = ", ".join(map(str, rates))
+        yield f"Other acceptance: drafts were accepted at the given rates, {drawn}, not by a drafter on your text."
     yield f"Other sessions: the plans are new draws of this workload ({workload.source}), not of another one."
     if found.diagnosis is not None and modelled(found.spec, found.diagnosis.backend):
         yield "Another server: what is simulated or emulated decides nothing of a device."

@@ -221,7 +221,7 @@ class Baseline:
 
     def compile_s(self, setup: Setup) -> float | None:
         """Time to compile all sizes, by the arithmetic of ``device``; None of a vLLM, which compiles none."""
-        return None if self.server.is_vllm else self.device.compile_s(self.shape(setup))
+        return None if self.server.is_paged else self.device.compile_s(self.shape(setup))
 
 
 def levers_of(server: ServerSpec) -> list[str]:

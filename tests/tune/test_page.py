@@ -120,6 +120,9 @@ def test_only_a_prediction_is_called_predicted() -> None:
     assert kept.option is None
 
 
+DRAFTS = {"num_speculative_tokens": 1, "speculative_method": "mtp", "synthetic_acceptance_rates": [0.7]}
+
+
 @pytest.mark.parametrize(
     ("backend", "server", "command"),
     [
@@ -131,6 +134,13 @@ def test_only_a_prediction_is_called_predicted() -> None:
         ),
         ("vllm", {"model": "Qwen/Qwen3-4B"}, "vllm serve Qwen/Qwen3-4B --max-num-seqs 8"),
         ("vllm", {"model": "Qwen/Qwen3-4B", "block_size": 32}, " --block-size 32"),
+        # Synthetic acceptance makes text without meaning: it is for runs, not for who serves.
+        (
+            "vllm",
+            {"model": "m", **DRAFTS},
+            """ --speculative-config '{"method": "mtp", "num_speculative_tokens": 1}'""",
+        ),
+        ("emulator", {"rules": "vllm-paged", **DRAFTS}, """ '{"method": "mtp", "num_speculative_tokens": 1}'"""),
     ],
 )
 def test_the_command_to_copy_is_that_of_the_backend(backend: str, server: dict[str, object], command: str) -> None:

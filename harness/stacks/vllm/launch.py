@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from harness.errors import ServerError, SpecError
 from harness.measure.records import layout
@@ -99,18 +100,15 @@ def check_graphs(server: ServerSpec, versions: Mapping[str, str]) -> None:
 
 
 def key_arguments(server: ServerSpec) -> tuple[str, ...]:
-    """The keys of a server as flags; what is left to vLLM is left out."""
+    """The keys of a server as flags; what is left to vLLM is left out. Without rates a drafter's own guesses count."""
     words = tuple(word for flag, key in _FLAGS.items() for word in flag_words(flag, getattr(server, key)))
     drafts = server.num_speculative_tokens
     if not drafts:
         return words
-    config = {
-        "method": server.speculative_method,
-        **({"model": server.speculative_model} if server.speculative_model else {}),
-        "num_speculative_tokens": drafts,
-        "rejection_sample_method": "synthetic",
-        "synthetic_acceptance_rates": list((server.synthetic_acceptance_rates or ())[:drafts]),
-    }
+    keys = {"method": server.speculative_method, "model": server.speculative_model, "num_speculative_tokens": drafts}
+    config: dict[str, Any] = {key: value for key, value in keys.items() if value}
+    if rates := server.synthetic_acceptance_rates:
+        config |= {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": rates[:drafts]}
     return (*words, SERVER_KEYS["num_speculative_tokens"].flag, json.dumps(config))
 
 
