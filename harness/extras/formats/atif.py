@@ -23,7 +23,7 @@ from harness.model.traces.base import (
     trace_format,
 )
 from harness.model.traces.calls import UNTIMED, Log
-from harness.model.traces.links import through_calls
+from harness.model.traces.links import UNLINKED, through_calls
 
 DEEPEST = 16
 MOST_STEPS = 1 << 20
@@ -86,6 +86,9 @@ def _steps(document: Record, session: str, at: str, notes: ReadNotes) -> Traject
             notes.leave("steps that are copied from another trajectory", place, 1)
         elif text_of(step, "source") in ("user", "system"):
             steps.ask(moment_ns, is_human=text_of(step, "source") == "user")
+            for call in steps.calls[-1:]:
+                call.children |= dict.fromkeys(_children(step), UNTIMED)
+            notes.assume(UNLINKED, len(_children(step)) * (not steps.calls))
         elif text_of(step, "source") != "agent":
             steps.unread.unknown(f"source {text_of(step, 'source')}", place)
         elif step.get("llm_call_count") == 0:

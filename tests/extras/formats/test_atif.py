@@ -65,10 +65,15 @@ def test_a_step_without_a_time_or_before_the_one_above_it_leaves_the_other_waits
     assert f"2 x waits that are unknown: {NO_TIME}" in trace.head.labels
 
 
-def test_a_sub_agent_is_known_by_its_session_or_its_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("source", ["agent", "system"])
+def test_a_sub_agent_is_known_by_its_session_or_its_file(tmp_path: Path, source: str) -> None:
     parent, child = atif_document("s"), atif_document("k", 1, 4)
     reference = {"session_id": "k", "trajectory_path": "1.json"}
-    parent["steps"][1]["observation"] = {"results": [{"subagent_trajectory_ref": [reference]}]}
+    if source == "system":
+        parent["steps"].insert(2, {"step_id": 2, "source": source, "timestamp": at(9)})
+    parent["steps"][2 if source == "system" else 1]["observation"] = {
+        "results": [{"subagent_trajectory_ref": [reference]}]
+    }
     child["trajectory_id"] = "t"
     paths = [tmp_path / f"{place}.json" for place in (0, 1)]
     for path, document in zip(paths, (parent, child), strict=True):
