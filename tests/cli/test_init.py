@@ -117,24 +117,15 @@ def test_a_first_experiment_of_vllm_passes_its_check_where_a_vllm_is(
 PAGED = "--rules vllm-paged --cost-model emulated-gpu"
 SHAPES = [
     *(f"--rules {name}" for name in (AUTO, *RULE_SETS) if not is_paged(name)),
-    "--decode-buckets 8",
-    "--max-num-seqs 1",
-    "--max-num-seqs 12",
-    "--max-num-seqs 64 --decode-buckets 1,64",
-    "--kv-slots 2",
-    "--kv-slots 12",
-    "--slot-tokens 256",
-    "--slot-tokens 32768",
-    "--no-prefix-caching",
-    "--cost-model emulated-gpu",
+    "--decode-buckets 8 --kv-slots 2 --slot-tokens 256",
+    "--max-num-seqs 1 --kv-slots 12",
+    "--max-num-seqs 12 --slot-tokens 32768 --no-prefix-caching",
+    "--max-num-seqs 64 --decode-buckets 1,64 --cost-model emulated-gpu",
     "--rules vendor-0.12.1 --max-num-active-seqs 3",
     PAGED,
-    PAGED.replace("vllm-paged", "vllm-paged-0.30"),
-    f"{PAGED} --max-num-seqs 12",
-    f"{PAGED} --decode-buckets 1",
-    f"{PAGED} --num-gpu-blocks 1024 --block-size 128",
-    f"{PAGED} --max-num-batched-tokens 512 --async-scheduling",
-    f"{PAGED} --slot-tokens 256 --no-prefix-caching",
+    PAGED.replace("vllm-paged", "vllm-paged-0.30") + " --num-gpu-blocks 1024 --block-size 128",
+    f"{PAGED} --max-num-seqs 12 --max-num-batched-tokens 512 --async-scheduling",
+    f"{PAGED} --decode-buckets 1 --slot-tokens 256 --no-prefix-caching",
 ]
 
 
@@ -171,25 +162,23 @@ def test_a_recording_is_made_to_fit_the_server(flags: str) -> None:
         assert begun("--for", running.url, "--from", "coding-agent").workload.length_divisor > 1
 
 
-def test_a_vllm_without_slots_is_told_by_the_length_of_its_blocks() -> None:
-    cache = 'vllm:cache_config_info{block_size="16",num_gpu_blocks="4096",enable_prefix_caching="True"} 1.0'
-    metrics = f"# TYPE vllm:cache_config_info gauge\n{cache}\n"
-    with plain_server(
-        PlainServer(gives_token_ids=True, has_metrics=True, metrics=metrics, max_model_len=40_960)
-    ) as running:
-        server = begun_and_checked("--for", running.url).server
-    assert (server.rules, server.num_gpu_blocks, server.block_size) == ("vllm-paged", 4096, 16)
-    assert server.declared, "its limit is not shown"
-
-
-def test_of_a_vllm_with_slots_their_number_is_kept() -> None:
-    labels = 'block_size="128",num_gpu_blocks="1538",kv_cache_size_tokens="98432",enable_prefix_caching="True"'
-    metrics = f"# TYPE vllm:cache_config_info gauge\nvllm:cache_config_info{{{labels}}} 1.0\n"
-    with plain_server(
-        PlainServer(gives_token_ids=True, has_metrics=True, metrics=metrics, max_model_len=8192)
-    ) as running:
-        server = begun("--for", running.url, "--stack", "rbln").server
-    assert (server.kv_slots, server.is_paged) == (12, False)
+def test_a_vllm_is_told_by_the_length_of_its_blocks_and_of_one_with_slots_their_number_is_kept() -> None:
+    servers: list[ServerSpec] = []
+    for more, limit, *stack in (
+        ('block_size="16",num_gpu_blocks="4096"', 40_960),
+        ('block_size="128",num_gpu_blocks="1538",kv_cache_size_tokens="98432"', 8192, "--stack", "rbln"),
+    ):
+        info = f'vllm:cache_config_info{{{more},enable_prefix_caching="True"}} 1.0'
+        metrics = f"# TYPE vllm:cache_config_info gauge\n{info}\n"
+        with plain_server(
+            PlainServer(gives_token_ids=True, has_metrics=True, metrics=metrics, max_model_len=limit)
+        ) as running:
+            servers.append(begun("--for", running.url, *stack).server)
+        Path("mine.toml").unlink()
+    paged, slots = servers
+    assert (paged.rules, paged.num_gpu_blocks, paged.block_size) == ("vllm-paged", 4096, 16)
+    assert paged.declared, "its limit is not shown"
+    assert (slots.kv_slots, slots.is_paged) == (12, False)
 
 
 @pytest.mark.live

@@ -23,7 +23,7 @@ def server(**changed: object) -> ServerSpec:
 
 def test_the_emulators_loop_on_a_virtual_clock_equals_the_simulator() -> None:
     seen = Counter[str]()
-    for seed in range(16):
+    for seed in range(7):
         chosen = random.Random(f"emulated paged {seed}")
         plan, spec = drawn_plan(chosen), drawn_server(chosen)
         if has_own_prompts(plan):
