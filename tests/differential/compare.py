@@ -1,5 +1,7 @@
 """Plays one history to the vendor's scheduler and to the engine, and shrinks a history on which they differ.
 
+What a plan can have is also played by the compiled simulator, and held to the same steps of the vendor's.
+
 A vendor exception ends a history: what it would have done next is nobody's to say; those are counted, never hidden.
 """
 
@@ -27,11 +29,15 @@ class Server(Protocol):
 
 
 class Sides(NamedTuple):
-    """What is compared: histories by (seed, steps), and the two servers of a history's geometry."""
+    """What is compared: histories by (seed, steps), and the two servers of a history's geometry.
+
+    compiled: what differs between the steps that the vendor took and the compiled simulator; None: it is not asked.
+    """
 
     draw: Callable[[int, int], History]
     vendor: Callable[[Any], Server]
     engine: Callable[[Any], Server]
+    compiled: Callable[[History, Any], list[str]] | None = None
 
 
 def sides_of(rules: str, artifact: Path) -> Sides:
@@ -43,11 +49,9 @@ def sides_of(rules: str, artifact: Path) -> Sides:
 
     followed = RULE_SETS[rules]
     if followed.is_paged:
-        from tests.differential.paged_side import PagedEngine, draw_paged_history
-        from tests.differential.paged_vendor import PagedVendor
+        from tests.differential.paged_vendor import PagedVendor, release_of
 
-        draw = partial(draw_paged_history, with_drafts=True)
-        return Sides(draw, partial(PagedVendor, artifact=artifact), partial(PagedEngine, rules=rules))
+        return paged_sides(partial(PagedVendor, artifact=artifact), rules, release_of())
     from tests.differential.engine_side import EngineServer
     from tests.differential.vendor_side import VendorServer
 
@@ -57,11 +61,26 @@ def sides_of(rules: str, artifact: Path) -> Sides:
     return Sides(draw, partial(VendorServer, artifact=artifact), partial(EngineServer, rules=rules))
 
 
+def paged_sides(
+    vendor: Callable[[Any], Server], rules: str, release: str, plant: Callable[[Any], Any] = lambda config: config
+) -> Sides:
+    """A server with paged KV memory, and both engines under these rules. plant: a mistake in their configuration."""
+    from tests.differential import paged_side
+
+    def compiled(history: Any, seen: Any) -> list[str]:
+        config = plant(paged_side.config_of(history.geometry, rules, release))
+        return paged_side.differing(seen, paged_side.play_compiled(history, config))
+
+    engine = partial(paged_side.PagedEngine, rules=rules, release=release, plant=plant)
+    return Sides(partial(paged_side.draw_paged_history, with_drafts=True), vendor, engine, compiled)
+
+
 def play(history: History, sides: Sides) -> Outcome:
     """Compare after every operation; stops at the first difference."""
     outcome = Outcome()
     vendor = sides.vendor(history.geometry)
     engine = sides.engine(history.geometry)
+    all_seen: list[AnySeen] = []
     for index, operation in enumerate(history.operations):
         outcome.at_operation = index
         if isinstance(operation, Submit):
@@ -84,8 +103,12 @@ def play(history: History, sides: Sides) -> Outcome:
                 return outcome
             outcome.differences = difference(seen, engine.step(operation.aborts_inside, operation.failed_copy))
             _count(outcome, seen)
+            all_seen.append(seen)
             if outcome.differences:
                 return outcome
+    if sides.compiled is not None and getattr(history.geometry, "rates", ()):
+        outcome.differences = sides.compiled(history, all_seen)
+        outcome.counts["steps compiled too"] = outcome.steps
     return outcome
 
 

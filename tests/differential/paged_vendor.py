@@ -1,4 +1,4 @@
-# pyright: basic
+# pyright: basic, reportMissingImports=false
 """vLLM's own scheduler, fed by hand: Scheduler, KVCacheManager, Request and CudagraphDispatcher, unmodified.
 
 No server, no worker, no device; sampled tokens come from the history. Runs in the twin's environment only, without its
@@ -32,11 +32,17 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
+from vllm.version import __version__
 
 from tests.differential.histories import GENERATED, STOP_TOKEN, Submit, materialise, stream_tokens
-from tests.differential.paged_side import PagedGeometry, accepted_of, drafted_of
+from tests.differential.paged_side import DrawnAcceptance, PagedGeometry, accepted_of, drafted_of
 from tests.differential.seen import PagedSeen
 from tests.differential.vllm_requests import chain_hasher, parameters_of
+
+
+def release_of() -> str:
+    """The release of vLLM that is installed."""
+    return __version__.partition("+")[0]
 
 
 @cache
@@ -76,6 +82,7 @@ def config_of(geometry: PagedGeometry, artifact: Path) -> VllmConfig:
         if geometry.draft_method != "ngram":
             # The scheduler reads the name; a drafter's own model would have to be there for the configuration.
             config.speculative_config.method = geometry.draft_method
+            config.speculative_config.parallel_drafting = geometry.is_parallel
     # A build for the CPU switches it off; the scheduler itself knows it everywhere.
     config.scheduler_config.async_scheduling = geometry.async_scheduling
     return config
@@ -129,7 +136,10 @@ class PagedVendor:
         self.scheduler = scheduler_of(config, geometry)
         self._dispatcher = dispatcher_of(config, geometry.capture_sizes, geometry.num_drafts)
         self._geometry = geometry
-        self._hasher = chain_hasher(geometry.block_tokens) if geometry.prefix_caching else None
+        # From vLLM 0.33.0 on.
+        ahead = getattr(config, "num_hash_lookahead_tokens", 0)
+        self._hasher = chain_hasher(geometry.block_tokens, ahead) if geometry.prefix_caching else None
+        self._drawn = DrawnAcceptance(geometry.rates)
         self._stops: dict[str, int | None] = {}
         # As the engine core's: two batches with asynchronous scheduling.
         self._batches: deque[Decided] = deque()
@@ -272,8 +282,13 @@ class PagedVendor:
         first = self.scheduler.requests[name].num_output_tokens
         num_drafts = len(decided.output.scheduled_spec_decode_tokens.get(name, ()))
         is_padded = name in decided.cached
-        accepted = 0 if is_padded else accepted_of(handle_of(name), first, num_drafts)
+        accepted = 0 if is_padded else self._accepted(name, first, num_drafts)
         return [self._token(name, first + place) for place in range(1 + accepted)]
+
+    def _accepted(self, name: str, first: int, num_drafts: int) -> int:
+        if not (self._geometry.rates and num_drafts):
+            return accepted_of(handle_of(name), first, num_drafts)
+        return self._drawn.accepted(self.scheduler.requests[name].num_prompt_tokens, first, num_drafts)
 
     def _token(self, name: str, index: int) -> int:
         if self._stops[name] == index + 1:

@@ -1,19 +1,25 @@
 # pyright: basic
-"""Ten mistakes planted in the naive scheduler of paged KV memory, one at a time: does the comparison see each?
+"""Ten mistakes planted in the naive scheduler of paged KV memory, and ten in the rules of drafts, one at a time: does
+the comparison see each?
 
 Nothing of vLLM is imported: the other side is the compiled scheduler, which ``make differential`` holds to vLLM's own.
+Where vLLM is installed, ``python -m tests.differential.planted MODEL`` plants the mistakes with drafts beside it.
 """
 
 from __future__ import annotations
 
+import operator
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from harness.model.engine.config import NGRAM_METHODS
-from tests.differential.compare import Sides, play
-from tests.differential.paged_side import COSTS, PagedEngine, PagedGeometry, draw_paged_history
+from harness.model.engine.config import EngineConfig
+from harness.stacks.rbln.rules.kv_rules import PAGED, RULE_SETS
+from tests.differential.compare import Server, Sides, paged_sides, play
+from tests.differential.paged_side import COSTS, EnginePlant, PagedEngine, draw_paged_history
 from tests.support.naive_paged import NaivePagedScheduler
 
 Plant = Callable[[Any], None]
@@ -129,84 +135,66 @@ PLANTED: tuple[Plant, ...] = (
 )
 
 
-def server_with(**changes: int) -> Plant:
-    """Scalars of a server that are off by so much."""
+def drafting_with(**changes: Any) -> EnginePlant:
+    """Rules of drafts that are others: a function of the right value for each."""
 
-    def plant(engine: Any) -> None:
-        for name, change in changes.items():
-            engine.scheduler._state.server[name][:] += change
-
-    return plant
-
-
-def server_without(flag: str) -> Plant:
-    """A flag of a server that says the opposite."""
-
-    def plant(engine: Any) -> None:
-        scalars = engine.scheduler._state.server
-        scalars[flag][:] = 1 - scalars[flag]
+    def plant(config: EngineConfig) -> EngineConfig:
+        drafts = config.drafts
+        return replace(
+            config, drafts=replace(drafts, **{name: to(getattr(drafts, name)) for name, to in changes.items()})
+        )
 
     return plant
 
 
-def accept_one_less(engine: Any) -> None:
-    """A draft that was accepted counts as rejected."""
-    accepted = engine._accepted
-    engine._accepted = lambda step: {name: max(0, count - 1) for name, count in accepted(step).items()}
-
-
-def forget_what_was_accepted(engine: Any) -> None:
-    """Every draft counts as rejected."""
-    engine._accepted = lambda _step: {}
-
-
-def draft_all(engine: Any) -> None:
-    """A look-up of text that finds less than was asked for is taken for a whole one."""
-    engine._draft = lambda _step: None
-
-
-PLANTED_WITH_DRAFTS: dict[str, Plant] = {
-    "no room for drafts": lambda engine: engine.scheduler._state.server["lookahead_tokens"].fill(0),
-    "room for a token more": server_with(lookahead_tokens=1),
-    "the last match dropped or not": server_without("drops_last_match"),
-    "accepted drafts matched too early": server_without("registers_drafts"),
-    "what lies behind the end counted as not computed": server_without("trims_computed"),
-    "a draft more": server_with(num_drafts=1),
-    "a token of the budget more": server_with(max_step_tokens=1),
-    "one accepted less": accept_one_less,
-    "nothing accepted": forget_what_was_accepted,
-    "always as many drafts": draft_all,
+PLANTED_WITH_DRAFTS: dict[str, EnginePlant] = {
+    "no room for drafts": drafting_with(lookahead_tokens=lambda _: 0),
+    "room for a token more": drafting_with(lookahead_tokens=lambda tokens: tokens + 1),
+    "the last match dropped or not": drafting_with(drops_last_match=operator.not_),
+    "keys that name the token after or not": drafting_with(key_lookahead=operator.not_),
+    "accepted drafts matched too early or late": drafting_with(registers_drafts=operator.not_),
+    "a draft more": drafting_with(num_drafts=lambda number: number + 1, rates=lambda rates: rates and (*rates, 0.0)),
+    "a slot of the budget more": drafting_with(draft_slots=lambda slots: slots + 1),
+    "a token of the budget more": lambda config: replace(
+        config, max_num_batched_tokens=config.max_num_batched_tokens + 1
+    ),
+    "the next step decided ahead or not": lambda config: replace(config, async_scheduling=not config.async_scheduling),
+    "one accepted less": drafting_with(rates=lambda rates: rates and (*rates[1:], 0.0)),
 }
-"""Mistakes in the compiled engine of a server that drafts; the other side is the same engine without."""
+"""Mistakes in the rules of a server that drafts. Where acceptance is told, the last of them makes none."""
 
 
-def first_difference_with_drafts(plant: Plant, num_histories: int, num_steps: int) -> tuple[int, list[str]]:
-    """As ``first_difference``, over the servers that draft."""
+NEWEST = RULE_SETS[PAGED].vllm[-1]
 
-    def newest(geometry: PagedGeometry) -> PagedEngine:
-        """By the newest rules that are known of its method."""
-        return PagedEngine(geometry, release="0.33.0" if geometry.draft_method in NGRAM_METHODS else "0.30.0")
 
-    def planted(geometry: PagedGeometry) -> PagedEngine:
-        engine = newest(geometry)
-        plant(engine)
-        return engine
-
-    draw = partial(draw_paged_history, with_drafts=True)
+def first_with_drafts(
+    plant: EnginePlant,
+    num_histories: int,
+    num_steps: int,
+    release: str = NEWEST,
+    vendor: Callable[[Any], Server] | None = None,
+) -> dict[str, int]:
+    """The first seed by which each engine with that mistake differs from ``vendor``; default: the engine without."""
+    rules = next(each.name for each in RULE_SETS.values() if release in each.vllm)
+    right = partial(PagedEngine, rules=rules, release=release)
+    planted = paged_sides(vendor or right, rules, release, plant)
+    engines = {"stepwise": planted._replace(compiled=None), "compiled": planted._replace(engine=right)}
+    found: dict[str, int] = {}
     for seed in range(num_histories):
-        history = draw(seed, num_steps)
-        geometry = history.geometry
-        if isinstance(geometry, PagedGeometry) and geometry.num_drafts:
-            outcome = play(history, Sides(draw, newest, planted))
-            if outcome.differences:
-                return seed, outcome.differences
-    return -1, []
+        history: Any = draw_paged_history(seed, num_steps, with_drafts=True)
+        for name, sides in engines.items():
+            is_played = history.geometry.num_drafts and (name == "stepwise" or history.geometry.rates)
+            if is_played and name not in found and play(history, sides).differences:
+                found[name] = seed
+        if len(found) == len(engines):
+            break
+    return found
 
 
 class NaiveEngine(PagedEngine):
     """A server of a history that steps the naive scheduler, with a mistake."""
 
-    def __init__(self, geometry: PagedGeometry, plant: Plant) -> None:
+    def __init__(self, geometry: Any, plant: Plant) -> None:
         super().__init__(geometry)
         self.scheduler = NaivePagedScheduler(self.scheduler.config, COSTS)
         plant(self.scheduler)
@@ -220,3 +208,16 @@ def first_difference(plant: Plant, num_histories: int, num_steps: int) -> tuple[
         if outcome.differences:
             return seed, outcome.differences
     return -1, []
+
+
+def main(model: str) -> None:
+    """Print which of the mistakes with drafts each engine shows beside vLLM's own classes, and by which history."""
+    from tests.differential.paged_vendor import PagedVendor, release_of
+
+    for name, plant in {"nothing": lambda config: config, **PLANTED_WITH_DRAFTS}.items():
+        vendor = partial(PagedVendor, artifact=Path(model))
+        print(f"{name}: {first_with_drafts(plant, 40, 100, release_of(), vendor)}", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,4 +1,4 @@
-# pyright: basic
+# pyright: basic, reportMissingImports=false
 """Parts of vLLM's requests that both vendor sides make: sampling parameters and block hashes."""
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ def parameters_of(max_tokens: int) -> SamplingParams:
     return SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True, stop_token_ids=[STOP_TOKEN])
 
 
-def chain_hasher(block_tokens: int) -> Any:
-    """vLLM's own block hashing."""
+def chain_hasher(block_tokens: int, ahead: int = 0) -> Any:
+    """vLLM's own block hashing. ahead: so many tokens after its block does a hash cover too, where vLLM knows that."""
     hash_function = get_hash_fn_by_name("sha256")
     init_none_hash(hash_function)
-    return get_request_block_hasher(block_tokens, hash_function)
+    return get_request_block_hasher(block_tokens, hash_function, *([ahead] if ahead else []))

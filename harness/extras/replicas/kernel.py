@@ -12,7 +12,7 @@ from harness.compiled import by_kind, compiled, jit
 from harness.compiled.records import Several
 from harness.extras.replicas.routing import RoutedReplica, Router, reset_router, route
 from harness.model.engine.paged_state import PagedState
-from harness.model.engine.paged_steps import more_equal_steps, paged_has_work, reset_paged
+from harness.model.engine.paged_steps import more_equal_steps, paged_has_work
 from harness.model.engine.state import ROW_RUNNING, STEP_DECODE, STEP_IDLE, STEP_PREFILL, EngineState
 from harness.model.engine.steps import FAR, IDLE_STEP_NS, finish_steps, reset, schedule
 from harness.model.sim.kernel.arrays import CostArrays, PlanArrays, Scratch, SimOutcome
@@ -45,6 +45,7 @@ from harness.model.sim.kernel.paged_events import (
     note_decision,
     note_evicted,
     paged_decodes_until,
+    reset_drafting,
     run_decodes,
     run_mixed,
     schedule_paged,
@@ -236,7 +237,13 @@ def stuck_paged(state: PagedState) -> int:
     return int(max(state.server[0].skipped_head, state.server[0].wait_head))
 
 
-reset_server = by_kind({EngineState: reset, PagedState: reset_paged})
+@jit
+def reset_slots(state: EngineState, _cost: CostArrays) -> None:
+    """Make ``state`` a freshly started server."""
+    reset(state)
+
+
+reset_server = by_kind({EngineState: reset_slots, PagedState: reset_drafting})
 begin_steps = by_kind({EngineState: begin_slots, PagedState: begin_paged})
 run_equal_steps = by_kind({EngineState: run_decode, PagedState: run_decodes})
 has_room = by_kind({EngineState: has_room_in_slots, PagedState: has_room_paged})
@@ -325,7 +332,7 @@ def run_plan(  # noqa: C901  # one compiled loop
     expected = begin(plans, plan, scratch, outcomes[0], int(servers[0].server[1].limit))
     now_ns, began_ns = int(totals.end_ns), -1
     for place in range(len(router.replicas)):
-        reset_server(servers[place])
+        reset_server(servers[place], costs[place])
         if place > 0:
             clear(outcomes[place].totals[plan])
     while True:

@@ -162,7 +162,7 @@ def by_prefix(plans: PlanArrays, plan: int, router: Router, sent: Several[PagedS
     planned = plans.requests[plans.plans[plan].first_request + row]
     prompt, keys = int(planned.keep + planned.new), sent[0].prefix
     num_keys = prompt // BLOCK_TOKENS
-    load_keys(plans, plan, sent[0], row, prompt)
+    load_keys(plans, plan, sent[0], row, prompt, 0)
     for place in range(len(router.replicas)):
         matched = 0
         while matched < num_keys and find_second(sent[place], int(keys[matched].key)) != 0:

@@ -25,7 +25,9 @@ class ReplicaRun(VirtualDriver):
     def __init__(self, plan: Plan, server: ServerSpec, costs: CostModel, router: Policy) -> None:
         config = EngineConfig.from_server(server)
         check_times(plan_arrays([plan]), config, [costs])
-        super().__init__(plan, [EngineCore(scheduler_of(config, costs)) for _ in router.open])
+        super().__init__(
+            plan, [EngineCore(scheduler_of(config, costs, draw_seed=place)) for place in range(len(router.open))]
+        )
         self.router = router
         self.served_by: dict[Key, int] = {}
         self.requests: dict[Key, EngineRequest] = {}

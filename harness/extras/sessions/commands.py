@@ -4,10 +4,10 @@ recorded requests of a server through the rules of its scheduler."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from harness.extras.formats.vllm_sessions import Chains, ObservedRequest
     from harness.extras.sessions.replay import Replay
     from harness.model.engine import EngineConfig
+    from harness.model.engine.config import Drafts
 
 DEFAULT_COSTS = "emulated-gpu"
 
@@ -85,7 +86,6 @@ def replay_files(sessions: Sequence[Path], steps: Path, cost_model: str = "") ->
     from harness.extras.sessions.replay import check_same_server, check_settings
     from harness.extras.sessions.replay import replay as replay_steps
     from harness.model.engine import load_cost_model
-    from harness.model.engine.config import drafts_of
     from harness.stacks.vllm.step_log import OTHER_STACK, read_step_log
 
     with SpecError.on_os_error("cannot be read", where=steps, hint="Check the path"):
@@ -102,10 +102,9 @@ def replay_files(sessions: Sequence[Path], steps: Path, cost_model: str = "") ->
         raise RecordsError(what, where=str(steps), hint="Leave the cost model out: decisions are compared without it")
     config = rules_of(log.settings, log.vllm)
     if log.num_drafts:
-        method = str(core.header["effective"].get("speculative_method"))
         # Where no captured sizes are shown, none are taken: no decision depends on them.
         shown = config.decode_buckets if log.settings.get("decode_buckets") else ()
-        drafts = drafts_of(method, log.num_drafts, release_of(log.vllm))
+        drafts = drafts_shown(core.header["effective"], log.num_drafts, release_of(log.vllm))
         config = replace(config, decode_buckets=shown, drafts=drafts)
     requests, chains, block_tokens = read_engine(sessions, int(core.header["engine"]))
     check_settings(config, block_tokens)
@@ -119,6 +118,18 @@ def replay_files(sessions: Sequence[Path], steps: Path, cost_model: str = "") ->
     if why := "; ".join(filter(None, (log.unknown_rules, *unusual_requests(requests)))):
         found.warning = f"the rules are unknown here: {why}"
     return found, config
+
+
+def drafts_shown(effective: Mapping[str, Any], num_drafts: int, release: str) -> Drafts:
+    """The rules of drafts of a release, with what the settings in effect of a server say of its prefix cache."""
+    from harness.model.engine.config import EAGLE_METHODS, drafts_of
+
+    method = str(effective.get("speculative_method"))
+    drafts = drafts_of(method, num_drafts, release, is_parallel=bool(effective.get("parallel_drafting")))
+    # A connector, or a setting, leaves vLLM without hashes that look ahead.
+    ahead = min(drafts.key_lookahead, int(effective.get("num_hash_lookahead_tokens", 1)))
+    drops = method in EAGLE_METHODS and not ahead and not effective.get("disable_eagle_block_drop")
+    return replace(drafts, key_lookahead=ahead, drops_last_match=drops)
 
 
 def unusual_requests(requests: Sequence[ObservedRequest]) -> Iterator[str]:

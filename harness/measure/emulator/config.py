@@ -84,6 +84,7 @@ class EmulatorConfig(Spec):
         default=None, description="file for the requests of sessions, as the observer writes them (rules vllm-paged)"
     )
     seed: int = Field(default=0, ge=0, description="of the emulated model and of seeded faults")
+    replica: int = Field(default=0, ge=0, description="its number: several accept drafts by draws of their own")
     step_factor: float = Field(
         default=1.0, gt=0, le=100, description="times as long as the cost model says that every step lasts"
     )

@@ -187,7 +187,8 @@ def keyed_answer(
     if not config.rule_set.is_paged:
         return token_block_keys(prompt), iter(planned.tokens) if planned.tokens else drawn_tokens(context)
     whole = planned.tokens or tuple(islice(drawn_tokens(context), planned.num_tokens))
-    keys = token_block_keys(np.concatenate([prompt, np.asarray(whole, dtype=np.int32)]), config.block_tokens)
+    tokens = np.concatenate([prompt, np.asarray(whole, dtype=np.int32)])
+    keys = token_block_keys(tokens, config.block_tokens, config.drafts.key_lookahead)
     return keys, iter(whole)
 
 

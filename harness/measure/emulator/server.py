@@ -67,7 +67,8 @@ class EmulatorServer:
         self._wall = MonotonicClock()
         engine = EngineConfig.from_server(config.server)
         self.engine = engine
-        scheduler = scheduler_of(engine, load_cost_model(config.server.cost_model).scaled(config.step_factor))
+        costs = load_cost_model(config.server.cost_model).scaled(config.step_factor)
+        scheduler = scheduler_of(engine, costs, draw_seed=config.replica)
         self.core = EngineCore(scheduler, config.fault.copy_fails_at)
         self.socket = bind(config.host, config.port)
         is_paged = engine.rule_set.is_paged

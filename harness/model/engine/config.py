@@ -61,10 +61,11 @@ class Drafts:
     """How a server decodes speculatively. num_drafts: tokens drafted for a request and step; 0: it does not.
 
     method, release: of vLLM, which decide what it captures. lookahead_tokens: so many more has a request KV blocks for.
-    drops_last_match: the last block that is found in the prefix cache is computed again. registers_drafts: without
-    asynchronous scheduling, accepted drafts can be found in the cache when their step is over, else when the request's
-    next step is decided. trims_computed: then too, what was accepted behind the end of an
-    answer counts as not computed.
+    drops_last_match: the last block that is found in the prefix cache is computed again. key_lookahead: so many tokens
+    after it does a block's key name too, 0 or 1. registers_drafts: without asynchronous scheduling, accepted drafts can
+    be found in the cache when their step is over, else when the request's next step is decided. trims_computed: then
+    too, what was accepted behind the end of an answer counts as not computed. draft_slots: of the token budget, that a
+    request takes beside its tokens. is_parallel: one pass of the drafter drafts all.
     rates: share of the requests of a step that accept at least their first draft, their first two, and so on, by which
     acceptance is drawn; (): whoever drives the server says what was accepted.
     """
@@ -74,41 +75,58 @@ class Drafts:
     release: str = ""
     lookahead_tokens: int = 0
     drops_last_match: bool = False
+    key_lookahead: int = 0
     registers_drafts: bool = False
     trims_computed: bool = False
+    draft_slots: int = 0
+    is_parallel: bool = False
     rates: tuple[float, ...] = ()
 
     @property
     def num_passes(self) -> int:
-        """Passes of the drafter after each step: one for each draft, but looking text up is one."""
-        return min(self.num_drafts, 1) if self.method in NGRAM_METHODS else self.num_drafts
+        """Passes of the drafter after each step: one for each draft, or for all; looking text up is one."""
+        return min(self.num_drafts, 1) if self.is_parallel or self.method in NGRAM_METHODS else self.num_drafts
 
 
 NO_DRAFTS = Drafts()
 NGRAM_METHODS = ("ngram", "ngram_gpu", "suffix")
 """They draft by looking text up, and keep no KV."""
 EAGLE_METHODS = ("eagle", "eagle3", "mtp")
+"""They draft from the states of the model and the token after; a drafter of mtp has one module."""
+DRAFT_MODEL = "draft_model"
 LOOK_AHEAD_RELEASES = ("0.33.0",)
-"""Of vLLM: a block's hash covers the token after it; accepted drafts are registered at once."""
+"""Of vLLM: the hash of a block that EAGLE fills covers the token after it; accepted drafts are registered at once."""
 
 
-def drafts_of(method: str, num_drafts: int, release: str, rates: tuple[float, ...] = ()) -> Drafts:
-    """The rules by which a release of vLLM schedules the drafts of a method. rates: see ``Drafts``.
+def drafts_of(
+    method: str, num_drafts: int, release: str, rates: tuple[float, ...] = (), *, is_parallel: bool = False
+) -> Drafts:
+    """The rules by which a release of vLLM schedules the drafts of a method. rates, is_parallel: see ``Drafts``.
 
     Raises SpecError for a method whose rules are not known here. Source: vLLM 0.30.0 to 0.33.0, config/vllm.py
-    (num_lookahead_tokens), v1/core/sched/scheduler.py and v1/core/single_type_kv_cache_manager.py.
+    (num_lookahead_tokens, num_hash_lookahead_tokens), config/speculative.py (max_num_new_slots_for_drafting),
+    v1/core/sched/scheduler.py and v1/core/single_type_kv_cache_manager.py.
     """
-    looks_ahead = release in LOOK_AHEAD_RELEASES
-    if method in NGRAM_METHODS:
-        return Drafts(
-            num_drafts, method, release, registers_drafts=looks_ahead, trims_computed=looks_ahead, rates=rates
+    is_new, is_eagle, is_model = release in LOOK_AHEAD_RELEASES, method in EAGLE_METHODS, method == DRAFT_MODEL
+    known = (*EAGLE_METHODS, DRAFT_MODEL, *(() if is_parallel else NGRAM_METHODS))
+    if method not in known:
+        raise SpecError(
+            f"{'parallel ' * is_parallel}drafts by {method!r} in vLLM {release}, whose rules are not known",
+            where="speculative decoding",
+            hint=f"Known are {', '.join(known)}",
         )
-    if method in EAGLE_METHODS and not looks_ahead:
-        return Drafts(num_drafts, method, release, lookahead_tokens=num_drafts, drops_last_match=True, rates=rates)
-    raise SpecError(
-        f"drafts by {method!r} in vLLM {release}, whose rules are not known",
-        where="speculative decoding",
-        hint=f"Known are {', '.join(NGRAM_METHODS)}, and before 0.33.0 {', '.join(EAGLE_METHODS)}",
+    return Drafts(
+        num_drafts,
+        method,
+        release,
+        lookahead_tokens=num_drafts if is_eagle or is_model else 0,
+        drops_last_match=is_eagle and not is_new,
+        key_lookahead=int(is_eagle and is_new),
+        registers_drafts=is_new,
+        trims_computed=is_new,
+        draft_slots=(num_drafts - is_eagle) if is_parallel else int(is_model),
+        is_parallel=is_parallel,
+        rates=rates,
     )
 
 
@@ -140,6 +158,12 @@ class PagedConfig(PagedSettings):
                 "a step",
                 where="engine",
                 hint="vLLM ends with an error where it pads a request at its admission",
+            )
+        if self.offload_blocks and self.drafts.lookahead_tokens:
+            raise SpecError(
+                f"drafts by {self.drafts.method!r} beside a second KV memory, whose rules are not known",
+                where="engine",
+                hint="Leave the second memory out, or draft with ngram",
             )
         if min(self.max_num_seqs, self.block_size, self.max_num_batched_tokens, self.max_model_len) < 1:
             raise SpecError("every size must be at least 1", where="engine")
@@ -344,6 +368,7 @@ class EngineConfig(PagedSettings):
                     max_num_seqs=self.max_num_seqs,
                     max_num_batched_tokens=self.max_num_batched_tokens,
                     cudagraph_capture_sizes=sizes,
+                    parallel_drafting=drafts.is_parallel,
                 )
             )
         except ValueError as error:
@@ -400,7 +425,7 @@ class EngineConfig(PagedSettings):
 
 
 def modelled_drafts(server: ServerSpec, releases: Sequence[str]) -> Drafts:
-    """How a modelled server decodes speculatively, by the newest of these releases whose rules are known.
+    """How a modelled server decodes speculatively, by the newest of these releases.
 
     Raises SpecError where the server does not say how many drafts are accepted.
     """
@@ -414,8 +439,7 @@ def modelled_drafts(server: ServerSpec, releases: Sequence[str]) -> Drafts:
             where="server.synthetic_acceptance_rates",
             hint="Give the share of steps that accept the first draft, that accept the first two, and so on",
         )
-    known = [each for each in releases if method in NGRAM_METHODS or each not in LOOK_AHEAD_RELEASES]
-    return drafts_of(method, num_drafts, [*releases[:1], *known][-1], rates[:num_drafts])
+    return drafts_of(method, num_drafts, releases[-1], rates[:num_drafts])
 
 
 SCALAR_OF = {key: row.engine or key for key, row in SERVER_KEYS.items() if (row.engine or key) in PAGED_SCALARS}

@@ -60,11 +60,13 @@ class PagedScheduler:
     what arrives during it, cannot change.
     """
 
-    def __init__(self, config: PagedConfig, cost_model: CostModel) -> None:
+    def __init__(self, config: PagedConfig, cost_model: CostModel, draw_seed: int = 0) -> None:
+        """draw_seed: of what is accepted where the configuration has rates."""
         cost_model.check_paged(len(config.drafts.rates))
         self.config = config
         self.cost_model = cost_model
         self._bind(new_paged_state(config, FIRST_ROWS))
+        self._state.server["draw_seed"][:] = draw_seed
         self._reset()
         self._rows: dict[int, int] = {}
         self._handles: list[int] = [-1] * FIRST_ROWS
@@ -420,10 +422,13 @@ class PagedScheduler:
 AnyScheduler: TypeAlias = Scheduler | PagedScheduler
 
 
-def scheduler_of(config: EngineConfig, cost_model: CostModel, *, with_events: bool = True) -> AnyScheduler:
-    """The scheduler that a server's rules ask for. with_events: KV events, which paged rules do not have."""
+def scheduler_of(
+    config: EngineConfig, cost_model: CostModel, *, with_events: bool = True, draw_seed: int = 0
+) -> AnyScheduler:
+    """The scheduler that a server's rules ask for. with_events: KV events, which paged rules do not have. draw_seed:
+    of one of several replicas, which accept drafts each by draws of its own."""
     if config.rule_set.is_paged:
-        return PagedScheduler(config.paged, cost_model)
+        return PagedScheduler(config.paged, cost_model, draw_seed)
     return Scheduler(config, cost_model, with_events=with_events)
 
 

@@ -30,9 +30,10 @@ class PagedServer:
     current: the place of the running step among ``PagedState.steps``; is_ahead: the other one is decided too.
     keep_kv_ns: longest that blocks are pinned. second_room: blocks of the second memory; num_second: of them in use.
     num_drafts: tokens drafted for a request in each decode step; lookahead_tokens: more that its blocks have room for.
-    drops_last_match: the last block that is found is computed again. registers_drafts: accepted drafts can be matched
-    when their step is over, else when the next is decided. trims_computed: what lies behind the end counts as not
-    computed. has_parts: a running request computes a part of its prompt in the step being decided.
+    drops_last_match: the last block that is found is computed again. key_lookahead: tokens after a block that its key
+    names. draft_slots: of the budget, that a request takes beside its tokens. registers_drafts: accepted drafts can be
+    matched when their step is over, else when the next is decided. trims_computed: what lies behind the end counts as
+    not computed. has_parts: a running request computes a part of its prompt in the step being decided.
     num_free: pinned blocks too. now_ns: set by the driver before a step is decided, and before it is over.
     draw_seed, num_draws: of acceptance, where ``PagedState.rates`` has some.
     queries, hits: tokens looked up at admissions and tokens found; those after a preemption apart, as in vLLM.
@@ -53,6 +54,8 @@ class PagedServer:
     num_drafts: int
     lookahead_tokens: int
     drops_last_match: int
+    key_lookahead: int
+    draft_slots: int
     registers_drafts: int
     trims_computed: int
 
@@ -257,6 +260,8 @@ def new_paged_state(config: PagedConfig, num_rows: int) -> PagedState:
         "num_drafts": config.drafts.num_drafts,
         "lookahead_tokens": config.drafts.lookahead_tokens,
         "drops_last_match": config.drafts.drops_last_match,
+        "key_lookahead": config.drafts.key_lookahead,
+        "draft_slots": config.drafts.draft_slots,
         "registers_drafts": config.drafts.registers_drafts,
         "trims_computed": config.drafts.trims_computed,
         "wait_head": -1,

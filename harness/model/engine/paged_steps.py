@@ -191,7 +191,8 @@ def register_full(state: PagedState, row: int, num_tokens: int) -> None:
     server, request = state.server[0], state.rows[row]
     if not server.is_caching:
         return
-    num_full = num_tokens // server.block_tokens
+    # A key that names tokens after its block is not known before these are.
+    num_full = min(num_tokens, request.prompt + request.output - server.key_lookahead) // server.block_tokens
     for place in range(request.registered, num_full):
         register_block(state, int(state.seat_blocks[request.seat, place]), int(state.seat_keys[request.seat, place]))
     request.registered = max(request.registered, num_full)
@@ -242,7 +243,7 @@ def take_part(state: PagedState, which: int, row: int, num_tokens: int, is_padde
     if server.is_async and not part.is_unfinished:
         request.placeholders += 1 + part.drafts
         request.drafts = server.num_drafts
-    server.budget -= num_tokens
+    server.budget -= num_tokens + server.draft_slots
 
 
 @jit
@@ -282,7 +283,7 @@ def begin_step(state: PagedState, which: int, num_preempted: int) -> None:
     step.num_admitted = 0
     step.num_loaded = 0
     step.asked_tokens = 0
-    server.budget = server.max_step_tokens
+    server.budget = server.max_step_tokens - server.draft_slots
     server.num_newly_preempted = 0
     server.has_parts = 0
     server.chunk_limit = 0

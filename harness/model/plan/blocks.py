@@ -37,13 +37,13 @@ class _Segment(NamedTuple):
 
 
 class _Stream:
-    """One session's stream so far: its segments, and the keys of its full blocks."""
+    """One session's stream so far: its segments, and the keys of its full blocks. ahead: see ``BlockKeys``."""
 
-    def __init__(self, segments: list[_Segment], keys: list[int], block_tokens: int) -> None:
-        self._segments, self.keys, self._block_tokens = segments, keys, block_tokens
+    def __init__(self, segments: list[_Segment], keys: list[int], block_tokens: int, ahead: int) -> None:
+        self._segments, self.keys, self._block_tokens, self._ahead = segments, keys, block_tokens, ahead
 
     def copy(self) -> _Stream:
-        return _Stream(self._segments.copy(), self.keys.copy(), self._block_tokens)
+        return _Stream(self._segments.copy(), self.keys.copy(), self._block_tokens, self._ahead)
 
     @property
     def num_tokens(self) -> int:
@@ -55,7 +55,7 @@ class _Stream:
             self._segments.pop()
         if self._segments:
             self._segments[-1] = self._segments[-1]._replace(stop=num_tokens)
-        del self.keys[num_tokens // self._block_tokens :]
+        del self.keys[max(num_tokens - self._ahead, 0) // self._block_tokens :]
 
     def extend(self, num_tokens: int, origin: int, stream_seed: int) -> None:
         """Append ``num_tokens`` tokens of one origin."""
@@ -65,7 +65,7 @@ class _Stream:
         prefix_key = self._segments[-1].key_at(start) if self._segments else stream_seed
         segment = _Segment(start, start + num_tokens, origin, prefix_key)
         self._segments.append(segment)
-        first = (len(self.keys) + 1) * self._block_tokens
+        first = (len(self.keys) + 1) * self._block_tokens + self._ahead
         self.keys.extend(_signed(segment.key_at(end)) for end in range(first, segment.stop + 1, self._block_tokens))
 
 
@@ -78,11 +78,14 @@ class _Prefix(NamedTuple):
 
 
 class BlockKeys:
-    """The block keys of one plan, computed session by session when first needed."""
+    """The block keys of one plan, computed session by session when first needed.
 
-    def __init__(self, plan: Plan, block_tokens: int = BLOCK_TOKENS) -> None:
+    ahead: so many tokens after its block does a key name too; a stream has its last key that much later.
+    """
+
+    def __init__(self, plan: Plan, block_tokens: int = BLOCK_TOKENS, ahead: int = 0) -> None:
         self._plan = plan
-        self._block_tokens = block_tokens
+        self._block_tokens, self._ahead = block_tokens, ahead
         self._seed = stream_key(plan)
         # A truncation starts a new branch; without one all requests of a session share a single array.
         self._branches: dict[int, list[KeyArray]] = {}
@@ -108,7 +111,7 @@ class BlockKeys:
     def _work_out(self, session: int) -> None:
         ancestor = self._plan.sessions[session].continues
         if ancestor is None:
-            stream = _Stream([], [], self._block_tokens)
+            stream = _Stream([], [], self._block_tokens, self._ahead)
         else:
             self._of(ancestor)
             stream = self._ends[ancestor].copy()
@@ -154,13 +157,13 @@ def _frozen(keys: list[int]) -> KeyArray:
     return array
 
 
-def token_block_keys(tokens: NDArray[np.int32], block_tokens: int = BLOCK_TOKENS) -> KeyArray:
-    """Keys of the full blocks of real token ids: int64, shape (len(tokens) // block_tokens,).
+def token_block_keys(tokens: NDArray[np.int32], block_tokens: int = BLOCK_TOKENS, ahead: int = 0) -> KeyArray:
+    """Keys of the full blocks of real token ids: int64, shape ((len(tokens) - ahead) // block_tokens,).
 
-    Key i names the first (i+1) * block_tokens ids. Not the values of ``BlockKeys``: do not mix the two.
+    Key i names the first (i+1) * block_tokens + ahead ids. Not the values of ``BlockKeys``: do not mix the two.
     """
-    num_blocks = len(tokens) // block_tokens
-    if num_blocks == 0:
+    num_blocks = (len(tokens) - ahead) // block_tokens
+    if num_blocks <= 0:
         return np.zeros(0, dtype=np.int64)
     blocks = np.asarray(tokens[: num_blocks * block_tokens], dtype=np.int64).astype(np.uint64)
     # A polynomial with odd, position-dependent coefficients, then a bijective scatter: one word per block.
@@ -168,7 +171,10 @@ def token_block_keys(tokens: NDArray[np.int32], block_tokens: int = BLOCK_TOKENS
     chain, keys = 0, np.empty(num_blocks, dtype=np.int64)
     for index, word in enumerate(words.sum(axis=1, dtype=np.uint64).tolist()):
         chain = mix64(chain ^ mix64(word))
-        keys[index] = _signed(chain)
+        key, end = chain, (index + 1) * block_tokens
+        for token in tokens[end : end + ahead].tolist():
+            key = mix64(key ^ mix64(token + 1))
+        keys[index] = _signed(key)
     return keys
 
 

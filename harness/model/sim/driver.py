@@ -36,7 +36,7 @@ class UnreadRequests:
 
     def __init__(self, plan: Plan, config: EngineConfig) -> None:
         is_paged = config.rule_set.is_paged
-        keys = BlockKeys(plan, config.block_tokens) if is_paged else BlockKeys(plan)
+        keys = BlockKeys(plan, config.block_tokens, config.drafts.key_lookahead) if is_paged else BlockKeys(plan)
         # Paged memory reuses blocks of answers too.
         self._plan, self._keys = plan, keys.stream if is_paged else keys.prompt
         self._keep_ns = keep_times_ns(plan)

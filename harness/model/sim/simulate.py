@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from harness.compiled.records import IntArray, Records, record_as_dict, record_fields
 from harness.errors import PlanError
@@ -27,6 +27,9 @@ from harness.model.sim.kernel.paged_costs import paged_costs
 from harness.model.sim.kernel.paged_events import run_paged_plans
 from harness.model.sim.plans import check_slots, check_times, plan_arrays
 from harness.model.spec import ServerSpec
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @dataclass(frozen=True)
@@ -181,6 +184,8 @@ def _result(arrays: layout.PlanArrays, outcome: layout.SimOutcome, interpolated:
 
 
 def _request_table(arrays: layout.PlanArrays, requests: Records[layout.RequestResult]) -> pa.Table:
+    import pyarrow as pa
+
     number = (
         np.arange(len(arrays.requests), dtype=np.int64) - arrays.sessions["first_request"][arrays.requests["session"]]
     )
@@ -196,6 +201,8 @@ def _request_table(arrays: layout.PlanArrays, requests: Records[layout.RequestRe
 
 
 def _step_table(steps: Records[layout.StepRecord]) -> pa.Table:
+    import pyarrow as pa
+
     kinds = pa.DictionaryArray.from_arrays(
         pa.array(steps["kind"], pa.int8()), pa.array([kind.lower() for kind in STEP_KINDS])
     )
@@ -219,6 +226,8 @@ def _step_table(steps: Records[layout.StepRecord]) -> pa.Table:
 
 
 def _eviction_table(evictions: Records[layout.EvictionRecord]) -> pa.Table:
+    import pyarrow as pa
+
     callers = pa.DictionaryArray.from_arrays(pa.array(evictions["caller"], pa.int8()), pa.array(list(CALLERS)))
     # A block of paged memory has no slot, session or request: -1.
     slot, session, request = (

@@ -319,7 +319,7 @@ class ServerSpec(Spec):
         "speculative decoding: tokens drafted for a request and step; default: 0, none",
         ge=0,
     )
-    speculative_method: str | None = key(DRAFTS, None, "how they are drafted: ngram, eagle, eagle3, mtp")
+    speculative_method: str | None = key(DRAFTS, None, "how they are drafted: ngram, eagle, eagle3, mtp, draft_model")
     synthetic_acceptance_rates: tuple[float, ...] | None = key(DRAFTS, None, "share that accepts 1, 2, 3... drafts")
     keep_kv_s: float | None = key(
         ServerKey("modelled", engine="keep_kv_ns", unit=NS_PER_S, is_newer=True),

@@ -77,7 +77,7 @@ class EmulatorBackend(ModelledBackend, ServerBackend):
             "trace_path": str(files["device_trace"]),
             **({"step_log_path": str(files["step_log"])} if server.is_paged else {}),
             "seed": self.seed,
-            **({} if options.device is None else {"step_factor": options.step_factor}),
+            **({} if options.device is None else {"step_factor": options.step_factor, "replica": options.device}),
         }
         write_config(files["config"], config)
         return LaunchPlan(

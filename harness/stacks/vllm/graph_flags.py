@@ -13,7 +13,7 @@ from harness.model.spec import ServerSpec
 from harness.model.spec.base import problems_of
 from harness.stacks.vllm.graph_rules import GraphFlags, graph_release, graphs_of
 
-_SPECULATIVE = ("method", "num_speculative_tokens", "num_speculative_tokens_per_batch_size")
+_SPECULATIVE = ("method", "num_speculative_tokens", "num_speculative_tokens_per_batch_size", "parallel_drafting")
 _COMPILATION = ("cudagraph_mode", "cudagraph_capture_sizes", "max_cudagraph_capture_size")
 _OWN = (*_COMPILATION[1:], "enforce_eager", "performance_mode", "max_num_seqs", "max_num_batched_tokens")
 _PLACES = {

@@ -102,6 +102,7 @@ class GraphFlags(BaseModel):
     enforce_eager: bool = False
     performance_mode: Literal["balanced", "interactivity", "throughput"] = "balanced"
     num_speculative_tokens_per_batch_size: tuple[tuple[Whole, Whole, Whole], ...] | None = None
+    parallel_drafting: bool = False
     attention_support: Annotated[Support, BeforeValidator(_upper)] = "ALWAYS"
     capability: float = Field(default=9.0, ge=0)
 
@@ -125,7 +126,8 @@ class GraphFlags(BaseModel):
     @property
     def on_v2(self) -> bool:
         """Whether model runner V2 serves; a build for CPUs has V1 alone."""
-        return self.runner == "v2" if self.runner else self.method not in self.row.v1_methods
+        is_parallel_on_v1 = self.parallel_drafting and self.method not in ("dflash", "dspark")
+        return self.runner == "v2" if self.runner else not (is_parallel_on_v1 or self.method in self.row.v1_methods)
 
     @property
     def limits(self) -> tuple[int, int]:

@@ -72,7 +72,9 @@ n counts requests, and with speculative decoding tokens, as b does. Of an engine
 schedule() was called; decode_context, summed sequence lengths of the step's decodes.
 """
 _SETTINGS = {key: row.header for key, row in SERVER_KEYS.items() if row.header}
-ENGINE_SETTINGS = ("scheduler", "kv_coordinator", "kv_groups", "num_hash_lookahead_tokens")
+AHEAD = ("num_hash_lookahead_tokens", "num_prefill_lookahead")
+"""Tokens after a block that its hash covers, and after a part of a prompt that the drafter reads."""
+ENGINE_SETTINGS = ("scheduler", "kv_coordinator", "kv_groups", *AHEAD)
 """What the header of an engine core shows of its scheduler and its KV memory, beside the keys of a ServerSpec."""
 OTHER_STACK = "vllm_rbln"
 MAX_HEADER_BYTES = 1 << 20
@@ -228,7 +230,7 @@ def unknown_rules(effective: Mapping[str, Any], scheduler: object = None) -> str
         f"the scheduler is {name}": bool(name) and not is_own,
         f"KV memory is kept in groups of {named}": groups != KNOWN_GROUPS,
         f"it is coordinated by {coordinator}": coordinator not in KNOWN_COORDINATORS,
-        "a block's hash covers tokens after it": bool(effective.get("num_hash_lookahead_tokens")),
+        "its drafter reads several tokens ahead": any((effective.get(name) or 0) > 1 for name in AHEAD),
         f"at most {effective.get('max_loras')} LoRA adapters share a batch": bool(effective.get("max_loras")),
         f"its queue is by {effective.get('policy')}": effective.get("policy") not in (None, "fcfs"),
     }

@@ -109,3 +109,19 @@ def test_a_router_with_decisions_of_its_own_is_not_predicted() -> None:
     spec = two_policies(server={"replicas": 2, "router": {"kind": "haproxy", "policy": "round-robin"}})
     with pytest.raises(SpecError, match="haproxy is not modelled"):
         predict_experiment(resolve(spec.model_copy(update={"condition": spec.condition[:1]})))
+
+
+def test_each_replica_accepts_drafts_by_draws_of_its_own() -> None:
+    drafts = {
+        "num_speculative_tokens": 3,
+        "speculative_method": "eagle3",
+        "synthetic_acceptance_rates": (0.8, 0.5, 0.2),
+    }
+    server = ServerSpec.model_validate({**OF_PAGED, **drafts, "replicas": 3, "router": {"policy": "round-robin"}})
+    sessions = tuple(SessionPlan(place, 0, None, None, (RequestPlan(0, 100, 200),)) for place in range(3))
+    plan = Plan("drawn", 1, 0, "as-drawn", 0, (1000, 2000), sessions, {})
+    ends_ns = played(plan, server.replica, "round-robin", 3).requests_table().column("done_ns").to_pylist()
+    assert len(set(ends_ns)) == 3
+    costs = load_cost_model(server.cost_model)
+    outcome = DrawsOnReplicas(server)(nominal(plan_arrays([plan]), costs), EngineConfig.from_server(server.replica))
+    assert outcome.requests["completed_ns"].tolist() == ends_ns

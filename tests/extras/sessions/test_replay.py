@@ -230,7 +230,8 @@ def test_the_command_says_how_many_decisions_differ_and_leaves_with_4_where_any_
         ({"kv_groups": ["MambaSpec", "X"]}, False),
         ({"kv_coordinator": "HybridKVCacheCoordinator"}, False),
         ({"scheduler": "mine.Scheduler"}, False),
-        ({"num_hash_lookahead_tokens": 1}, False),
+        ({"num_hash_lookahead_tokens": 1}, True),
+        ({"num_prefill_lookahead": 3}, False),
     ],
 )
 def test_rules_are_called_unknown_beside_another_pool_than_full_attention(

@@ -127,7 +127,7 @@ def test_what_drafts_need_is_refused_in_one_line() -> None:
         simulate(one_request(20, 9), server(3, 1, 1, 1), replace(COSTS, draft_pass_ns=None))
     with pytest.raises(SpecError, match="vLLM would not start with these captured sizes: no size is left"):
         simulate(one_request(20, 9), server(3, 1, 1, 1, method="ngram", rules="vllm-paged-0.30", decode_buckets=(1, 2)))
-    with pytest.raises(SpecError, match=r"drafts by 'medusa' in vLLM 0\.32\.0, whose rules are not known"):
+    with pytest.raises(SpecError, match=r"drafts by 'medusa' in vLLM 0\.33\.0, whose rules are not known"):
         EngineConfig.from_server(server(3, 1, 1, 1, method="medusa"))
     refused: tuple[tuple[dict[str, Any], str], ...] = (
         ({"synthetic_acceptance_rates": (0.5, 0.6, 0.1)}, "must fall from the first on"),

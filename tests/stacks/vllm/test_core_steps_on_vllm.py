@@ -29,7 +29,7 @@ NUM_HISTORIES = 12
 """Enough for both schedulers, little memory, tiny budgets and no prefix caching to be drawn."""
 HISTORY_STEPS = 300
 NUM_DRAFTED = 8
-"""Histories with drafts: half of them with asynchronous scheduling, of 1 to 4 drafts."""
+"""Histories with drafts: half of them with asynchronous scheduling, of 1 to 4 drafts, half by EAGLE."""
 
 
 @pytest.mark.timeout(900)

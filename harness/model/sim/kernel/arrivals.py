@@ -142,23 +142,28 @@ def heap_pop(heap: Records[Arrival], size: int) -> int:
 
 
 @jit
-def load_keys(plans: PlanArrays, plan: int, state: AnyState, row: int, num_tokens: int) -> None:
+def load_keys(plans: PlanArrays, plan: int, state: AnyState, row: int, num_tokens: int, ahead: int) -> None:
     """Put the chain keys of a request's first tokens where the engine expects those of the queue's head.
 
+    ahead: so many tokens after its block does a key name too.
     A key names the request that wrote the block first. Two requests share a block exactly when the same request wrote
     it, and the blocks wholly inside the kept tokens stay. So each stretch of blocks gets its name by going back over
     the requests whose text was kept.
     """
     own_plan, block_tokens = plans.plans[plan], state.server[0].block_tokens
     request = int(own_plan.first_request + row)
-    end = num_tokens // block_tokens
+    end = (num_tokens - ahead) // block_tokens
     while True:
         writer, session = (
             request - own_plan.first_request,
             plans.sessions[own_plan.first_session + plans.requests[request].session],
         )
         keep = plans.requests[request].keep
-        begin = keep // block_tokens if keep > 0 else load_shared_keys(plans, plan, state, request, int(end))
+        begin = (
+            (keep - ahead) // block_tokens
+            if keep > 0
+            else load_shared_keys(plans, plan, state, request, int(end), ahead)
+        )
         for i in range(begin, end):
             state.prefix[i].key = (writer + 2) * OWNER_STRIDE + i
         end = min(begin, end)
@@ -178,23 +183,23 @@ def load_head_keys(plans: PlanArrays, plan: int, state: EngineState, row_with_ke
     row = int(server.wait_head)
     if row < 0 or row == row_with_keys or server.num_running >= server.active_limit or not server.has_inner_blocks:
         return row_with_keys
-    load_keys(plans, plan, state, row, int(state.rows[row].prompt + state.rows[row].output))
+    load_keys(plans, plan, state, row, int(state.rows[row].prompt + state.rows[row].output), 0)
     return row
 
 
 @jit
-def load_shared_keys(plans: PlanArrays, plan: int, state: AnyState, request: int, end: int) -> int:
+def load_shared_keys(plans: PlanArrays, plan: int, state: AnyState, request: int, end: int, ahead: int) -> int:
     """Keys of the blocks that a fresh stream shares (the common prefix, then named blocks); returns how many."""
     own_plan, block_tokens = plans.plans[plan], state.server[0].block_tokens
-    num_shared = min(own_plan.shared_prefix, plans.requests[request].new) // block_tokens
+    num_shared = max(min(own_plan.shared_prefix, plans.requests[request].new) - ahead, 0) // block_tokens
     for i in range(min(num_shared, end)):
         state.prefix[i].key = OWNER_STRIDE + i
     own = plans.sessions[own_plan.first_session + plans.requests[request].session]
     if own.num_names == 0 or request != own.first_request:
         return int(num_shared)
-    num_named = own.num_names * own_plan.named_tokens // block_tokens
+    num_named = (own.num_names * own_plan.named_tokens - ahead) // block_tokens
     for i in range(num_shared, min(num_named, end)):
-        last_name = ((i + 1) * block_tokens - 1) // own_plan.named_tokens
+        last_name = ((i + 1) * block_tokens + ahead - 1) // own_plan.named_tokens
         chain = plans.names[own.first_name + last_name]
         state.prefix[i].key = (own_plan.num_requests + chain + 2) * OWNER_STRIDE + i
     return int(max(num_shared, num_named))

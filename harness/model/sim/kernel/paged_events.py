@@ -69,7 +69,8 @@ def decide_paged(plans: PlanArrays, plan: int, state: PagedState, which: int, nu
     row = decide_running(state, which, num_preempted)
     while row >= 0:
         if row != loaded and state.server[0].is_caching:
-            load_keys(plans, plan, state, row, int(state.rows[row].prompt + state.rows[row].end_output))
+            num_tokens, ahead = state.rows[row].prompt + state.rows[row].end_output, state.server[0].key_lookahead
+            load_keys(plans, plan, state, row, int(num_tokens), int(ahead))
             loaded = row
         row = decide_waiting(state, which, row)
     return loaded
@@ -303,6 +304,13 @@ def end_steps(
 
 
 @jit
+def reset_drafting(state: PagedState, cost: PagedCosts) -> None:
+    """Make ``state`` a freshly started server, which accepts drafts by draws of this plan and replica."""
+    reset_paged(state)
+    state.server[0].draw_seed = cost.other[0].noise_seed
+
+
+@jit
 def run_paged_plan(
     plans: PlanArrays,
     plan: int,
@@ -316,10 +324,9 @@ def run_paged_plan(
 
     Its totals name the session whose request can never be admitted, or -1.
     """
-    reset_paged(state)
+    reset_drafting(state, cost)
     find_returns(plans, plan, scratch)
     server, totals = state.server[0], outcome.totals[plan]
-    server.draw_seed = cost.other[0].noise_seed
     expected, loaded, num_evicted = begin(plans, plan, scratch, outcome, int(server.limit)), -1, 0
     has_aborts = plans.plans[plan].num_abortable > 0
     now_ns = int(totals.end_ns)

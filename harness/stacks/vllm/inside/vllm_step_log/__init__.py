@@ -49,6 +49,8 @@ SETTINGS = {
 SPECULATIVE = {
     "speculative_method": "speculative_config.method",
     "num_speculative_tokens_per_batch_size": "speculative_config.num_speculative_tokens_per_batch_size",
+    "parallel_drafting": "speculative_config.parallel_drafting",
+    "disable_eagle_block_drop": "speculative_config.disable_eagle_block_drop",
     "rejection_sample_method": "speculative_config.rejection_sample_method",
     "synthetic_acceptance_rates": "speculative_config.synthetic_acceptance_rates",
     "num_lookahead_tokens": "num_lookahead_tokens",
@@ -98,7 +100,7 @@ def header_of(config: Any) -> dict[str, Any]:
 
 def kv_of(scheduler: Any) -> dict[str, Any]:
     """How KV memory is kept: the kind of each group of layers, who coordinates them, and how many tokens after a block
-    its hash covers. What does not show is left out."""
+    its hash covers, or after a part of a prompt the drafter reads. What does not show is left out."""
     groups = value_at(scheduler, "kv_cache_config.kv_cache_groups") or ()
     coordinator = value_at(scheduler, "kv_cache_manager.coordinator")
     specs = [value_at(group, "kv_cache_spec") for group in groups]
@@ -106,6 +108,7 @@ def kv_of(scheduler: Any) -> dict[str, Any]:
         "kv_groups": [type(spec).__name__ for spec in specs if spec is not None],
         "kv_coordinator": type(coordinator).__name__ if coordinator is not None else "",
         "num_hash_lookahead_tokens": plain(value_at(scheduler, "vllm_config.num_hash_lookahead_tokens")),
+        "num_prefill_lookahead": plain(value_at(scheduler, "num_prefill_lookahead")),
     }
     return {name: value for name, value in shown.items() if value not in (None, "", [])}
 
