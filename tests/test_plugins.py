@@ -56,7 +56,7 @@ PARTS = (
 from harness.judge.catalogue import Analysis
 from harness.present.export import Format
 from harness.table import table_of
-from harness.model.traces.base import TraceFormat, json_lines
+from harness.model.traces.base import TraceFormat, json_records
 from harness.model.traces.recording import RecordedRequest, Recording
 
 
@@ -70,7 +70,7 @@ COUNTED = Analysis(
 
 def read_pairs(paths, notes, progress):
     for path in paths:
-        for _, record in json_lines(path, notes, progress):
+        for *_, record in json_records(path, notes, progress):
             request = RecordedRequest(None, (), 0, "none", record["in"], 0, record["out"])
             yield Recording(str(path), 0, (request,))
 

@@ -26,10 +26,11 @@ from harness.extras.formats.blocks import (
 )
 from harness.extras.formats.mooncake import REPEATED
 from harness.model.plan.model import WAIT_KINDS, WaitKind, has_ended
-from harness.model.traces.account import DrawnWaits, ReadNotes
-from harness.model.traces.base import Progress, Record, list_of, seconds_ns, text_of, tokens_in, tokens_of, trace_format
+from harness.model.traces.account import DrawnWaits, ReadNotes, tokens_in
+from harness.model.traces.base import Progress, trace_format
 from harness.model.traces.links import kept_tokens
 from harness.model.traces.recording import RecordedRequest, Recording, hidden_name
+from harness.model.traces.values import Record, list_of, seconds_ns, text_of, tokens_of
 
 ALONE = "requests without a session among others that have one: each is a session of its own"
 BY_DELAY = "waits by delay taken as for a person, as AIPerf does"
@@ -124,11 +125,11 @@ def _calls(path: Path, place: int, names: BlockNames, notes: ReadNotes, progress
         if record.get("input_length") is None and (text := text_of(record, "text_input")):
             record = record | {"input_length": tokens_in(len(text))}
             notes.assume("prompt tokens estimated from the characters of text_input, 4 to a token")
-        lengths, blocks = lengths_of(record, notes), names.numbers(list_of(record.get("hash_ids")))
+        lengths, blocks = lengths_of(record, notes), names.numbers(list_of(record, "hash_ids"))
         times = _times(record, unit_ns)
         if lengths is None or blocks is None or times is None:
             return None
-        waits = list_of(record.get("wait_for")) and not record.keys() & {"delay", "delay_ms", "tool_wait_ms"}
+        waits = list_of(record, "wait_for") and not record.keys() & {"delay", "delay_ms", "tool_wait_ms"}
         notes.assume("requests that wait for others and have no delay: taken to start at once", bool(waits))
         said: WaitKind | None = next((kind for kind in WAIT_KINDS if kind == text_of(record, "wait_kind")), None)
         kind = said or ("tool" if record.get("tool_wait_ms") else None)

@@ -6,24 +6,15 @@ and metrics; ``prompt_tokens`` counts the cached tokens too. No message, argumen
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from harness.extras.formats.trajectories import UNSTATED, TrajectoryCalls, Usage, usage_of
 from harness.model.traces.account import ReadNotes
-from harness.model.traces.base import (
-    Progress,
-    Record,
-    instant_ns,
-    json_records,
-    list_of,
-    record_of,
-    text_of,
-    tokens_of,
-    trace_format,
-)
+from harness.model.traces.base import Lines, trace_format
 from harness.model.traces.calls import UNTIMED, Log
-from harness.model.traces.links import UNLINKED, through_calls
+from harness.model.traces.links import UNLINKED, of_lines
+from harness.model.traces.values import Record, instant_ns, record_of, records_of, text_of, tokens_of
 
 DEEPEST = 16
 MOST_STEPS = 1 << 20
@@ -32,18 +23,17 @@ HELD_TO = "1.7"
 PASSED = {"no call": "a step of the agent that asked no model"}
 
 
-def atif_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Log]:
+def atif_logs(lines: Lines, notes: ReadNotes) -> Iterator[Log]:
     """The calls of each trajectory, and of the trajectories of sub-agents within it."""
     logs: list[tuple[Path, Log]] = []
     names: dict[Path, str] = {}  # of trajectories, by the files that hold them
     continued: list[tuple[str, Path]] = []
-    for path in files:
-        for at, document in json_records(path, notes, progress):
-            found = list(_logs(document, at, notes, 0))
-            names[path.resolve()] = found[0][0].session if found else ""
-            if found and (more := text_of(document, "continued_trajectory_ref")):
-                continued.append((found[0][0].session, (path.parent / more).resolve()))
-            logs += ((path.parent, log) for log in found)
+    for path, at, document in lines:
+        found = list(_logs(document, at, notes, 0))
+        names[path.resolve()] = found[0][0].session if found else ""
+        if found and (more := text_of(document, "continued_trajectory_ref")):
+            continued.append((found[0][0].session, (path.parent / more).resolve()))
+        logs += ((path.parent, log) for log in found)
     begun_in = {names[path]: session for session, path in continued if path in names}
     sessions = {call.session for _, log in logs for call in log}
     for folder, log in logs:
@@ -59,25 +49,26 @@ def atif_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress | None
 
 def _logs(document: Record, at: str, notes: ReadNotes, depth: int) -> Iterator[Log]:
     session = text_of(document, "trajectory_id") or text_of(document, "session_id") or at
-    if not text_of(document, "schema_version").startswith(VERSION) or not list_of(document.get("steps")):
+    rows = records_of(document, "steps")
+    if not text_of(document, "schema_version").startswith(VERSION) or not rows:
         notes.row_broken("no ATIF trajectory", at)
         return
-    notes.holds(len(list_of(document["steps"])))
+    notes.holds(len(rows))
     notes.check_release("ATIF", text_of(document, "schema_version").removeprefix(VERSION), HELD_TO)
-    steps = _steps(document, session, at, notes)
+    steps = _steps(rows, session, at, notes)
     for total, name in (("prompt", "input"), ("completion", "output"), ("cached", "prefix")):
-        stated = tokens_of(record_of(document.get("final_metrics")).get(f"total_{total}_tokens"))
+        stated = tokens_of(record_of(document, "final_metrics").get(f"total_{total}_tokens"))
         notes.hold(f"{total} tokens {UNSTATED}", stated, (getattr(call, f"{name}_tokens") or 0 for call in steps.calls))
     if log := steps.log(session):
         yield log
-    for place, child in enumerate(list_of(document.get("subagent_trajectories")) if depth < DEEPEST else ()):
+    for place, child in enumerate(records_of(document, "subagent_trajectories") if depth < DEEPEST else ()):
         notes.num_rows += 1
-        yield from _logs(record_of(child), f"{at}, sub-agent {place}", notes, depth + 1)
+        yield from _logs(child, f"{at}, sub-agent {place}", notes, depth + 1)
 
 
-def _steps(document: Record, session: str, at: str, notes: ReadNotes) -> TrajectoryCalls:
+def _steps(given: list[Record], session: str, at: str, notes: ReadNotes) -> TrajectoryCalls:
     """The calls of a trajectory's own steps."""
-    rows = notes.in_order(map(record_of, list_of(document.get("steps"))), _number, "steps out of order of their id")
+    rows = notes.in_order(given, _number, "steps out of order of their id")
     notes.check_numbers([*map(_number, rows)], "steps")
     steps = TrajectoryCalls(len(rows), notes)
     for step in rows:
@@ -93,7 +84,7 @@ def _steps(document: Record, session: str, at: str, notes: ReadNotes) -> Traject
             steps.unread.unknown(f"source {text_of(step, 'source')}", place)
         elif step.get("llm_call_count") == 0:
             notes.pass_over(f"no call: {PASSED['no call']}")
-        elif not isinstance(counts := usage_of(record_of(step.get("metrics"))), Usage):
+        elif not isinstance(counts := usage_of(record_of(step, "metrics")), Usage):
             steps.lose(counts, place)
         else:
             call = steps.answer(counts, place, moment_ns)
@@ -117,11 +108,11 @@ def _is_several(step: Record) -> bool:
 
 def _children(step: Record) -> list[str]:
     """What names the trajectory of each sub-agent that a step started: lines of ids and a path."""
-    results = map(record_of, list_of(record_of(step.get("observation")).get("results")))
-    references = (record_of(each) for result in results for each in list_of(result.get("subagent_trajectory_ref")))
+    results = records_of(step, "observation", "results")
+    references = (each for result in results for each in records_of(result, "subagent_trajectory_ref"))
     keys = ("trajectory_id", "trajectory_path", "session_id")
     names = ("\n".join(filter(None, (text_of(each, key) for key in keys))) for each in references)
     return [name for name in names if name]
 
 
-FORMAT = trace_format(__file__, "atif", through_calls(atif_logs), passed=PASSED, held_to=f"ATIF {HELD_TO}")
+FORMAT = trace_format(__file__, "atif", of_lines(atif_logs), passed=PASSED, held_to=f"ATIF {HELD_TO}")

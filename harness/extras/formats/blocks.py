@@ -12,7 +12,8 @@ from typing import TypeVar
 
 from harness.errors import SpecError
 from harness.model.traces.account import ReadNotes
-from harness.model.traces.base import Progress, Record, json_lines, tokens_of
+from harness.model.traces.base import Progress, json_records
+from harness.model.traces.values import Record, tokens_of
 
 Parsed = TypeVar("Parsed")
 MOONCAKE_BLOCK_TOKENS = 512
@@ -109,7 +110,7 @@ def parsed_lines(
 ) -> Iterator[tuple[str, Parsed]]:
     """(place, ``parse(record)``) of every line of ``files``: a call, or ``broken`` where that gives None."""
     for path in files:
-        for at, record in json_lines(path, notes, progress):
+        for _, at, record in json_records(path, notes, progress):
             value = parse(record, at)
             if value is None:
                 notes.row_broken(broken, at)

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from harness.model.traces.account import ReadNotes
-from harness.model.traces.base import Record, counts_of, instant_ns, record_of, text_of, trace_format, types_of
+from harness.model.traces.base import trace_format, types_of
 from harness.model.traces.calls import BURST_NS, LATE_NS, REPLAYED, AgentLog, Call, Conversation, Log, mark_replay
 from harness.model.traces.links import reader_of
+from harness.model.traces.values import Record, counts_of, instant_ns, record_of, text_of
 
 HELD_TO = "0.171.0"
 PASSED, ROLES, ITEMS = types_of(__file__).values()
@@ -92,7 +93,7 @@ class _Session(Conversation):
 
     def take(self, record: Record, moment_ns: int | None, at: str) -> None:
         """Read one record."""
-        payload, kind = record_of(record.get("payload")), text_of(record, "type")
+        payload, kind = record_of(record, "payload"), text_of(record, "type")
         self.unread.num_rows += 1
         self._check_order(record)
         self._began_ns = moment_ns if self._began_ns is None else self._began_ns
@@ -126,7 +127,7 @@ class _Session(Conversation):
         self._fork_of, self.parent = (
             next((found for path in paths if (found := text_of(payload, *path))), "") for paths in ABOVE
         )
-        self._is_agent = bool(record_of(payload.get("source")).get("subagent"))
+        self._is_agent = bool(record_of(payload, "source").get("subagent"))
 
     def _end_replay(self, moment_ns: int, began_ns: int) -> None:
         """Close what a fork repeated without a token count, so that its own first call does not take it over."""

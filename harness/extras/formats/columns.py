@@ -15,9 +15,10 @@ from typing import NamedTuple
 from harness.clock import NS_PER_MS
 from harness.errors import SpecError
 from harness.model.traces.account import ReadNotes
-from harness.model.traces.base import Progress, opened, tokens_of, trace_format
+from harness.model.traces.base import Progress, opened, trace_format
 from harness.model.traces.calls import Call, Log
 from harness.model.traces.links import through_calls
+from harness.model.traces.values import tokens_of
 
 COLUMNS = ("arrival_time", "round_idx", "prefix_len", "input_len", "output_len", "tool_wait_after_ms")
 MOST = 1e15  # a larger number is a slip, and not exact as a float

@@ -10,9 +10,10 @@ import json
 from collections.abc import Iterable, Mapping
 
 from harness.model.traces.account import ReadNotes
-from harness.model.traces.base import Record, counts_of, instant_ns, list_of, record_of, text_of, trace_format
+from harness.model.traces.base import trace_format
 from harness.model.traces.calls import UNTIMED, AgentLog, Call, Conversation, Log
 from harness.model.traces.links import reader_of
+from harness.model.traces.values import Record, counts_of, instant_ns, list_of, record_of, records_of, text_of
 
 PASSED = {
     **dict.fromkeys(("info", "warning", "error"), "a notice of the program"),
@@ -42,13 +43,13 @@ class GeminiLog(AgentLog):
             self._session = self._sessions.setdefault(name, _Session(name or self.name, self.notes))
             # A sub-agent lies in a folder of its parent's id.
             self._session.parent = self.folder if text_of(record, "kind") == "subagent" else ""
-        if messages := list_of(record.get("messages")):
+        if messages := list_of(record, "messages"):
             self.notes.holds(len(messages))
             what = "messages of a session out of order of time"
             for place, message in enumerate(self.notes.in_order(map(record_of, messages), _moment_ns, what)):
                 self._session.take(message, f"{at}, message {place}")
         elif record.keys() & {"projectHash", "$set", "$rewindTo"}:
-            self._session.take_state(record_of(record.get("$set")), text_of(record, "$rewindTo"), at)
+            self._session.take_state(record_of(record, "$set"), text_of(record, "$rewindTo"), at)
         else:
             if _moment_ns(record) and not self._session.has(text_of(record, "id")):
                 self.came_at(_moment_ns(record))
@@ -80,7 +81,7 @@ class _Session(Conversation):
         if rewound_to in self._said:
             del self._said[self._said.index(rewound_to) :]
         if "messages" in state:
-            kept = {text_of(record_of(message), "id") for message in list_of(state["messages"])}
+            kept = {text_of(message, "id") for message in list_of(state["messages"])}
             is_compacted = not kept.issuperset(name for name in self._said if self._answers.get(name))
             if is_compacted and len(kept) > 1:
                 self.compact(at)
@@ -106,11 +107,11 @@ class _Session(Conversation):
             self.end_without_row(at)
 
     def _input(self, message: Record, moment_ns: int) -> None:
-        take_parts(self, list_of(message.get("content")), moment_ns, is_human=True)
+        take_parts(self, list_of(message, "content"), moment_ns, is_human=True)
         self.notes.part()
 
     def _answer(self, message: Record, name: str, moment_ns: int, at: str) -> None:
-        tokens, tools = record_of(message.get("tokens")), list(map(record_of, list_of(message.get("toolCalls"))))
+        tokens, tools = record_of(message, "tokens"), records_of(message, "toolCalls")
         turn = self._answers.get(name)
         counts = counts_of(tokens, COUNTS) if turn is None and tokens else []
         if counts is None:
@@ -162,7 +163,7 @@ class _Session(Conversation):
 
 def take_parts(conversation: Conversation, parts: Iterable[object], moment_ns: int, *, is_human: bool) -> None:
     """What a message's parts say to the model: results of tools, else what is_human tells."""
-    found = (record_of(record_of(part).get("functionResponse")) for part in parts)
+    found = (record_of(part, "functionResponse") for part in parts)
     results = [text_of(each, "id") for each in found if each]
     for result in results:
         conversation.result(result, moment_ns)

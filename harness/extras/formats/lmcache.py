@@ -9,29 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 from harness.clock import NS_PER_MS
 from harness.extras.formats.blocks import MOONCAKE_BLOCK_TOKENS, BlockNames
-from harness.model.traces.account import ReadNotes
-from harness.model.traces.base import (
-    CHARACTERS_PER_TOKEN,
-    Progress,
-    Record,
-    json_records,
-    list_of,
-    record_of,
-    seconds_ns,
-    text_of,
-    tokens_in,
-    tokens_of,
-    trace_format,
-)
+from harness.model.traces.account import CHARACTERS_PER_TOKEN, ReadNotes, tokens_in
+from harness.model.traces.base import Lines, trace_format
 from harness.model.traces.calls import Call, Log
-from harness.model.traces.links import num_common, through_calls
+from harness.model.traces.links import num_common, of_lines
+from harness.model.traces.values import Record, records_of, seconds_ns, text_of, tokens_of
 
 DELTA = "calls that give new messages only: the answers before them are taken to have their whole output_length"
 ESTIMATED = "prompts whose lengths are estimated from characters, 4 to a token"
@@ -65,30 +53,29 @@ class _Turn:
         return sum(each.is_answer for each in self.messages)
 
 
-def lmcache_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Log]:
+def lmcache_logs(lines: Lines, notes: ReadNotes) -> Iterator[Log]:
     """The calls of each session by the length of their prompts' histories."""
     sessions: dict[str, list[_Turn]] = {}
     seen: set[bytes] = set()
-    for path in files:
-        for at, record in json_records(path, notes, progress):
-            turn = _turn(record, at)
-            name = text_of(record, "session_id")
-            if turn is None or not name:
-                notes.row_broken("a call without its session, messages or output length", at)
-                continue
-            notes.call()
-            turns = sessions.setdefault(name, [])
-            if text_of(record, "message_mode") == "delta" and turns:
-                notes.assume(DELTA)
-                answer = _Message(b"", turns[-1].generate, is_answer=True)
-                turn.messages = [*turns[-1].messages, answer, *turn.messages]
-            said = (name, turn.messages, turn.generate, turn.gap_ns, turn.since_ns)
-            value = hashlib.sha256(repr(said).encode("utf-8", "replace")).digest()
-            if value in seen:
-                notes.drop("rows that came before", at)
-            else:
-                seen.add(value)
-                turns.append(turn)
+    for _, at, record in lines:
+        turn = _turn(record, at)
+        name = text_of(record, "session_id")
+        if turn is None or not name:
+            notes.row_broken("a call without its session, messages or output length", at)
+            continue
+        notes.call()
+        turns = sessions.setdefault(name, [])
+        if text_of(record, "message_mode") == "delta" and turns:
+            notes.assume(DELTA)
+            answer = _Message(b"", turns[-1].generate, is_answer=True)
+            turn.messages = [*turns[-1].messages, answer, *turn.messages]
+        said = (name, turn.messages, turn.generate, turn.gap_ns, turn.since_ns)
+        value = hashlib.sha256(repr(said).encode("utf-8", "replace")).digest()
+        if value in seen:
+            notes.drop("rows that came before", at)
+        else:
+            seen.add(value)
+            turns.append(turn)
     names = BlockNames()
     notes.block_tokens = MOONCAKE_BLOCK_TOKENS
     for name, turns in sessions.items():
@@ -100,12 +87,12 @@ def lmcache_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress | N
 
 
 def _turn(record: Record, at: str) -> _Turn | None:
-    messages = list_of(record.get("input")) or list_of(record.get("messages"))
+    messages = records_of(record, "input") or records_of(record, "messages")
     generate = tokens_of(record.get("output_length"))
     if not messages or generate is None:
         return None
-    texts = [json.dumps(record_of(message), sort_keys=True) for message in messages]
-    answers = [text_of(record_of(message), "role") == "assistant" for message in messages]
+    texts = [json.dumps(message, sort_keys=True) for message in messages]
+    answers = [text_of(message, "role") == "assistant" for message in messages]
     digests = [
         _Message(hashlib.sha256(text.encode()).digest()[:16], tokens_in(len(text)), is_answer)
         for text, is_answer in zip(texts, answers, strict=True)
@@ -170,4 +157,4 @@ def _lengths(before: _Turn, before_prompt: int, turn: _Turn) -> tuple[int, int]:
     return kept + sum(each.tokens for each in (rest[1:] if rest[0].is_answer else rest)), kept
 
 
-FORMAT = trace_format(__file__, "lmcache", through_calls(lmcache_logs))
+FORMAT = trace_format(__file__, "lmcache", of_lines(lmcache_logs))

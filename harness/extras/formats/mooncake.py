@@ -21,8 +21,9 @@ from harness.extras.formats.blocks import (
     settled_block_tokens,
 )
 from harness.model.traces.account import ReadNotes
-from harness.model.traces.base import Progress, Read, Record, list_of, seconds_ns, trace_format
+from harness.model.traces.base import Progress, Read, trace_format
 from harness.model.traces.recording import RecordedRequest, Recording, hidden_name
+from harness.model.traces.values import Record, list_of, seconds_ns
 
 BAILIAN_BLOCK_TOKENS = 16
 # Requests a second of a whole service; instants in another unit are a thousand times off.
@@ -64,7 +65,7 @@ def _reader(block_tokens: int, unit_ns: int) -> Read:
 
 def _rows(path: Path, unit_ns: int, notes: ReadNotes, progress: Progress | None) -> Iterator[tuple[str, _Row]]:
     def row(record: Record, _: str) -> _Row | None:
-        at_ns, names = seconds_ns(record.get("timestamp"), unit_ns), list_of(record.get("hash_ids"))
+        at_ns, names = seconds_ns(record.get("timestamp"), unit_ns), list_of(record, "hash_ids")
         if at_ns is None or at_ns < 0 or BlockNames().numbers(names) is None:
             return None
         lengths = lengths_of(record, notes)

@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from harness.clock import NS_PER_MS
 from harness.extras.formats.trajectories import UNSTATED
 from harness.model.traces.account import ReadNotes
-from harness.model.traces.base import Record, list_of, record_of, seconds_ns, text_of, tokens_of, trace_format
+from harness.model.traces.base import trace_format
 from harness.model.traces.calls import ASK_A_PERSON, UNTIMED, Call, Conversation, Log, mark_replay
 from harness.model.traces.links import of_documents
+from harness.model.traces.values import Record, list_of, record_of, records_of, seconds_ns, text_of, tokens_of
 
 HELD_TO = "1.18.33"
 SEVERAL = "an answer of several calls"
@@ -24,7 +25,7 @@ NO_END = "answers without text: they are taken to end where their first tool sta
 
 def opencode_logs(document: Record, at: str, notes: ReadNotes) -> Iterator[Log]:
     """The calls of an exported session. Where no tool of another one names it, its parent is that of its own word."""
-    info, messages = record_of(document.get("info")), list_of(document.get("messages"))
+    info, messages = record_of(document, "info"), list_of(document, "messages")
     if not text_of(info, "id") or not messages:
         notes.row_broken("no session with its id and its messages", at)
         return
@@ -33,7 +34,7 @@ def opencode_logs(document: Record, at: str, notes: ReadNotes) -> Iterator[Log]:
     session = _Session(info, notes)
     for place, message in enumerate(map(record_of, messages)):
         session.take(message, f"{at}, message {place}")
-    session.hold(record_of(info.get("tokens")))
+    session.hold(record_of(info, "tokens"))
     yield session.log()
 
 
@@ -63,7 +64,7 @@ class _Session(Conversation):
     def take(self, message: Record, at: str) -> None:
         """Read one message."""
         self.unread.num_rows += 1
-        info, parts = record_of(message.get("info")), [record_of(part) for part in list_of(message.get("parts"))]
+        info, parts = record_of(message, "info"), records_of(message, "parts")
         moment_ns, role = _instant_ns(info, "created"), text_of(info, "role")
         if role not in ("user", "assistant"):
             self.unread.unknown(f"role {role}", at)
@@ -76,10 +77,10 @@ class _Session(Conversation):
             self._answer(info, parts, moment_ns, at)
 
     def _answer(self, info: Record, parts: list[Record], moment_ns: int, at: str) -> None:
-        counts = _counts(record_of(info.get("tokens")))
+        counts = _counts(record_of(info, "tokens"))
         num_steps = sum(text_of(part, "type") == "step-finish" for part in parts)
         if counts is None or not counts[0] + counts[1] + counts[2]:
-            self.lose({} if counts else record_of(info.get("tokens")), at)
+            self.lose({} if counts else record_of(info, "tokens"), at)
             return
         if num_steps > 1:
             self.notes.row_broken(SEVERAL, at)
@@ -90,7 +91,7 @@ class _Session(Conversation):
         # It was asked for when its message was made: tools and people were ready by then.
         turn.submitted_ns = min(moment_ns, ended_ns)
         turn.input_tokens, turn.prefix_tokens, turn.created_tokens, turn.output_tokens, turn.reasoning_tokens = counts
-        turn.total_tokens = tokens_of(record_of(info.get("tokens")).get("total")) or None
+        turn.total_tokens = tokens_of(record_of(info, "tokens").get("total")) or None
         turn.has_cache_apart = turn.has_reasoning_apart = True
         turn.provider = text_of(info, "providerID")
         self._ended_ns.append(ended_ns)
@@ -99,7 +100,7 @@ class _Session(Conversation):
 
     def _take_tools(self, turn: Call, parts: list[Record]) -> None:
         for part in (part for part in parts if text_of(part, "type") == "tool"):
-            state = record_of(part.get("state"))
+            state = record_of(part, "state")
             start_ns, end_ns = _instant_ns(state, "start"), _instant_ns(state, "end")
             if start_ns is not None and end_ns is not None:
                 turn.tool_spans.append((start_ns, max(start_ns, end_ns)))
@@ -110,7 +111,7 @@ class _Session(Conversation):
     def _end_ns(self, info: Record, parts: list[Record]) -> int:
         """When the last text or reasoning ended, or the first tool started: the words of its call are of the answer."""
         told = [_instant_ns(part, "end") for part in parts if text_of(part, "type") in ("text", "reasoning")]
-        tools = [_instant_ns(record_of(part.get("state")), "start") for part in parts]
+        tools = [_instant_ns(record_of(part, "state"), "start") for part in parts]
         starts = [start for start in tools if start is not None]
         ends = [end for end in told if end is not None]
         if not ends and starts:
@@ -121,7 +122,7 @@ class _Session(Conversation):
 
 def _counts(tokens: Record) -> list[int] | None:
     """Counts of the prompt, read from the cache, written to it, of the answer, and of its reasoning, each by itself."""
-    cache = record_of(tokens.get("cache"))
+    cache = record_of(tokens, "cache")
     needed = [tokens_of(tokens.get("input")), tokens_of(tokens.get("output"))]
     more = [tokens_of(value or 0) for value in (cache.get("read"), cache.get("write"), tokens.get("reasoning"))]
     counts = [needed[0], more[0], more[1], needed[1], more[2]]
@@ -134,7 +135,7 @@ def _is_of_program(part: Record) -> bool:
 
 
 def _instant_ns(record: Record, name: str) -> int | None:
-    return seconds_ns(record_of(record.get("time")).get(name), NS_PER_MS)
+    return seconds_ns(record_of(record, "time").get(name), NS_PER_MS)
 
 
 FORMAT = trace_format(__file__, "opencode", of_documents(opencode_logs), held_to=HELD_TO)

@@ -9,26 +9,17 @@ OpenHands/software-agent-sdk. No content of an event is read.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.extras.formats.trajectories import UNSTATED, TrajectoryCalls, Usage, usage_of
 from harness.model.traces.account import ReadNotes
-from harness.model.traces.base import (
-    Progress,
-    Record,
-    counts_of,
-    instant_ns,
-    json_records,
-    list_of,
-    record_of,
-    text_of,
-    trace_format,
-    types_of,
-)
+from harness.model.traces.base import Lines, trace_format, types_of
 from harness.model.traces.calls import BACK, LATE_NS, SHIFTED, START_AN_AGENT, Call, Log
-from harness.model.traces.links import through_calls
+from harness.model.traces.links import of_lines
+from harness.model.traces.values import Record, counts_of, instant_ns, list_of, record_of, records_of, text_of
 
 OBSERVATIONS = ("ObservationEvent", "AgentErrorEvent", "UserRejectObservation")
 # They may end a call that is under way, which then has no event.
@@ -48,26 +39,23 @@ class _Conversation:
     stated: int | None = None
 
 
-def openhands_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Log]:
+def openhands_logs(lines: Lines, notes: ReadNotes) -> Iterator[Log]:
     """The calls of each conversation: of a folder's events, of a file's list, or of a line's history."""
-    conversations: dict[str, _Conversation] = {}
-    for path in files:
+    conversations: defaultdict[str, _Conversation] = defaultdict(_Conversation)
+    for path, at, record in lines:
         folder = path.parent.parent if path.parent.name == "events" else path.parent
-        for at, record in json_records(path, notes, progress):
-            if "stats" in record:
-                notes.part()
-                conversations.setdefault(str(folder), _Conversation()).usages |= _usages(record)
-            elif "history" in record:
-                events = conversations.setdefault(at, _Conversation()).events
-                of_line = list(_flat(record["history"]))
-                notes.holds(len(of_line))
-                events += [(f"{at}, event {place}", event) for place, event in enumerate(of_line)]
-            elif "timestamp" in record:
-                name = str(folder) if "kind" in record else str(path)
-                place = f"{folder}, {path.name}" if "kind" in record else at
-                conversations.setdefault(name, _Conversation()).events.append((place, record))
-            else:
-                notes.row_broken("no event", at)
+        if "stats" in record:
+            notes.part()
+            conversations[str(folder)].usages |= _usages(record)
+        elif "history" in record:
+            of_line = list(_flat(record["history"]))
+            notes.holds(len(of_line))
+            conversations[at].events += [(f"{at}, event {place}", event) for place, event in enumerate(of_line)]
+        elif "timestamp" in record:
+            name, place = (str(folder), f"{folder}, {path.name}") if "kind" in record else (str(path), at)
+            conversations[name].events.append((place, record))
+        else:
+            notes.row_broken("no event", at)
     for name, conversation in conversations.items():
         # A conversation's state counts its sub-agents' answers too.
         below = [each for other, each in conversations.items() if Path(name) in Path(other).parents]
@@ -83,8 +71,8 @@ def openhands_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress |
 def _usages(state: Record) -> dict[str, Usage]:
     """Usage by the id of the answer, of every model of a conversation's state."""
     found: dict[str, Usage] = {}
-    for metrics in record_of(record_of(state.get("stats")).get("usage_to_metrics")).values():
-        for usage in map(record_of, list_of(record_of(metrics).get("token_usages"))):
+    for metrics in record_of(state, "stats", "usage_to_metrics").values():
+        for usage in records_of(metrics, "token_usages"):
             counts, name = usage_of(usage), text_of(usage, "response_id")
             if isinstance(counts, Usage) and name:
                 found[name] = counts
@@ -94,7 +82,7 @@ def _usages(state: Record) -> dict[str, Usage]:
 def _flat(history: object) -> Iterator[Record]:
     """Events of a history, which is a list of them or of pairs of them."""
     for entry in list_of(history):
-        yield from map(record_of, list_of(entry) if isinstance(entry, list) else [entry])
+        yield from records_of(entry) if isinstance(entry, list) else [record_of(entry)]
 
 
 def _steps(conversation: _Conversation, notes: ReadNotes) -> TrajectoryCalls:
@@ -103,13 +91,12 @@ def _steps(conversation: _Conversation, notes: ReadNotes) -> TrajectoryCalls:
     answers, totals = dict[str, Call](), [0] * len(TOTALS)
     for moment_ns, at, event in _in_order(conversation.events, steps):
         answer = text_of(event, "tool_call_metadata", "model_response", "id") or text_of(event, "llm_response_id")
-        told = counts_of(record_of(event.get("llm_metrics")).get("accumulated_token_usage"), TOTALS) or totals
+        told = counts_of(record_of(event, "llm_metrics", "accumulated_token_usage"), TOTALS) or totals
         step, totals = [now - before for now, before in zip(told, totals, strict=True)], told
         answer = answer or (at if any(step) and text_of(event, "source") == "agent" else "")
         is_answer = bool(answer) and "observation" not in event and text_of(event, "kind") not in OBSERVATIONS
         kind = text_of(event, "kind") or text_of(event, "action")
-        response = record_of(record_of(event.get("tool_call_metadata")).get("model_response"))
-        counts = usage_of(record_of(response.get("usage")))
+        counts = usage_of(record_of(event, "tool_call_metadata", "model_response", "usage"))
         counts = counts if isinstance(counts, Usage) else conversation.usages.get(answer, counts)
         if not isinstance(counts, Usage) and is_answer and any(step) and min(step) >= 0:
             notes.assume("calls whose usage is the step of the running totals")
@@ -171,4 +158,4 @@ def _is_input(event: Record) -> bool:
     return "observation" in event or (text_of(event, "source") == "user" and text_of(event, "action") == "message")
 
 
-FORMAT = trace_format(__file__, "openhands", through_calls(openhands_logs), passed=PASSED)
+FORMAT = trace_format(__file__, "openhands", of_lines(openhands_logs), passed=PASSED)

@@ -9,16 +9,16 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from harness.extras.formats.otel_spans import HELD_TO, NO_COUNTS, PASSED, Span, doubt, read_span
 from harness.extras.formats.otlp import spans_in
-from harness.extras.formats.trajectories import GAPS
 from harness.model.traces.account import ReadNotes
-from harness.model.traces.base import Progress, json_records, trace_format
+from harness.model.traces.base import Lines, trace_format
 from harness.model.traces.calls import UNTIMED, Log, whose
-from harness.model.traces.links import through_calls
+from harness.model.traces.links import of_lines
+from harness.model.traces.values import Record
 
 MOST_LOOKED_AT = 64
 LONG_ID = re.compile("[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3,}")
@@ -40,11 +40,11 @@ NO_TOOLS = "waits taken as a tool's: no span of their session is a tool's"
 WHOSE = "waits without a tool's span or a new root span around several before them: a tool's or a person's, not known"
 
 
-def otel_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Log]:
+def otel_logs(lines: Lines, notes: ReadNotes) -> Iterator[Log]:
     """The calls of each conversation (else trace), and of each agent that a call of another one started."""
-    tree = _Tree(notes)
-    for place, path in enumerate(files):
-        tree.read(path, f"{place}/", progress)
+    tree, places = _Tree(notes), dict[Path, int]()
+    for path, at, document in lines:
+        tree.read(document, at, f"{places.setdefault(path, len(places))}/")
     yield from tree.logs()
 
 
@@ -68,28 +68,27 @@ class _Tree:
         self._runs: dict[tuple[str, str], list[Span]] = {}
         self._by_end: dict[tuple[str, str], list[Span]] = {}
 
-    def read(self, path: Path, scope: str, progress: Progress | None) -> None:
-        """Read a file. scope: sets its short names apart from those of other files."""
-        for at, document in json_records(path, self._notes, progress):
-            records = list(spans_in(document))
-            self._notes.holds(len(records))
-            for place, record in enumerate(records):
-                span = read_span(record, f"{at} span {place}", self._notes)
-                is_known = span.value in self._seen
-                self._seen.add(span.value)
-                if span.trace and not _is_global(span.trace):
-                    span.trace, span.clock = f"{scope}{span.trace}", scope
-                if span.conversation and not _is_global(span.conversation):
-                    self._short.setdefault(span.conversation, set()).add(scope)
-                    span.conversation = f"{scope}{span.conversation}"
-                    span.clock = span.clock if span.trace else scope
-                known = self._spans.get((span.trace, span.span)) if span.span else None
-                if span.call is not None and span.span and (is_known or (known and known.call)):
-                    self._notes.drop("spans that came before" if is_known else OTHER_VALUES, span.at)
-                    continue
-                if span.span:
-                    self._spans.setdefault((span.trace, span.span), span)
-                (self._others if span.call is None else self._calls).append(span)
+    def read(self, document: Record, at: str, scope: str) -> None:
+        """Read a document. scope: sets the short names of its file apart from those of other files."""
+        records = list(spans_in(document))
+        self._notes.holds(len(records))
+        for place, record in enumerate(records):
+            span = read_span(record, f"{at} span {place}", self._notes)
+            is_known = span.value in self._seen
+            self._seen.add(span.value)
+            if span.trace and not _is_global(span.trace):
+                span.trace, span.clock = f"{scope}{span.trace}", scope
+            if span.conversation and not _is_global(span.conversation):
+                self._short.setdefault(span.conversation, set()).add(scope)
+                span.conversation = f"{scope}{span.conversation}"
+                span.clock = span.clock if span.trace else scope
+            known = self._spans.get((span.trace, span.span)) if span.span else None
+            if span.call is not None and span.span and (is_known or (known and known.call)):
+                self._notes.drop("spans that came before" if is_known else OTHER_VALUES, span.at)
+                continue
+            if span.span:
+                self._spans.setdefault((span.trace, span.span), span)
+            (self._others if span.call is None else self._calls).append(span)
 
     def logs(self) -> Iterator[Log]:
         """The calls of each session, linked to the calls that started it."""
@@ -288,7 +287,6 @@ class _Tree:
             self._notes.assume(BESIDE, earlier[-1].wraps(span))
             if ended_ns is None or span.call is None:
                 continue
-            self._notes.assume(GAPS, span.start_ns == span.end_ns)
             tools = (tool for each in earlier if each.call for tool in each.call.tool_spans)
             ends = (end_ns for start_ns, end_ns in tools if start_ns < span.start_ns and end_ns > ended_ns)
             tool_ns = max(ends, default=ended_ns)
@@ -312,4 +310,4 @@ class _Tree:
 
 
 _HELD = f"semantic conventions {HELD_TO}"
-FORMAT = trace_format(__file__, "otel", through_calls(otel_logs), passed=PASSED, held_to=_HELD)
+FORMAT = trace_format(__file__, "otel", of_lines(otel_logs), passed=PASSED, held_to=_HELD)

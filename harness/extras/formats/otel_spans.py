@@ -13,21 +13,10 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from harness.model.traces.account import PLACEHOLDER, SHARE_OF_UNKNOWN, TYPE_NAME, ReadNotes
-from harness.model.traces.base import (
-    Record,
-    by_type,
-    instant_ns,
-    is_placeholder,
-    list_of,
-    parsed_json,
-    read_tables,
-    record_of,
-    text_of,
-    tokens_in,
-    tokens_of,
-)
+from harness.model.traces.account import SHARE_OF_UNKNOWN, TYPE_NAME, ReadNotes, tokens_in
+from harness.model.traces.base import by_type, read_tables
 from harness.model.traces.calls import ASK_A_PERSON, Call, Message
+from harness.model.traces.values import Record, instant_ns, list_of, parsed_json, record_of, text_of, tokens_of
 
 HELD_TO = "1.37.0"
 TABLES = read_tables(Path(__file__).with_name("otel.toml"))
@@ -133,7 +122,7 @@ def doubt(calls: Sequence[Span], spans: Sequence[Span]) -> str:
 
 def read_span(record: Record, at: str, notes: ReadNotes) -> Span:
     """The span of a record, with its call where it is one; what cannot be read is counted."""
-    attributes = record_of(record.get("attributes"))
+    attributes = record_of(record, "attributes")
     notes.check_release("the semantic conventions", text_of(record, "schema").rpartition("/")[2], HELD_TO)
     operation, has_model = _named(attributes, OPERATIONS).lower(), any(map(attributes.get, MODELS))
     has_counts = any(name in attributes for name in COUNTS)
@@ -147,22 +136,13 @@ def read_span(record: Record, at: str, notes: ReadNotes) -> Span:
     roles |= {"agent": operation in AGENTS}
     start_ns, end_ns = _instant(record, "start"), _instant(record, "end")
     has_times = start_ns is not None and end_ns is not None and 0 <= start_ns <= end_ns
-    span = Span(
-        text_of(record, "trace_id"),
-        text_of(record, "span_id"),
-        text_of(record, "parent_span_id"),
-        at,
-        next((role for role, is_it in roles.items() if is_it), ""),
-        _named(attributes, CONVERSATIONS),
-        start_ns or 0,
-        end_ns or 0,
-        has_times,
-        operation in CHATS,
-        is_final=any(str(attributes.get(name)) in FINAL for name in TABLES["names"]["finish_reasons"]),
-        agent=_named(attributes, AGENT_NAMES),
-        service=text_of(record, "resource_attributes", "service.name"),
-    )
-    notes.assume(LINKED, not span.parent and bool(list_of(record.get("links"))))
+    trace, name, parent = (text_of(record, key) for key in ("trace_id", "span_id", "parent_span_id"))
+    role = next((role for role, is_it in roles.items() if is_it), "")
+    times = (start_ns or 0, end_ns or 0, has_times)
+    span = Span(trace, name, parent, at, role, _named(attributes, CONVERSATIONS), *times, operation in CHATS)
+    span.is_final = any(str(attributes.get(name)) in FINAL for name in TABLES["names"]["finish_reasons"])
+    span.agent, span.service = _named(attributes, AGENT_NAMES), text_of(record, "resource_attributes", "service.name")
+    notes.assume(LINKED, not span.parent and bool(list_of(record, "links")))
     if not isinstance(record.get("attributes"), dict) and not span.span:
         notes.row_broken("no span", at)
     elif not is_call:
@@ -192,7 +172,7 @@ def _has_failed(span: Record) -> bool:
     code = status if isinstance(status, (str, int)) else next(iter(record_of(status).values()), "")
     codes = {str(each).upper() for each in (code, *record_of(status).values())}
     return bool(codes & {"2", "ERROR", "STATUS_CODE_ERROR", "STATUSCODE.ERROR"}) or bool(
-        text_of(record_of(span.get("attributes")), "error.type")
+        text_of(span, "attributes", "error.type")
     )
 
 
@@ -203,7 +183,7 @@ def _instant(span: Record, name: str) -> int | None:
 
 def _call(record: Record, span: Span, notes: ReadNotes) -> Call | str:
     """The call of a span with times; else what is wrong with its counts."""
-    attributes = record_of(record.get("attributes"))
+    attributes = record_of(record, "attributes")
     messages = _messages(attributes)
     counts = {what: _count(attributes, names) for what, names in NAMES.items()}
     if -1 in counts.values():
@@ -217,9 +197,8 @@ def _call(record: Record, span: Span, notes: ReadNotes) -> Call | str:
         notes.assume(ESTIMATED)
         generate = generate or tokens_in(characters)
         prompt = prompt or sum(tokens for _, tokens in messages)
-    elif is_placeholder(generate, said := _characters_of(attributes)):
-        notes.assume(PLACEHOLDER)
-        generate = tokens_in(said)
+    else:
+        generate = notes.likely_tokens(generate, _characters_of(attributes))
     for name in attributes.keys() - COUNTS:
         if LIKE_CACHED.search(name) and tokens_of(attributes[name]) is not None and TYPE_NAME.fullmatch(name):
             notes.assume(f"counts by a name that is not known, {name}: not read")
@@ -229,6 +208,7 @@ def _call(record: Record, span: Span, notes: ReadNotes) -> Call | str:
     call.reasoning_tokens = counts["reasoning"] or 0
     call.provider = _named(attributes, PROVIDERS) or span.service
     call.is_unsaid = call.is_concurrent = True
+    call.has_end_alone = span.start_ns == span.end_ns
     return call
 
 
@@ -251,7 +231,7 @@ def _characters_of(attributes: Record) -> int:
         return len(answer)
     messages = attributes.get("gen_ai.output.messages")
     parsed = parsed_json(messages.encode("utf-8", "replace")) if isinstance(messages, str) else messages
-    parts = [part for message in list_of(parsed) for part in (message, *list_of(record_of(message).get("parts")))]
+    parts = [part for message in list_of(parsed) for part in (message, *list_of(message, "parts"))]
     values = (record_of(part).get(key) for part in parts for key in ("content", "text", "arguments"))
     return sum(len(value if isinstance(value, str) else json.dumps(value)) for value in values if value)
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 
 from harness.clock import NS_PER_MS, NS_PER_US
-from harness.model.traces.base import Record, list_of, record_of, seconds_ns, text_of
+from harness.model.traces.values import Record, list_of, record_of, records_of, seconds_ns, text_of
 
 DEEPEST_VALUE = 16
 PLAIN = ("stringValue", "boolValue", "doubleValue")
@@ -25,12 +25,12 @@ EVENTS = {"api_response": "chat", "tool_call": "execute_tool", "user_prompt": "u
 
 def spans_in(document: Record) -> Iterator[Record]:
     """The spans of a document, with plain attributes, and instants as ``start_ns`` and ``end_ns`` or as texts."""
-    if record_of(document.get("trace")):
+    if record_of(document, "trace"):
         yield from spans_in(record_of(document["trace"]))
     elif document.keys() & {*DOCUMENTS, *LOGS}:
         yield from _of_otlp(document)
     elif "spans" in document or isinstance(document.get("data"), list):
-        processes = record_of(document.get("processes"))
+        processes = record_of(document, "processes")
         for span in map(record_of, list_of(document.get("spans", document.get("data")))):
             if "spans" in span:
                 yield from spans_in(span)
@@ -42,11 +42,11 @@ def spans_in(document: Record) -> Iterator[Record]:
 
 def _plain(span: Record) -> Record:
     """A flat span, as it is or as the SDK and Phoenix write it."""
-    context = record_of(span.get("context")) or span
+    context = record_of(span, "context") or span
     found = {name: text_of(context, name).removeprefix("0x") for name in ("trace_id", "span_id")}
     parent = span.get("parent_span_id") or span.get("parent_id")
     found["parent_span_id"] = parent.removeprefix("0x") if isinstance(parent, str) else ""
-    resource = record_of(record_of(span.get("resource")).get("attributes"))
+    resource = record_of(span, "resource", "attributes")
     status = span.get("status") or span.get("status_code")
     more: Record = {"status": status, "resource_attributes": resource} if context is not span else {}
     attributes = span.get("attributes")
@@ -67,9 +67,9 @@ def _dotted(values: Record, name: str = "", depth: int = 0) -> Iterator[tuple[st
 def _of_jaeger(span: Record, processes: Record) -> Record:
     """A span of Jaeger's JSON, whose instants are in us and whose attributes are tags."""
     start_us, spent_us = (_whole(span.get(name)) for name in ("startTime", "duration"))
-    tags = [map(record_of, list_of(each.get("tags"))) for each in (span, _process(span, processes))]
+    tags = [records_of(each, "tags") for each in (span, _process(span, processes))]
     attributes, resource = ({text_of(tag, "key"): tag.get("value") for tag in each} for each in tags)
-    references = list(map(record_of, list_of(span.get("references"))))
+    references = records_of(span, "references")
     links = [each for each in references if text_of(each, "refType") == "FOLLOWS_FROM"]
     above = (text_of(each, "spanID") for each in references if each not in links)
     resource.setdefault("service.name", text_of(_process(span, processes), "serviceName"))
@@ -91,13 +91,13 @@ def _process(span: Record, processes: Record) -> Record:
 
 
 def _of_otlp(document: Record) -> Iterator[Record]:
-    for of_resource in (each for key in (*DOCUMENTS, *LOGS) for each in map(record_of, list_of(document.get(key)))):
-        resource = _attributes(record_of(of_resource.get("resource")).get("attributes"))
+    for of_resource in (each for key in (*DOCUMENTS, *LOGS) for each in records_of(document, key)):
+        resource = _attributes(record_of(of_resource, "resource").get("attributes"))
         # Before OTLP 0.15 the scope was called an instrumentation library.
         for key in ("scopeSpans", "instrumentationLibrarySpans", "scopeLogs"):
             for of_scope in map(record_of, list_of(_of(of_resource, key))):
                 schema = _of(of_scope, "schemaUrl") or _of(of_resource, "schemaUrl")
-                for span in map(record_of, list_of(of_scope.get("spans"))):
+                for span in records_of(of_scope, "spans"):
                     yield _flat(span, resource) | {"schema": schema}
                 for record in map(record_of, list_of(_of(of_scope, "logRecords"))):
                     yield _of_log(record, resource)
@@ -141,8 +141,8 @@ def _flat(span: Record, resource: Record) -> Record:
 
 
 def _attributes(pairs: object, depth: int = 0) -> Record:
-    rows = map(record_of, list_of(pairs))
-    return {text_of(pair, "key"): _value(record_of(pair.get("value")), depth) for pair in rows}
+    rows = records_of(pairs)
+    return {text_of(pair, "key"): _value(record_of(pair, "value"), depth) for pair in rows}
 
 
 def _value(value: Record, depth: int = 0) -> object:

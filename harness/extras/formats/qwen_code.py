@@ -10,10 +10,11 @@ import json
 from collections.abc import Mapping
 
 from harness.extras.formats.gemini_cli import set_counts, take_parts
-from harness.model.traces.base import Record, counts_of, list_of, record_of, text_of, trace_format, types_of
+from harness.model.traces.base import trace_format, types_of
 from harness.model.traces.calls import Call, Log
 from harness.model.traces.claude import Chain, ClaudeLog
 from harness.model.traces.links import reader_of
+from harness.model.traces.values import Record, counts_of, record_of, records_of, text_of
 
 HELD_TO = "0.24.4"
 PASSED = types_of(__file__)["passed"]
@@ -48,7 +49,7 @@ class QwenLog(ClaudeLog):
 
     def kind_of(self, record: Record) -> str:
         kind, more = text_of(record, "type"), text_of(record, "subtype")
-        event = record_of(record_of(record.get("systemPayload")).get("uiEvent"))
+        event = record_of(record, "systemPayload", "uiEvent")
         if text_of(event, "event.name").endswith(".api_response") and not text_of(event, "subagent_id"):
             return "api_response"
         return more if kind == "system" and more else kind
@@ -71,7 +72,7 @@ class _QwenChain(Chain):
             self._told = None
 
     def take(self, kind: str, record: Record, moment_ns: int, at: str) -> None:
-        parts = list(map(record_of, list_of(record_of(record.get("message")).get("parts"))))
+        parts = records_of(record, "message", "parts")
         if kind == "api_response":
             self._leave()
             self._told = record, moment_ns, at
@@ -106,7 +107,7 @@ class _QwenChain(Chain):
         turn.is_replay = bool(turn.fork_of)
 
     def _answer(self, record: Record, parts: list[Record], moment_ns: int, at: str) -> None:
-        usage, tools = record_of(record.get("usageMetadata")), [record_of(part.get("functionCall")) for part in parts]
+        usage, tools = record_of(record, "usageMetadata"), [record_of(part, "functionCall") for part in parts]
         if not usage and any(tools) and self.calls and "agentId" in record:
             turn = self.calls[-1]  # a sub-agent's calls of tools have rows of their own
             self.notes.part()

@@ -11,20 +11,11 @@ import json
 from collections.abc import Iterable, Iterator
 
 from harness.extras.formats.trajectories import UNSTATED, TrajectoryCalls, Usage, usage_of
-from harness.model.traces.account import ReadNotes
-from harness.model.traces.base import (
-    CHARACTERS_PER_TOKEN,
-    Record,
-    instant_ns,
-    list_of,
-    record_of,
-    seconds_ns,
-    text_of,
-    tokens_of,
-    trace_format,
-)
+from harness.model.traces.account import CHARACTERS_PER_TOKEN, ReadNotes
+from harness.model.traces.base import trace_format
 from harness.model.traces.calls import Log
 from harness.model.traces.links import of_documents
+from harness.model.traces.values import Record, instant_ns, record_of, records_of, seconds_ns, text_of, tokens_of
 
 SAID = ("content", "tool_calls")
 BY_TOTALS = "lengths by characters, so that they sum to the tokens that the run counted"
@@ -36,10 +27,10 @@ BY_PERSON = ("UserNewTask", "UserInterruption", "UserRejection")
 
 def swe_agent_logs(document: Record, at: str, notes: ReadNotes) -> Iterator[Log]:
     """The calls of a trajectory."""
-    stats = record_of(record_of(document.get("info")).get("model_stats"))
-    if messages := list_of(document.get("messages")):
+    stats = record_of(document, "info", "model_stats")
+    if messages := records_of(document, "messages"):
         notes.holds(len(messages))
-        steps, calls = _of_messages(messages, at, notes), [*filter(_has_answer, map(record_of, messages))]
+        steps, calls = _of_messages(messages, at, notes), [*filter(_has_answer, messages)]
     elif not (calls := (steps := _of_steps(document, stats, at, notes)).calls):
         notes.row_broken("no trajectory with the messages or the usage of its calls", at)
     notes.hold(f"calls {UNSTATED}", tokens_of(stats.get("api_calls")), [len(calls)])
@@ -49,8 +40,8 @@ def swe_agent_logs(document: Record, at: str, notes: ReadNotes) -> Iterator[Log]
 def _of_steps(document: Record, stats: Record, at: str, notes: ReadNotes) -> TrajectoryCalls:
     """SWE-agent's calls: the wait before one is the execution time of the step before it."""
     found = TrajectoryCalls(0, notes)
-    steps = list(map(record_of, list_of(document.get("trajectory"))))
-    queries = [map(record_of, list_of(step.get("query")) or list_of(step.get("messages"))) for step in steps]
+    steps = records_of(document, "trajectory")
+    queries = [records_of(step, "query") or records_of(step, "messages") for step in steps]
     answers = [_length([step], "response", "tool_calls") for step in steps]
     lengths = [(_length(query, *SAID), answer) for query, answer in zip(queries, answers, strict=True)]
     if not steps or not all(sent for sent, _ in lengths):
@@ -93,21 +84,21 @@ def _role(message: Record) -> str:
 
 def _has_answer(message: Record) -> bool:
     """Whether a message is an answer, or tells of one that the program could not read."""
-    return _role(message) == "assistant" or bool(record_of(record_of(message.get("extra")).get("response")))
+    return _role(message) == "assistant" or bool(record_of(message, "extra", "response"))
 
 
-def _of_messages(messages: list[object], at: str, notes: ReadNotes) -> TrajectoryCalls:
+def _of_messages(messages: list[Record], at: str, notes: ReadNotes) -> TrajectoryCalls:
     """mini-swe-agent's calls: an answer is complete at its message's time, and asked for at that of the one before."""
     steps = TrajectoryCalls(len(messages), notes)
     latest_ns, is_typed, stamped = 0, False, list[tuple[int, int | None, Record]]()
-    for message in map(record_of, messages):  # a message without a time stays behind the one before it
-        stamp = record_of(message.get("extra")).get("timestamp", message.get("timestamp"))
+    for message in messages:  # a message without a time stays behind the one before it
+        stamp = record_of(message, "extra").get("timestamp", message.get("timestamp"))
         moment_ns = instant_ns(stamp) if isinstance(stamp, str) else seconds_ns(stamp)
         latest_ns = latest_ns if moment_ns is None else moment_ns
         stamped.append((latest_ns, moment_ns, message))
     in_order = notes.in_order(stamped, lambda each: each[0], "messages out of order of time")
     for place, (last_ns, moment_ns, message) in enumerate(in_order):
-        extra, role = record_of(message.get("extra")), _role(message)
+        extra, role = record_of(message, "extra"), _role(message)
         if notes.passes(role, PASSED):
             continue
         if role not in ("assistant", *INPUTS):
@@ -130,8 +121,8 @@ def _of_messages(messages: list[object], at: str, notes: ReadNotes) -> Trajector
 
 def _answer(steps: TrajectoryCalls, message: Record, at: str, moment_ns: int | None) -> None:
     """The call of a message that holds a response."""
-    response = record_of(record_of(message.get("extra")).get("response")) or message
-    counts, answer = usage_of(record_of(response.get("usage"))), text_of(response, "id")
+    response = record_of(message, "extra", "response") or message
+    counts, answer = usage_of(record_of(response, "usage")), text_of(response, "id")
     if not isinstance(counts, Usage):
         steps.lose(counts, at)
         return

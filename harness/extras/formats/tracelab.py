@@ -7,9 +7,10 @@ from pathlib import Path
 
 from harness.extras.formats.blocks import parsed_lines
 from harness.model.traces.account import ReadNotes
-from harness.model.traces.base import Progress, Record, instant_ns, list_of, record_of, text_of, tokens_of, trace_format
+from harness.model.traces.base import Progress, trace_format
 from harness.model.traces.calls import Call, Log, mark_replay
 from harness.model.traces.links import through_calls
+from harness.model.traces.values import Record, instant_ns, records_of, text_of, tokens_of
 
 INPUTS = ("user_message", "tool_result")
 OUTPUTS = ("text", "reasoning", "tool_call")
@@ -35,7 +36,7 @@ def tracelab_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress | 
 
 
 def _round_of(record: Record, at: str) -> Call | None:
-    events = [record_of(event) for event in list_of(record.get("timing_events"))]
+    events = records_of(record, "timing_events")
     stamped = [(text_of(event, "event_type"), instant_ns(event.get("timestamp"))) for event in events]
     inputs = [moment for kind, moment in stamped if kind in INPUTS and moment is not None]
     outputs = [moment for kind, moment in stamped if kind in OUTPUTS and moment is not None]
@@ -44,27 +45,19 @@ def _round_of(record: Record, at: str) -> Call | None:
     session = text_of(record, "session_id")
     if not inputs or not outputs or not total or output is None or not session:
         return None
-    tools = [record_of(tool) for tool in list_of(record.get("tools"))]
+    tools = records_of(record, "tools")
     spans = [(instant_ns(tool.get("emitted_at")), instant_ns(tool.get("result_at"))) for tool in tools]
     hidden = tokens_of(record.get("reasoning_output_tokens")) or 0
     is_codex = text_of(record, "provider") == "codex"
     index = tokens_of(record.get("round_index")) or 0
     said = (event.get("content_chars") for event in events if text_of(event, "event_type") in OUTPUTS)
-    return Call(
-        session=session,
-        submitted_ns=max(inputs),
-        end_ns=max(outputs),
-        input_tokens=total,
-        prefix_tokens=prefix,
-        output_tokens=output,
-        reasoning_tokens=hidden if is_codex else 0,
-        kind="human" if text_of(record, "first_input_event_type") == "user_message" else "tool",
-        tool_spans=[(start, end) for start, end in spans if start is not None and end is not None and end >= start],
-        index=index,
-        answer_characters=0 if is_codex else sum(tokens_of(characters) or 0 for characters in said),
-        at=at,
-        identity=("tracelab", max(inputs), max(outputs), total, prefix, output),
-    )
+    call = Call(session, max(inputs), max(outputs), total, prefix, output, at=at, index=index)
+    call.reasoning_tokens = hidden if is_codex else 0
+    call.kind = "human" if text_of(record, "first_input_event_type") == "user_message" else "tool"
+    call.tool_spans = [(start, end) for start, end in spans if start is not None and end is not None and end >= start]
+    call.answer_characters = 0 if is_codex else sum(tokens_of(characters) or 0 for characters in said)
+    call.identity = ("tracelab", max(inputs), max(outputs), total, prefix, output)
+    return call
 
 
 FORMAT = trace_format(__file__, "tracelab", through_calls(tracelab_logs))

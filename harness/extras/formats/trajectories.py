@@ -8,15 +8,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from harness.model.traces.account import ReadNotes
-from harness.model.traces.base import Record, record_of, tokens_of
 from harness.model.traces.calls import UNTIMED, Call, Conversation, Log
+from harness.model.traces.values import Record, record_of, tokens_of
 
 # Tokens that a server read from its cache, and wrote to it, by the names of OpenAI, Anthropic and OpenHands.
 CACHE = (
     ("cached_tokens", "cache_read_input_tokens", "cache_read_tokens"),
     ("cache_creation_tokens", "cache_creation_input_tokens", "cache_write_tokens"),
 )
-GAPS = "waits that are gaps between answers: they hold the time of the next answer too"
 NO_TIME = "an answer at their start or end has no time, or one before the answer above it"
 UNSTATED = "that the file states and its calls do not have"
 
@@ -61,7 +60,7 @@ class TrajectoryCalls(Conversation):
             asked_ns = max((at_ns for at_ns in call.inputs_ns if at_ns is not None), default=UNTIMED)
             is_told = call.end_ns != UNTIMED and (not place or call.end_ns >= ended_ns)
             if is_told:
-                self.notes.assume(GAPS, bool(place and asked_ns == UNTIMED))
+                call.has_end_alone = asked_ns == UNTIMED
                 call.submitted_ns = call.end_ns if asked_ns == UNTIMED else min(asked_ns, call.end_ns)
             else:
                 call.submitted_ns = call.end_ns = ended_ns + (call.wait_ns or 0)

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness.model.traces.account import ReadNotes
-from harness.model.traces.base import Progress, Record, json_lines, record_of, text_of, tokens_of, trace_format
+from harness.model.traces.base import Progress, json_records, trace_format
 from harness.model.traces.recording import RecordedRequest, Recording, hidden_name
+from harness.model.traces.values import Record, record_of, text_of, tokens_of
 from harness.stacks.vllm.inside.vllm_step_log.sessions import UNUSUAL
 
 FORMAT_NUMBER = 1
@@ -170,7 +171,7 @@ def _lines(
     """The requests and ends of a file, each with its server; lines before the first header are of that one."""
     early: list[tuple[Record, str]] = []
     num_before = len(servers)
-    for at, record in json_lines(path, notes, progress):
+    for _, at, record in json_records(path, notes, progress):
         if "vllm_sessions" in record:
             if (server := _server(record)) is None:
                 notes.row_broken("a header of another version, or without its numbers", at)
@@ -212,26 +213,23 @@ def _take_end(request: ObservedRequest | None, end: End, server: Recorder, at: s
 
 
 def _server(record: Record) -> Recorder | None:
-    numbers = [_ns(record.get(name)) for name in ("engine", "part", "opened_ns", "opened_unix_ns")]
-    engine, part, opened_ns, unix_ns = numbers
+    numbers = _numbers(record, "engine", "part", "opened_ns", "opened_unix_ns")
     recorder = text_of(record, "recorder")
-    if record.get("vllm_sessions") != FORMAT_NUMBER or not recorder:
+    if record.get("vllm_sessions") != FORMAT_NUMBER or not recorder or numbers is None:
         return None
-    if engine is None or part is None or opened_ns is None or unix_ns is None:
-        return None
-    effective = record_of(record.get("effective"))
+    engine, part, opened_ns, unix_ns = numbers
+    effective = record_of(record, "effective")
     is_caching = effective.get("enable_prefix_caching") is not False
     size = (tokens_of(record.get("block_tokens")) or 0) if is_caching else 0
     return Recorder(recorder, engine, part, text_of(record, "boot"), unix_ns - opened_ns, size, record)
 
 
 def _came(record: Record, server: Recorder, at: str) -> ObservedRequest | None:
-    names = ("request", "arrival_ns", "queued_ns", "known", "blocks")
-    numbers = [_ns(record.get(name)) for name in names]
+    numbers = _numbers(record, "request", "arrival_ns", "queued_ns", "known", "blocks")
     prompt, like = tokens_of(record.get("prompt_tokens")), _ns(record.get("like"), -1)
-    if None in numbers or like is None or not prompt:
+    if numbers is None or like is None or not prompt:
         return None
-    number, arrival_ns, queued_ns, known, blocks = [value for value in numbers if value is not None]
+    number, arrival_ns, queued_ns, known, blocks = numbers
     if known > blocks or like >= number or (known == 0) != (like < 0):
         return None
     if server.block_tokens and blocks > prompt // server.block_tokens:
@@ -244,11 +242,11 @@ def _came(record: Record, server: Recorder, at: str) -> ObservedRequest | None:
 
 
 def _end(record: Record, server: Recorder) -> End | None:
-    numbers = [_ns(record.get(name)) for name in ("end", "end_ns", "preemptions", "known", "blocks")]
+    numbers = _numbers(record, "end", "end_ns", "preemptions", "known", "blocks")
     generated, like = tokens_of(record.get("generated_tokens")), _ns(record.get("like"), -1)
-    if None in numbers or generated is None or like is None:
+    if numbers is None or generated is None or like is None:
         return None
-    number, end_ns, preemptions, known, blocks = [value for value in numbers if value is not None]
+    number, end_ns, preemptions, known, blocks = numbers
     if known > blocks:
         return None
     given = (_ns(record.get(name)) for name in ("admitted_ns", "first_token_ns"))
@@ -256,6 +254,12 @@ def _end(record: Record, server: Recorder) -> End | None:
     counts = tokens_of(record.get("cached_tokens")), generated, preemptions
     chain = (like, known, blocks) if server.block_tokens else (-1, 0, 0)
     return End(number, end_ns + server.offset_ns, admitted_ns, first_ns, *counts, text_of(record, "reason"), *chain)
+
+
+def _numbers(record: Record, *names: str) -> list[int] | None:
+    """Whole numbers by their names; None where one is missing."""
+    numbers = [number for name in names if (number := _ns(record.get(name))) is not None]
+    return numbers if len(numbers) == len(names) else None
 
 
 def _ns(value: object, least: int = 0) -> int | None:

@@ -23,9 +23,10 @@ from harness.errors import SpecError
 from harness.inputs import open_regular
 from harness.model.plan.waits import parse_waits
 from harness.model.spec.base import tomllib
-from harness.model.traces.base import bounded_lines, opened, parsed_json, sha256_of
+from harness.model.traces.base import bounded_lines, opened, sha256_of
 from harness.model.traces.calls import ASK_A_PERSON
 from harness.model.traces.importing import check_new, read_recordings
+from harness.model.traces.values import parsed_json
 from harness.outputs import write_atomic
 from harness.processes import optional
 

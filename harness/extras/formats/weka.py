@@ -13,20 +13,11 @@ from pathlib import Path
 from harness.extras.formats.blocks import TOO_MANY_NAMES, BlockNames
 from harness.model.plan.model import WaitKind
 from harness.model.traces.account import PLACEHOLDER_TOKENS, ReadNotes
-from harness.model.traces.base import (
-    Progress,
-    Record,
-    json_records,
-    list_of,
-    record_of,
-    seconds_ns,
-    text_of,
-    tokens_of,
-    trace_format,
-)
+from harness.model.traces.base import Progress, json_records, trace_format
 from harness.model.traces.calls import Call, Log
 from harness.model.traces.links import UNLINKED, recordings_of
 from harness.model.traces.recording import Recording
+from harness.model.traces.values import Record, list_of, record_of, records_of, seconds_ns, text_of, tokens_of
 
 MOST_INPUT_TOKENS = 1_000_000  # the publisher's note: more is an overcount
 DEEPEST_AGENT = 32
@@ -85,7 +76,7 @@ class _Session:
     def _agent(self, entry: Record, name: str, starter: Call | None, began_ns: int, depth: int) -> None:
         self._notes.assume(RELATIVE, self._is_relative)
         began_ns += (seconds_ns(entry.get("t")) or 0) if self._is_relative else 0
-        log = self.read(list_of(entry.get("requests")), name, starter, began_ns, depth + 1)
+        log = self.read(list_of(entry, "requests"), name, starter, began_ns, depth + 1)
         if log and starter is None:
             self._notes.assume(UNLINKED)
         elif log and starter is not None:
@@ -103,7 +94,7 @@ class _Session:
         """The call of an entry; else what is wrong with it."""
         prompt, generate = tokens_of(entry.get("in")), tokens_of(entry.get("out"))
         at_ns, spent_ns = seconds_ns(entry.get("t")), seconds_ns(entry.get("api_time") or 0)
-        names = self._names.numbers(list_of(entry.get("hash_ids")))
+        names = self._names.numbers(list_of(entry, "hash_ids"))
         if not prompt or prompt > MOST_INPUT_TOKENS or generate is None or at_ns is None or names is None:
             return "a request without its lengths or time, or above a million tokens"
         if len(names) > -(-prompt // self._block_tokens):
@@ -125,11 +116,11 @@ def _is_relative(path: Path) -> bool:
     """Whether times within sub-agents count from their start: one of them would else begin before it."""
 
     def is_before_start(entry: Record) -> bool:
-        within = [record_of(each) for each in list_of(entry.get("requests"))]
+        within = records_of(entry, "requests")
         times = [at_ns for each in within if (at_ns := seconds_ns(each.get("t"))) is not None]
         return min(times, default=1 << 62) < (seconds_ns(entry.get("t")) or 0) or any(map(is_before_start, within))
 
-    entries = (each for _, record in json_records(path, ReadNotes()) for each in list_of(record.get("requests")))
+    entries = (each for *_, record in json_records(path, ReadNotes()) for each in list_of(record, "requests"))
     return any(map(is_before_start, map(record_of, entries)))
 
 
@@ -139,8 +130,8 @@ def _recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | No
     names: set[str] = set()
     for path in files:
         is_relative = _is_relative(path)
-        for at, record in json_records(path, notes, progress):
-            entries = list_of(record.get("requests"))
+        for _, at, record in json_records(path, notes, progress):
+            entries = list_of(record, "requests")
             block_tokens = notes.options.block_tokens or tokens_of(record.get("block_size", 64))
             if not entries or not block_tokens:
                 notes.row_broken("a session without its requests or block size", at)

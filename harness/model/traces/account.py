@@ -26,6 +26,10 @@ SHARE_OF_UNKNOWN = 0.01
 MOST_TYPES = 20
 # A type's name is shown only where it can be no text of a person.
 TYPE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.:/ -]{0,60}")
+CHARACTERS_PER_TOKEN = 4
+# No answer packs so many characters into a token; the slack is for short answers of one long run, as "=====".
+MOST_CHARACTERS_PER_TOKEN = 12
+CHARACTERS_OF_SLACK = 24
 PLACEHOLDER_TOKENS = 2
 PLACEHOLDER = "output tokens estimated from characters, 4 to a token: the recording has a placeholder"
 INCLUDED = "prompts whose cached tokens exceed them: their file counts the cache apart, so it is added"
@@ -141,13 +145,23 @@ class ReadNotes:
         summed = sum(calls)
         if stated is not None and stated != summed:
             self.assumed[what] += 1
-            before = self.stated.get(what, (0, 0))
-            self.stated[what] = (before[0] + stated, before[1] + summed)
+            self._add_stated(what, stated, summed)
+
+    def _add_stated(self, what: str, *sums: int) -> None:
+        one, other = (before + more for before, more in zip(self.stated.get(what, (0, 0)), sums, strict=True))
+        self.stated[what] = one, other
 
     def answered(self, tokens: int) -> int:
         """The tokens of an answer, at least 1."""
         self.assume("answers of no token taken as 1 token", tokens == 0)
         return max(tokens, 1)
+
+    def likely_tokens(self, tokens: int, characters: int) -> int:
+        """The tokens of an answer: estimated, and labelled, where so few cannot be so many characters."""
+        if characters <= MOST_CHARACTERS_PER_TOKEN * tokens + CHARACTERS_OF_SLACK:
+            return tokens
+        self.assume(PLACEHOLDER)
+        return tokens_in(characters)
 
     def in_order(self, rows: Iterable[Row], number: Callable[[Row], int], what: str, slack: int = 0) -> list[Row]:
         """Rows sorted by a number; label as ``what`` those that stand behind one of a number above theirs and slack."""
@@ -173,9 +187,8 @@ class ReadNotes:
         numbers = ("num_files", "num_rows", "num_calls", "num_parts", "num_more", "num_twice")
         for name in (*numbers, "passed", "broken", "unknown", "dropped", "left", "assumed"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        for what, (stated, summed) in other.stated.items():
-            before = self.stated.get(what, (0, 0))
-            self.stated[what] = (before[0] + stated, before[1] + summed)
+        for what, sums in other.stated.items():
+            self._add_stated(what, *sums)
         self.first_at = {**other.first_at, **self.first_at}
 
     @property
@@ -205,6 +218,11 @@ class ReadNotes:
     def _sums(self, what: str) -> str:
         stated, summed = self.stated.get(what, (0, 0))
         return f": {stated} stated, {summed} counted" if what in self.stated else ""
+
+
+def tokens_in(characters: int) -> int:
+    """The estimated tokens of so many characters, 4 to a token."""
+    return -(-characters // CHARACTERS_PER_TOKEN)
 
 
 def _release(version: str) -> tuple[int, ...]:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from harness.model.plan.model import WaitKind
 from harness.model.traces.account import ReadNotes, Unread
-from harness.model.traces.base import EPOCH, Progress, Record, TraceLine, instant_ns, json_records, text_of, tokens_of
+from harness.model.traces.base import Progress, TraceLine, json_records
+from harness.model.traces.values import EPOCH, Record, instant_ns, text_of, tokens_of
 
 Span = tuple[int, int]
 # No model call takes less: calls that close within it of one another were written down again, not made.
@@ -31,8 +32,6 @@ AT_ONCE = "waits for a person and a tool that had answered at one instant: taken
 SHIFTED = "rows stamped before the one before them by more than 1 s: they and what follows are moved behind it"
 BACK = "the clock went back before their call"
 REPLAYED = "calls of a parent session that is not among the files, repeated at the start of a fork"
-
-
 UNTIMED = -1
 Message = tuple[bytes, int]
 """Digest and tokens of one message of a prompt."""
@@ -101,6 +100,8 @@ class Call:
     """The log says itself what its prompt begins with, and no provider's count."""
     wait_ns: int | None = None
     """The wait after the call before, where the log states it."""
+    has_end_alone: bool = False
+    """The log says of it when it ended, and not when it was asked for."""
     unknown_wait: str = ""
     """Why it is not known how long the call was waited for; "" where it is."""
     answer_characters: int = 0
@@ -283,7 +284,7 @@ def _log(kind: type[AgentLog], path: Path, progress: Progress | None = None, *, 
     log = kind(path.stem, ReadNotes())
     log.folder = path.parent.name
     lines = json_records(path, log.notes, progress)
-    for at, record in _by_time(lines, num_late, log) if num_late else lines:
+    for _, at, record in _by_time(lines, num_late, log) if num_late else lines:
         log.take(record, at)
     return log
 
@@ -300,7 +301,7 @@ def _by_time(lines: Iterable[TraceLine], num_late: int, log: AgentLog) -> Iterab
     if 2 * sum(one[0] > other[0] for one, other in pairwise(stamped)) > len(stamped):
         stamped.reverse()
     moments, shift_ns = dict[str, int](), 0
-    for place, (moment_ns, (at, record)) in enumerate(stamped):
+    for place, (moment_ns, (path, at, record)) in enumerate(stamped):
         parent_ns = moments.get(text_of(record, "parentUuid") or "-", 0)
         latest_ns = max(near_ns for near_ns, _ in stamped[place : place + 2])
         if latest_ns + shift_ns < parent_ns - LATE_NS:
@@ -310,7 +311,7 @@ def _by_time(lines: Iterable[TraceLine], num_late: int, log: AgentLog) -> Iterab
         if shift_ns and instant_ns(record.get("timestamp")) is not None:
             moment = EPOCH + timedelta(microseconds=(moment_ns + shift_ns) // 1000)
             record = record | {"timestamp": moment.isoformat()}
-        stamped[place] = moment_ns + shift_ns, TraceLine(at, record)
+        stamped[place] = moment_ns + shift_ns, TraceLine(path, at, record)
     num_late = sum(one[0] > other[0] for one, other in pairwise(stamped)) if log.backs else num_late
     log.notes.assume("rows out of order of time: their file was sorted", num_late)
     log.notes.assume(SHIFTED, len(log.backs))

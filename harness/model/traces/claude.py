@@ -11,9 +11,10 @@ from collections.abc import Hashable, Iterable
 from dataclasses import replace
 
 from harness.model.traces.account import ReadNotes
-from harness.model.traces.base import Record, counts_of, instant_ns, list_of, record_of, text_of, trace_format, types_of
+from harness.model.traces.base import trace_format, types_of
 from harness.model.traces.calls import BACK, AgentLog, Call, Conversation, Log
 from harness.model.traces.links import UNLINKED, reader_of
+from harness.model.traces.values import Record, counts_of, instant_ns, record_of, records_of, text_of
 
 HELD_TO = "2.1.157"
 PASSED = types_of(__file__)["passed"]
@@ -131,8 +132,8 @@ class _ClaudeChain(Chain):
         self._answers: dict[Hashable, tuple[Call, Counts]] = {}
 
     def take(self, kind: str, record: Record, moment_ns: int, at: str) -> None:
-        message = record_of(record.get("message"))
-        parts = list(map(record_of, list_of(message.get("content"))))
+        message = record_of(record, "message")
+        parts = records_of(message, "content")
         if kind == "assistant":
             self._answer(record, parts, moment_ns, at)
             return
@@ -163,8 +164,8 @@ class _ClaudeChain(Chain):
             self.notes.part()
 
     def _answer(self, record: Record, parts: list[Record], moment_ns: int, at: str) -> None:
-        message = record_of(record.get("message"))
-        name, counts = text_of(message, "id"), _counts(record_of(message.get("usage")))
+        message = record_of(record, "message")
+        name, counts = text_of(message, "id"), _counts(record_of(message, "usage"))
         if record.get("isApiErrorMessage") is True:
             self.notes.drop_call("calls that failed, after all tries: the program tells their error", at)
             self.lost = "a call before theirs failed"
@@ -183,7 +184,7 @@ class _ClaudeChain(Chain):
         # Usage repeats with every block of the message; the last usage counts the whole answer.
         if counts[0][1][-1] >= turn.output_tokens:
             _set_lengths(turn, counts[0][1])
-            if record_of(message.get("usage")).get("cache_read_input_tokens") is None:
+            if record_of(message, "usage").get("cache_read_input_tokens") is None:
                 turn.prefix_tokens = None
             self._answers[identity] = (turn, counts)
         turn.end_ns = max(turn.end_ns, moment_ns) if parts else turn.end_ns
@@ -207,7 +208,7 @@ def _characters(part: Record) -> int:
 
 def _counts(usage: Record) -> Counts:
     """The counts of an answer and of its passes; [] where one is no number of tokens."""
-    rows = [usage, *map(record_of, list_of(usage.get("iterations")))]
+    rows = [usage, *records_of(usage, "iterations")]
     found = [(text_of(row, "type"), counts) for row in rows if (counts := counts_of(row, USAGE))]
     return found if len(found) == len(rows) else []
 

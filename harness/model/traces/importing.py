@@ -17,17 +17,14 @@ from harness.model.traces.account import PLACEHOLDER_TOKENS, TYPE_NAME, ReadNote
 from harness.model.traces.base import (
     MAX_LINE_BYTES,
     Progress,
-    Record,
     TraceFormat,
     json_records,
-    list_of,
     opened,
-    parsed_json,
     read_tables,
-    record_of,
     sha256_of,
 )
 from harness.model.traces.recording import Arrivals, Recording, TraceHead, check_recording, trace_sha256, write_trace
+from harness.model.traces.values import Record, list_of, parsed_json, record_of
 from harness.plugins import Registry
 
 LINES_LOOKED_AT = 50
@@ -237,8 +234,8 @@ def detect(path: Path) -> str | None:
     if of_name := [name for name, form in forms if not form.keys and _unpacked(path).endswith(form.suffixes)]:
         return of_name[0]
     found: set[str] = set()
-    for place, (_, record) in enumerate(json_records(path, ReadNotes())):
-        within = record_of(next(iter(list_of(record.get("data"))), None))  # a page of an answer: what it holds tells
+    for place, (*_, record) in enumerate(json_records(path, ReadNotes())):
+        within = record_of(next(iter(list_of(record, "data")), None))  # a page of an answer: what it holds tells
         names = record.keys() | within.keys()
         found |= {name for name, form in TRACE_FORMATS.items() if any(keys <= names for keys in form.keys)}
         if place >= LINES_LOOKED_AT:
@@ -271,7 +268,7 @@ def _unknown_format(path: Path) -> SpecError:
     if path.stat().st_size == 0:
         return SpecError("is empty", where=str(path), hint="Give a recording with requests")
     try:
-        records = [record for _, record in islice(json_records(path, ReadNotes()), LINES_LOOKED_AT)]
+        records = [record for *_, record in islice(json_records(path, ReadNotes()), LINES_LOOKED_AT)]
     except SpecError as error:
         return error
     records = records or _inner_records(path)

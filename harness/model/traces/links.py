@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import groupby, pairwise
+from itertools import pairwise
 from pathlib import Path
 
 from harness.model.plan.model import WaitKind, has_ended
-from harness.model.traces.account import INCLUDED, NO_PROMPT, PLACEHOLDER, PLACEHOLDER_TOKENS, DrawnWaits, ReadNotes
-from harness.model.traces.base import Progress, Read, Record, is_placeholder, json_records, tokens_in
+from harness.model.traces.account import INCLUDED, NO_PROMPT, PLACEHOLDER_TOKENS, DrawnWaits, ReadNotes
+from harness.model.traces.base import Lines, Progress, Read, json_records
 from harness.model.traces.calls import LATE_NS, REPLAYED, UNTIMED, AgentLog, Call, Log, logs_of, whose
 from harness.model.traces.recording import ANEW, CACHE_GONE, NO_CACHE, RecordedRequest, Recording, hidden_name
+from harness.model.traces.values import Record
 
 DEEPEST = 32  # sub-agents of sub-agents
 MOST_LOOKED_AT = 64
@@ -25,6 +26,8 @@ REPEATED = "calls that were read before: copied into a resumed or forked session
 UNLINKED = "agents without a link run as sessions of their own"
 FIRST_CACHED = "cached tokens of a first call: the prompts that they are of are not in its conversation"
 SHARED = "cached tokens of a sub-agent's first call: taken as the beginning of a prompt before it"
+AFTER_SUMMARY = "cached tokens of a prompt after a summary: taken as the beginning of the prompt before it"
+GAPS = "waits that are gaps between answers: they hold the time of the next answer too"
 BY_MESSAGES = "prompts that keep what their messages share with one before: no cached tokens are given"
 AS_PART = "cached tokens taken as a part of the prompt: no call of the file contradicts it"
 NO_READING = "calls whose stated sum is that of no reading of their counts"
@@ -42,7 +45,7 @@ OVERLAPPING = "overlapping calls start at once"
 def recordings_of(logs: Iterable[Log], notes: ReadNotes) -> Iterator[Recording]:
     """Every root session with its sub-agents and forks, by first submission; times from the first of all."""
     by_session = _once_each(logs, notes)
-    for calls in _by_file(by_session):
+    for calls in _by_program(by_session):
         _settle_counts(calls, notes)
         _settle_cache(calls)
     for group in by_session.values():
@@ -66,21 +69,32 @@ def recordings_of(logs: Iterable[Log], notes: ReadNotes) -> Iterator[Recording]:
             notes.drop(IN_CIRCLE, group[0].at, len(group))
 
 
-def _by_file(by_session: dict[str, Log]) -> Iterable[Log]:
+def _file_of(call: Call) -> str:
+    return call.at.rpartition(", ")[0]
+
+
+def _by_program(by_session: dict[str, Log]) -> Iterable[Log]:
+    """The calls of each file, together with those of files that share a session with it or that it goes on from."""
     files: dict[str, Log] = {}
-    for call in (call for group in by_session.values() for call in group):
-        files.setdefault(call.at.rpartition(", ")[0], []).append(call)
-    return files.values()
+    for group in by_session.values():
+        names = {_file_of(call) for each in group for call in (each, each.follows) if call is not None}
+        logs = {id(files[name]): files[name] for name in names & files.keys()}
+        log, *others = logs.values() or [[]]
+        log += [*(call for other in others for call in other), *group]
+        moved = {name for name in files if id(files[name]) in logs} if others else set()
+        files |= dict.fromkeys(names | moved, log)
+    return {id(log): log for log in files.values()}.values()
 
 
 def _settle_counts(calls: Log, notes: ReadNotes) -> None:
-    """Let input hold what the cache held, and output the reasoning, for each provider of a file.
+    """Let input hold what the cache held, and output the reasoning, for each provider of each file.
 
     The sums that calls state decide, then a call with more cached tokens than input, then the word of the format.
     """
-    calls = sorted(calls, key=lambda call: call.provider)
-    for _, group in groupby(calls, key=lambda call: call.provider):
-        same = list(group)
+    by_provider: dict[tuple[str, str], Log] = {}
+    for call in calls:
+        by_provider.setdefault((_file_of(call), call.provider), []).append(call)
+    for same in by_provider.values():
         usual = (same[0].has_cache_apart, same[0].has_reasoning_apart)
         others = sorted(((apart, more) for apart in (False, True) for more in (False, True)), key=usual.__ne__)
         fits = [reading for reading in others if all(_fits(call, *reading) for call in same)]
@@ -118,7 +132,7 @@ def _settle_cache(calls: Log) -> None:
         sessions: dict[str, Log] = {}
         has_grown = False
         for call in sorted(calls, key=lambda call: (call.submitted_ns, call.index)):
-            earlier = sessions.setdefault(call.session, [])
+            earlier = sessions.setdefault(call.session, [call.follows] if call.follows else [])
             # After several calls at once it may hold their answers, and no prompt of theirs.
             earlier.append(call)
             before = _waits_for(earlier, len(earlier) - 1)
@@ -214,9 +228,9 @@ class _Calls:
 def _check_counts(group: Log, notes: ReadNotes) -> None:
     """Replace counts that cannot be of this answer by an estimate, and label what else looks wrong."""
     for turn in group:
-        if is_placeholder(turn.output_tokens, turn.answer_characters):
-            turn.output_tokens = turn.visible_tokens = tokens_in(turn.answer_characters)
-            notes.assume(PLACEHOLDER)
+        likely_tokens = notes.likely_tokens(turn.output_tokens, turn.answer_characters)
+        if likely_tokens != turn.output_tokens:
+            turn.output_tokens = turn.visible_tokens = likely_tokens
         elif turn.output_tokens == 0:
             notes.answered(0)
         elif turn.output_tokens <= PLACEHOLDER_TOKENS and turn.tool_spans:
@@ -320,6 +334,8 @@ class _Tree:
         self._calls: Log = []
         self._afters: list[tuple[int, ...]] = []
         self._places: dict[Call, int] = {}
+        # The calls of each session so far, behind those of other sessions that it goes on from.
+        self._earlier: dict[str, Log] = {}
         self._added: set[str] = set()
 
     def requests(self, root: str) -> tuple[RecordedRequest, ...]:
@@ -335,6 +351,7 @@ class _Tree:
         """Add a session's requests; returns the place of its last one."""
         self._added.add(session)
         group = self._by_session[session]
+        earlier = self._earlier[session] = self._up_to(group[0].follows)
         due: list[int] = []  # last requests of sub-agents that the next call waits for
         running: list[int] = []  # and of those that no call has waited for
         for place, call in enumerate(group):
@@ -344,7 +361,8 @@ class _Tree:
             joined = [last for last in due if not call.is_concurrent or self._calls[last].end_ns <= call.submitted_ns]
             due, running = ([each for each in rest if each not in joined] for rest in (due, running))
             after = tuple(dict.fromkeys((*(before or started_by), *joined)))
-            self._requests.append(self._request(call, group[:place], after, is_first=place == 0))
+            self._requests.append(self._request(call, earlier, after))
+            earlier.append(call)
             self._places[call] = len(self._calls)
             self._calls.append(call)
             self._afters.append(after)
@@ -357,6 +375,13 @@ class _Tree:
         last_ns = group[-1].submitted_ns
         self._notes.assume(UNAWAITED, sum(self._calls[last].end_ns <= last_ns for last in running))
         return self._places[group[-1]]
+
+    def _up_to(self, call: Call | None) -> Log:
+        """A call and all calls of its conversation before it; none where it was not added."""
+        if call is None or call not in self._places:
+            return []
+        earlier = self._earlier[call.session]
+        return earlier[: earlier.index(call) + 1]
 
     def _is_awaited(self, last: int, until_ns: int) -> bool:
         call = self._calls[last]
@@ -388,14 +413,13 @@ class _Tree:
             self._add(fork, (place,), above | {fork})
         return lasts
 
-    def _request(self, call: Call, earlier: Log, after: tuple[int, ...], *, is_first: bool) -> RecordedRequest:
+    def _request(self, call: Call, earlier: Log, after: tuple[int, ...]) -> RecordedRequest:
         first_ns = self._calls[0].submitted_ns if self._calls else call.submitted_ns
         ended_ns = max((self._calls[place].end_ns for place in after), default=first_ns)
         wait_ns = call.submitted_ns - ended_ns if call.wait_ns is None or len(after) != 1 else call.wait_ns
         # What a sub-agent is asked first is its parent's, also where it goes on from a copy of its parent's calls.
-        is_asked = bool(call.parent) and call.kind == "human"
-        is_new = not after or (is_first and (is_asked or call.follows not in self._places))
-        kind: WaitKind = "none" if is_new else call.kind
+        is_asked = self._by_session[call.session][0] is call and bool(call.parent) and call.kind == "human"
+        kind: WaitKind = call.kind if after and earlier and not is_asked else "none"
         if is_drawn := bool(call.unknown_wait) and bool(after):
             people_ns = self._people_ns if kind == "human" else None
             wait_ns = self._drawn.unknown(call.unknown_wait, call.session, call.index, people_ns)
@@ -403,33 +427,34 @@ class _Tree:
             # It did not wait for a call that ended later, so it starts at once.
             self._notes.assume(OVERLAPPING)
             wait_ns = 0
+        self._notes.assume(GAPS, call.has_end_alone and bool(after) and not is_drawn)
         tools_ns, persons_ns = call.inputs_ns
         if persons_ns is not None and kind == call.kind and len(after) > 1:
             # What came after the last sub-agent had ended was waited for.
             kind = whose(ended_ns, max(tools_ns or 0, ended_ns), persons_ns)
-        base, keep = self._kept(call, earlier, after, is_first=is_first)
+        base, keep = self._kept(call, earlier, after)
         self._notes.assume(CACHE_GONE, any(_has_cache_gone(before, call) for before in earlier[-1:]))
         lengths = (call.input_tokens, keep, max(call.output_tokens, 1))
         names = () if keep else call.names
         return RecordedRequest(base if keep else None, after, max(wait_ns, 0), kind, *lengths, names, is_drawn=is_drawn)
 
-    def _kept(self, call: Call, earlier: Log, after: tuple[int, ...], *, is_first: bool) -> tuple[int | None, int]:
+    def _kept(self, call: Call, earlier: Log, after: tuple[int, ...]) -> tuple[int | None, int]:
         """(place of the request whose prompt and answer this prompt begins with, how many tokens of them it keeps)."""
-        if call.is_reset:
-            return None, 0
         start = max((place for place, each in enumerate(earlier) if each.is_reset), default=0)
         near = earlier[start:][-MOST_LOOKED_AT:] if _tells_prefix(call) or call.is_concurrent else earlier[-1:]
-        follows = call.follows if is_first and call.follows in self._places else None
-        if is_first:
-            near = [follows] if follows is not None else self._above(call, after)
+        if not earlier:
+            near = self._above(call, after)
+        elif call.is_reset and not call.prefix_tokens:
+            near = []
         best: tuple[int | None, int] = (None, 0)
         for each in reversed(near):
             keep, place = _common(each, call), self._places[each]
             if keep > best[1] and any(place == last or has_ended(self._afters, place, last) for last in after):
                 best = place, keep
-        if is_first and follows is None:
-            self._notes.assume(SHARED if best[1] else FIRST_CACHED, bool(call.prefix_tokens) and not call.blocks)
-        elif call.prefix_tokens is None and near and not call.block_tokens:
+        if not earlier or (call.is_reset and call.prefix_tokens):
+            what = (AFTER_SUMMARY if earlier else SHARED) if best[1] else FIRST_CACHED
+            self._notes.assume(what, bool(call.prefix_tokens) and not call.blocks)
+        elif call.prefix_tokens is None and not call.block_tokens:
             self._notes.assume(BY_MESSAGES if call.messages else NO_CACHE if best[1] else ANEW)
         return best
 
@@ -510,10 +535,15 @@ def reader_of(kind: type[AgentLog]) -> Read:
 
 def of_documents(logs: Callable[[Record, str, ReadNotes], Iterable[Log]]) -> Read:
     """A reader of recordings from a reader of the calls of one document, or of a line, at a place."""
+    return of_lines(lambda lines, notes: (log for _, at, record in lines for log in logs(record, at, notes) if log))
+
+
+def of_lines(logs: Callable[[Lines, ReadNotes], Iterable[Log]]) -> Read:
+    """A reader of recordings from a reader of the calls of all lines."""
 
     def read(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Recording]:
         lines = (line for path in files for line in json_records(path, notes, progress))
-        return recordings_of((log for at, record in lines for log in logs(record, at, notes) if log), notes)
+        return recordings_of(logs(lines, notes), notes)
 
     return read
 

@@ -47,13 +47,8 @@ class Lowering:
     @property
     def of_requests(self) -> Lowering:
         """What decides on each request alone, and on no draw."""
-        return Lowering(
-            shrink=self.shrink,
-            max_context_tokens=self.max_context_tokens,
-            human_waits=self.human_waits,
-            wait_cap_ns=self.wait_cap_ns,
-            human_wait_cap_ns=self.human_wait_cap_ns,
-        )
+        names = ("shrink", "max_context_tokens", "human_waits", "wait_cap_ns", "human_wait_cap_ns")
+        return Lowering(**{name: getattr(self, name) for name in names})
 
     def wait_ns(self, request: RecordedRequest) -> int:
         """How long the plan waits before this request."""

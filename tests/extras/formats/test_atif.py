@@ -10,12 +10,11 @@ import pytest
 from harness.clock import NS_PER_S
 from harness.extras.formats.trajectories import NO_TIME
 from harness.model.traces.importing import read_recordings
+from harness.model.traces.links import GAPS
 from harness.model.traces.recording import NO_CACHE
 from tests.support.agent_logs import at
 from tests.support.sound_traces import atif_document
 from tests.support.trace_rows import trace_of
-
-GAPS = "waits that are gaps between answers: they hold the time of the next answer too"
 
 
 def test_a_trajectory_becomes_calls_that_keep_what_was_cached(tmp_path: Path) -> None:
@@ -142,3 +141,4 @@ def test_a_trajectory_goes_on_in_the_file_that_it_names(tmp_path: Path, has_time
     assert [one.after for one in recording.requests] == [(), (0,), (1,), (2,)]
     assert [one.keep_tokens for one in recording.requests] == [0, 1000, 1000, 1000]
     assert [one.is_drawn for one in recording.requests] == [False, *[not has_times] * 3]
+    assert (f"3 x {GAPS}" in trace.head.labels) == has_times

@@ -8,6 +8,7 @@ from typing import Any
 
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.importing import read_recordings
+from harness.model.traces.links import AFTER_SUMMARY
 from harness.model.traces.recording import Recording
 from tests.support.agent_logs import at
 from tests.support.sound_traces import gemini_session
@@ -85,7 +86,7 @@ def test_a_list_without_an_answer_that_came_before_is_a_compaction(tmp_path: Pat
     answer = answers(2)[1] | {"id": "more", "timestamp": at(64)}
     (recording,), notes = read(tmp_path, [*rows_of(), {"$set": {"messages": summary}}, person, answer])
     assert recording.requests[-1].prompt_tokens == 1200
-    assert recording.requests[-1].keep_tokens == 0
+    assert notes.assumed[AFTER_SUMMARY] == 1
     assert notes.left == {"calls that summarised a conversation: the log does not hold them": 1}
 
 

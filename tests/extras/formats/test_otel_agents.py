@@ -26,8 +26,7 @@ from harness.extras.formats.otel import (
     WRAPS,
 )
 from harness.extras.formats.otel_spans import FAILED_WITH_COUNTS, LINKED
-from harness.extras.formats.trajectories import GAPS
-from harness.model.traces.links import BY_MESSAGES, UNAWAITED
+from harness.model.traces.links import BY_MESSAGES, GAPS, UNAWAITED
 from harness.model.traces.recording import ANEW, NO_CACHE, TraceFile, describe_trace, open_trace
 from tests.support.trace_rows import imported, trace_of
 

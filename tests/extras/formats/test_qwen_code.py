@@ -9,6 +9,7 @@ from typing import Any
 from harness.extras.formats.qwen_code import BESIDE
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.importing import detect, read_recordings
+from harness.model.traces.links import AFTER_SUMMARY
 from harness.model.traces.recording import Recording
 from tests.support.agent_logs import at
 from tests.support.sound_traces import qwen_rows
@@ -31,7 +32,8 @@ def test_a_compaction_begins_a_fresh_prompt_and_state_is_passed_over(tmp_path: P
     rows = list(qwen_rows("s"))
     rows[3:3] = [system("chat_compression", 9), system("ui_telemetry", 9, "y")]
     (recording,), notes = read(tmp_path, s=rows)
-    assert [request.keep_tokens for request in recording.requests] == [0, 0, 1000]
+    assert [request.keep_tokens for request in recording.requests] == [0, 1000, 1000]
+    assert notes.assumed[AFTER_SUMMARY] == 1
     assert notes.left == {"calls that summarised a conversation: the log does not hold them": 1}
     assert notes.passed.total() == 1
 
@@ -48,7 +50,8 @@ def test_the_call_that_compacts_is_read_from_its_telemetry(tmp_path: Path) -> No
     rows[3:3] = [told(10, "t"), system("chat_compression", 10)]
     (recording,), notes = read(tmp_path, s=rows)
     assert [request.prompt_tokens for request in recording.requests] == [1000, 1150, 1200, 1400]
-    assert [request.keep_tokens for request in recording.requests] == [0, 1000, 0, 1000]
+    assert [request.keep_tokens for request in recording.requests] == [0, 1000, 1000, 1000]
+    assert notes.assumed[AFTER_SUMMARY] == 1
     assert [request.wait_ns for request in recording.requests[1:3]] == [5_000_000_000, 0]
     assert not notes.left
 

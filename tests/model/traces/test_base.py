@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.model.traces.account import ReadNotes
-from harness.model.traces.base import instant_ns, parsed_json, seconds_ns
+from harness.model.traces.values import instant_ns, parsed_json, seconds_ns
 
 ZONES = st.integers(-14 * 60, 14 * 60).map(lambda minutes: timezone(timedelta(minutes=minutes)))
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)

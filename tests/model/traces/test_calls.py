@@ -13,7 +13,7 @@ from harness.extras.formats.tracelab import tracelab_logs
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.calls import Call, logs_of
 from harness.model.traces.claude import ClaudeLog
-from harness.model.traces.links import recordings_of
+from harness.model.traces.links import AFTER_SUMMARY, recordings_of
 from harness.model.traces.recording import Recording, check_recording
 from tests.support.agent_logs import SECRET, assistant, at, result, text, tool, user
 from tests.support.trace_rows import written
@@ -49,9 +49,9 @@ def test_a_claude_log_becomes_requests_that_keep_what_was_cached_and_wait_as_the
     assert (third.wait_kind, third.wait_ns, third.keep_tokens) == ("human", 30 * NS_PER_S, 1112)
 
 
-def test_a_compaction_begins_a_fresh_stream(tmp_path: Path) -> None:
+def test_a_compaction_begins_a_stream_of_what_the_provider_had_cached(tmp_path: Path) -> None:
     boundary = {"type": "system", "subtype": "compact_boundary", "sessionId": SECRET, "timestamp": at(4)}
-    (recording,), _ = claude(
+    (recording,), notes = claude(
         tmp_path,
         user(0.0),
         assistant("a", 1.0, (10, 1000, 0, 40), text()),
@@ -59,7 +59,8 @@ def test_a_compaction_begins_a_fresh_stream(tmp_path: Path) -> None:
         user(5.0),
         assistant("b", 6.0, (10, 200, 300, 40), text()),
     )
-    assert (recording.requests[1].base, recording.requests[1].keep_tokens) == (None, 0)
+    assert (recording.requests[1].base, recording.requests[1].keep_tokens) == (0, 300)
+    assert notes.assumed[AFTER_SUMMARY] == 1
 
 
 def test_a_parent_waits_for_its_sub_agent_and_then_for_the_rest_of_the_tool(tmp_path: Path) -> None:

@@ -51,6 +51,24 @@ def test_a_copy_that_keeps_the_sessions_id_is_gone_on_from_too(tmp_path: Path) -
         assert [request.after for request in recording.requests] == [(), *((place,) for place in range(6))]
 
 
+@pytest.mark.parametrize("name", ["a", "b"])
+@pytest.mark.parametrize("cached", [(0, 0, 0), (0, 510, 100), (0, None, None)])
+def test_a_resumed_copy_says_of_its_cache_what_its_rows_in_one_file_say(
+    tmp_path: Path, name: str, cached: tuple[Any, ...]
+) -> None:
+    rows = list(claude_rows("a"))
+    for row in (row for row in rows if row["type"] == "assistant"):
+        turn = int(row["uuid"][-1])
+        counts = {"cache_read_input_tokens": cached[turn]}
+        row["message"]["usage"] |= {"input_tokens": 1000 + 500 * turn, "cache_creation_input_tokens": 0} | counts
+    whole = imported(written(tmp_path, rows, "whole"))
+    copies = imported(
+        written(tmp_path, rows[:7], "x"), written(tmp_path, [row | {"sessionId": name} for row in rows], "y")
+    )
+    assert copies.head.labels == whole.head.labels
+    assert [one.requests for one in copies.recordings] == [one.requests for one in whole.recordings]
+
+
 def test_two_sessions_resumed_from_one_begin_with_its_stream(tmp_path: Path) -> None:
     first = list(claude_rows("a", 2))
     files = [written(tmp_path, first, "a")]

@@ -14,6 +14,7 @@ from harness.model.traces.calls import AT_ONCE
 from harness.model.traces.importing import import_trace
 from harness.model.traces.links import (
     ADDED_REASONING,
+    AFTER_SUMMARY,
     AGAIN,
     FIRST_CACHED,
     IN_TURN,
@@ -181,6 +182,14 @@ def test_what_the_cache_held_of_an_agents_first_prompt_is_likely_of_a_prompt_bef
     trace = imported(tmp_path, {"s.jsonl": woken_parent(60), "agent-a.jsonl": agent_rows("a", 5, cached=200)})
     assert said(trace, SHARED)
     assert [one.keep_tokens for one in requests_of(trace)] == [0, 1000, 200, 310, 1200]
+
+
+def test_what_the_cache_held_after_a_summary_is_likely_of_the_prompt_before_it(tmp_path: Path) -> None:
+    session = opencode_session("p")
+    session["messages"][2]["info"]["summary"] = True
+    trace = imported(tmp_path, {"p.json": [session]})
+    assert requests_of(trace)[-1].keep_tokens == 1000
+    assert trace.head.labels == (f"1 x {AFTER_SUMMARY}",)
 
 
 def test_cached_tokens_of_a_first_call_are_said_to_be_of_something_else(tmp_path: Path) -> None:

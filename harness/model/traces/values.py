@@ -1,0 +1,97 @@
+"""Checked values of JSON: objects and arrays by their keys, counts of tokens, instants and durations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime, timezone
+from typing import Any, cast
+
+from pydantic_core import from_json
+
+from harness.model.traces.recording import MOST_TOKENS
+
+Record = dict[str, Any]
+EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+MOST_DIGITS = 12
+
+
+def parsed_json(line: bytes) -> object:
+    """The value of a JSON text; None where it is not JSON."""
+    try:
+        return from_json(line, allow_inf_nan=False)
+    except ValueError:
+        return None
+
+
+def tokens_of(value: object) -> int | None:
+    """A number of tokens, also where a text has its digits; None for other values (fractions, negative, absurd)."""
+    if isinstance(value, str) and len(value) <= MOST_DIGITS and value.isascii() and value.isdecimal():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= MOST_TOKENS:
+        return None
+    return int(value) if value == int(value) else None
+
+
+def counts_of(usage: object, names: Iterable[str]) -> list[int] | None:
+    """The counts of a usage object by name, 0 where there is none; None where it is empty or holds other values."""
+    table = record_of(usage)
+    counts = [tokens_of(0 if table.get(name) is None else table[name]) for name in names]
+    return [count for count in counts if count is not None] if table and None not in counts else None
+
+
+def seconds_ns(value: object, unit_ns: int = 1_000_000_000) -> int | None:
+    """A duration or instant in ``unit_ns`` as ns; None for any other value than a finite number."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) > 1e15:
+        return None
+    return round(value * unit_ns)
+
+
+def instant_ns(text: object) -> int | None:
+    """An ISO 8601 instant as ns since 1970, UTC where it names no zone; None for any other value."""
+    if not isinstance(text, str) or len(text) > 64:
+        return None
+    try:
+        moment = datetime.fromisoformat(_six_digits(text.replace("Z", "+00:00")))
+    except ValueError:
+        return None
+    moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=timezone.utc)
+    since = moment - EPOCH
+    return (since.days * 86_400 + since.seconds) * 1_000_000_000 + since.microseconds * 1_000
+
+
+def _six_digits(text: str) -> str:
+    """Fractions of a second in 3 or 6 digits, which is what Python 3.10 reads."""
+    head, dot, tail = text.partition(".")
+    if not dot:
+        return text
+    digits = next((place for place, letter in enumerate(tail) if not letter.isdigit()), len(tail))
+    return f"{head}.{tail[:digits][:6].ljust(6, '0')}{tail[digits:]}"
+
+
+def _at(value: object, path: Iterable[str]) -> object:
+    for key in path:
+        value = cast("Record", value).get(key) if isinstance(value, dict) else None
+    return value
+
+
+def text_of(value: object, *path: str) -> str:
+    """The string at a path of keys, "" where there is no string."""
+    found = _at(value, path)
+    return found if isinstance(found, str) else ""
+
+
+def record_of(value: object, *path: str) -> Record:
+    """The JSON object at a path of keys, {} where there is none."""
+    found = _at(value, path)
+    return cast("Record", found) if isinstance(found, dict) else {}
+
+
+def list_of(value: object, *path: str) -> list[object]:
+    """The JSON array at a path of keys, [] where there is none."""
+    found = _at(value, path)
+    return cast("list[object]", found) if isinstance(found, list) else []
+
+
+def records_of(value: object, *path: str) -> list[Record]:
+    """The members of the JSON array at a path of keys, {} for one that is no object."""
+    return list(map(record_of, list_of(value, *path)))
