@@ -26,6 +26,8 @@ ASK_A_PERSON = (
     *("AskUserQuestion", "ExitPlanMode", "request_user_input", "ask_user_question", "question", "ask_user"),
     "exit_plan_mode",
 )
+# What Claude Code, opencode and Codex write as the result of a tool that a person did not allow begins so.
+REJECTED = ("The user doesn't want to proceed", "The user rejected", "exec command rejected", "patch rejected")
 # Tools that start one sub-agent, of Codex, Qwen Code and the SDK of OpenHands, whose results name none.
 START_AN_AGENT = ("spawn_agent", "agent", "task")
 AT_ONCE = "waits for a person and a tool that had answered at one instant: taken as a person's, if of 1 s and more"
@@ -231,12 +233,13 @@ class Conversation:
         turn.num_agents += tool in START_AN_AGENT
         self._unanswered.add(name)
 
-    def result(self, name: str, moment_ns: int) -> Call | None:
-        """The result of a tool came, an input: a person's where the tool asks one; the tool's call, None if unknown."""
+    def result(self, name: str, moment_ns: int, said: str = "") -> Call | None:
+        """The result of a tool came, an input: a person's where one was asked, or did not allow it; the tool's call."""
         self._unanswered.discard(name)
         turn, started_ns, asked_a_person = self._tools.get(name, (None, 0, False))
         is_told_again = name in self._answered and bool(self._inputs)
         self._answered.add(name)
+        asked_a_person = asked_a_person or said.startswith(REJECTED)
         self.take_input(moment_ns, is_human=max(self._inputs)[1] if is_told_again else asked_a_person)
         if turn is None:
             self._is_in_doubt = True

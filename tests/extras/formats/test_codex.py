@@ -147,11 +147,13 @@ def test_calls_that_the_totals_count_and_the_file_lacks_are_labelled(tmp_path: P
     assert any("running totals" in label for label in trace.head.labels)
 
 
-def one_turn(call: Any, *between: tuple[float, str, str]) -> list[Any]:
+def one_turn(call: Any, *between: Any) -> list[Any]:
     """A call of a tool by its first row, rows of these types at these seconds, and the last call at 74 s."""
     rows = [(0.0, "event_msg", {"type": "user_message"}), (3.0, "response_item", call)]
     rows += [(3.5, "event_msg", codex_count((1000, 0, 100, 0), 1100))]
-    rows += [(at_s, form, {"type": kind, "call_id": "c"}) for at_s, form, kind in between]
+    rows += [
+        (at_s, form, {"type": kind, "call_id": "c", "output": "".join(said)}) for at_s, form, kind, *said in between
+    ]
     rows += [
         (74.0, "response_item", {"type": "reasoning"}),
         (74.5, "event_msg", codex_count((1500, 1000, 100, 0), 2700)),
@@ -168,13 +170,14 @@ RESULT = (8.0, "response_item", "function_call_output")
     [
         (RUN, [RESULT], "tool", 5),
         (RUN | {"name": "request_user_input"}, [(63.0, *RESULT[1:])], "human", 60),
+        (RUN, [(63.0, *RESULT[1:], "exec command rejected by user")], "human", 60),
         # A message that came while the tool ran waits for the tool; so does what a program writes beside its result.
         (RUN, [RESULT, (8.1, "event_msg", "user_message")], "tool", 5.1),
         (RUN, [(5.0, "event_msg", "user_message"), RESULT], "tool", 5),
     ],
 )
 def test_a_call_waited_for_the_tool_or_the_person_that_took_longer(
-    tmp_path: Path, call: Any, between: list[tuple[float, str, str]], kind: str, wait_s: float
+    tmp_path: Path, call: Any, between: list[Any], kind: str, wait_s: float
 ) -> None:
     trace = imported(written(tmp_path, one_turn(call, *between), "a"))
     last = trace.recordings[0].requests[-1]

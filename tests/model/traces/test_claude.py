@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from harness.clock import NS_PER_S
-from harness.model.traces.calls import BACK
+from harness.model.traces.calls import BACK, REJECTED
 from harness.model.traces.recording import CACHE_GONE, NO_CACHE, TraceFile, describe_trace, open_trace
 from tests.support.agent_logs import assistant, result, text, tool, user
 from tests.support.sound_traces import claude_rows
@@ -183,14 +183,14 @@ def waits_of(trace: TraceFile) -> list[tuple[str, float]]:
     return [(one.wait_kind, one.wait_ns / NS_PER_S) for one in trace.recordings[0].requests]
 
 
-@pytest.mark.parametrize("asks", ["AskUserQuestion", "ExitPlanMode", "exit_plan_mode"])
-def test_a_tool_that_asks_a_person_is_a_wait_for_a_person(tmp_path: Path, asks: str) -> None:
+@pytest.mark.parametrize("asks", ["AskUserQuestion", "ExitPlanMode", "exit_plan_mode", REJECTED[0]])
+def test_a_tool_that_asks_a_person_or_is_not_allowed_is_a_wait_for_a_person(tmp_path: Path, asks: str) -> None:
     first, second = (assistant(name, at_s, (10, 0, 0, 50), tool(name)) for name, at_s in (("a", 3.0), ("b", 66.0)))
     first["message"]["content"][0]["name"] = asks
     rows = [
         user(0.0),
         first,
-        result("a", 63.0),
+        user(63.0, [{"type": "tool_result", "tool_use_id": "a", "content": asks}]),
         second,
         result("b", 68.0),
         assistant("c", 70.0, (10, 0, 0, 50), text()),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from harness.clock import NS_PER_S
-from harness.model.traces.calls import AT_ONCE
+from harness.model.traces.calls import AT_ONCE, REJECTED
 from harness.model.traces.importing import import_trace
 from harness.model.traces.links import (
     ADDED_REASONING,
@@ -152,7 +152,9 @@ def test_the_words_of_an_opencode_tools_call_are_of_its_answer(tmp_path: Path) -
     session = opencode_session("p")
     for message in session["messages"][1:]:
         message["parts"][1]["time"]["end"] -= 1000
-    assert [one.wait_ns // NS_PER_S for one in requests_of(imported(tmp_path, {"p.json": [session]}))] == [0, 7, 7]
+    session["messages"][2]["parts"][2]["state"]["error"] = f"{REJECTED[1]} to use this tool"
+    waits = [(one.wait_kind, one.wait_ns // NS_PER_S) for one in requests_of(imported(tmp_path, {"p.json": [session]}))]
+    assert waits == [("none", 0), ("tool", 7), ("human", 7)]
 
 
 def test_a_clock_that_goes_back_within_a_session_is_labelled(tmp_path: Path) -> None:
