@@ -22,7 +22,7 @@ from harness.model.traces.values import Record, list_of, record_of, records_of, 
 MOST_INPUT_TOKENS = 1_000_000  # the publisher's note: more is an overcount
 DEEPEST_AGENT = 32
 TYPES = ("n", "s", "")
-AFTER: dict[str, WaitKind] = {"tool_use": "tool", "end_turn": "human"}
+AFTER: dict[str, WaitKind] = {"tool_result": "tool", "tool_use": "tool", "text": "human", "end_turn": "human"}
 GAPS = "waits that are gaps between sendings: they hold the time of the answer before too"
 RELATIVE = "sub-agents whose times are counted from their own start, as those of one in their file must be"
 PART_NAMED = "prompts whose last name is of a part of a block: it is passed over, and their stated count taken"
@@ -33,18 +33,17 @@ INTERLEAVED = "calls that begin before the one above them has ended: several age
 class _Session:
     """The calls of one session and of its sub-agents."""
 
-    def __init__(self, block_tokens: int, at: str, notes: ReadNotes, *, is_relative: bool) -> None:
-        self._block_tokens, self._at, self._notes, self._is_relative = block_tokens, at, notes, is_relative
-        # Names belong to the session: the same number in another session is another block.
-        self._names = BlockNames()
+    def __init__(self, size: int, at: str, notes: ReadNotes, shared: BlockNames | None, *, is_relative: bool) -> None:
+        self._block_tokens, self._at, self._notes, self._is_relative = size, at, notes, is_relative
+        # Else names belong to the session: the same number in another session is another block.
+        self._shared, self._names = shared, shared or BlockNames()
         self.logs: list[Log] = []
 
     def read(self, entries: list[object], name: str, starter: Call | None, began_ns: int, depth: int) -> Log:
         """The calls of an agent, whose own agents become logs too. starter, began_ns: who started it, and when."""
         self._notes.num_rows += len(entries)
         log: Log = []
-        unknown_wait, before = "", Record()
-        seen: set[str] = set()
+        unknown_wait, before, seen = "", Record(), set[str]()
         for entry in map(record_of, self._in_order(entries)):
             form, agent = text_of(entry, "type"), text_of(entry, "agent_id")
             if form == "subagent" and (agent in seen or depth >= DEEPEST_AGENT):
@@ -61,11 +60,12 @@ class _Session:
                 unknown_wait = "an entry before them could not be read"
             else:
                 self._notes.call()
-                call.kind = AFTER.get(text_of(before, "stop"), "none")
+                inputs = list_of(entry.get("input_types")) or [before.get("stop")]
+                said: list[WaitKind] = [AFTER[each] for each in AFTER if each in inputs]
+                call.kind = said[0] if said else "none"
                 call.unknown_wait, unknown_wait = unknown_wait, ""
                 if log:
-                    is_gap = call.wait_ns is None and before.get("api_time") is None
-                    self._notes.assume(GAPS, is_gap)
+                    self._notes.assume(GAPS, call.wait_ns is None and before.get("api_time") is None)
                     self._notes.assume(INTERLEAVED, call.submitted_ns < log[-1].end_ns)
                 log.append(call)
                 before = entry
@@ -107,8 +107,8 @@ class _Session:
         call = Call(name, began_ns + at_ns, began_ns + at_ns + (spent_ns or 0), prompt, None, generate, at=self._at)
         call.index, call.is_concurrent = len(log), True
         call.wait_ns = seconds_ns(entry.get("think_time"))
-        # A partial last block carries a name in older sets; only whole blocks are shared.
         call.block_tokens, call.blocks = self._block_tokens, names[: prompt // self._block_tokens]
+        call.names = call.blocks if self._shared else ()
         return call
 
 
@@ -126,8 +126,7 @@ def _is_relative(path: Path) -> bool:
 
 def _recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Recording]:
     """A recording for each session."""
-    seen: set[bytes] = set()
-    names: set[str] = set()
+    seen, names, shared = set[bytes](), set[str](), BlockNames()
     for path in files:
         is_relative = _is_relative(path)
         for _, at, record in json_records(path, notes, progress):
@@ -147,7 +146,9 @@ def _recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | No
                 name = f"{name} {len(seen)}"
             names.add(name)
             notes.num_rows -= 1  # its entries are the rows
-            session = _Session(block_tokens, at, notes, is_relative=is_relative)
+            is_global = text_of(record, "hash_id_scope") == "global" and notes.block_tokens in (None, block_tokens)
+            notes.block_tokens = block_tokens if is_global else notes.block_tokens
+            session = _Session(block_tokens, at, notes, shared if is_global else None, is_relative=is_relative)
             session.read(entries, name, None, 0, 0)
             yield from recordings_of(session.logs, notes)
 

@@ -80,8 +80,8 @@ def test_a_weka_session_keeps_its_stream_and_its_parent_waits_for_a_gating_sub_a
         weka(0.0, 130, [1, 2], stop="tool_use"),
         child,
         background,
-        weka(6.0, 260, [1, 2, 3, 4], stop="end_turn"),
-        weka(30.0, 100, [1], think_time=20.0),
+        weka(6.0, 260, [1, 2, 3, 4], stop="tool_use"),
+        weka(30.0, 100, [1], think_time=20.0, input_types=["text"]),
     ]
     trace = trace_of(tmp_path, [{"id": "s", "block_size": 64, "hash_id_scope": "local", "requests": requests}])
     (recording,) = trace.recordings
@@ -91,6 +91,13 @@ def test_a_weka_session_keeps_its_stream_and_its_parent_waits_for_a_gating_sub_a
     assert joined.keep_tokens == first.prompt_tokens + first.generate_tokens
     assert joined.wait_ns == 6 * NS_PER_S - int(3.5 * NS_PER_S), "the residual after the child's end"
     assert (compacted.keep_tokens, compacted.wait_kind, compacted.wait_ns) == (64, "human", 20 * NS_PER_S)
+
+
+@pytest.mark.parametrize(("scope", "names"), [("global", [(0, 1), (0, 2)]), ("local", [(), ()])])
+def test_weka_names_that_hold_in_every_trace_are_kept(tmp_path: Path, scope: str, names: list[Any]) -> None:
+    rows = [{"id": each, "block_size": 64, "requests": [weka(0.0, 130, [7, ord(each)])]} for each in "ab"]
+    trace = trace_of(tmp_path, [row | {"hash_id_scope": scope} for row in rows])
+    assert [one.requests[0].blocks for one in trace.recordings] == names
 
 
 def test_weka_files_of_a_folder_are_sessions_and_flat_agents_and_relative_times_are_told_apart(tmp_path: Path) -> None:
