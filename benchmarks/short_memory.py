@@ -1,14 +1,17 @@
-"""How well the simulator predicts a server whose KV memory is short: predictions beside repeated runs.
+"""How well the simulator predicts a server whose KV memory is short: intervals over draws beside repeated runs.
 
 ``python -m benchmarks.short_memory FOLDER`` replays the same sessions with .5 to 2 times the KV memory that they need,
-several times each, on the emulator, and prints a table. ``--vllm ENVIRONMENT MODEL COSTS`` does so on a real vLLM for
-CPUs, with smaller sessions. Runs that FOLDER holds are not made again.
+several times each, on the emulator, and prints a table. Draws take what requests took beside their steps in a run of
+another plan. ``--vllm ENVIRONMENT MODEL COSTS`` does so on a real vLLM for CPUs, with smaller sessions and the draws of
+every prediction. Runs that FOLDER holds are not made again.
 """
 
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Annotated, Any, NamedTuple
@@ -19,10 +22,17 @@ import typer
 from harness.analysis.serving import latencies
 from harness.analysis.sessions import session_times
 from harness.clock import NS_PER_MS, NS_PER_S
+from harness.compiled.records import IntArray
 from harness.errors import HarnessError
+from harness.measure.emulator.step_log import read_trace
+from harness.measure.records import layout
 from harness.measure.records.run import SealedRun
-from harness.model.experiment import build_plan
+from harness.model.engine.config import EngineConfig
+from harness.model.experiment import PlannedRun, build_plan, resolve
 from harness.model.plan.model import Plan
+from harness.model.sim.draws import FloatArray, draw, nominal, perturbation_of, run_draws
+from harness.model.sim.kernel.arrays import with_column
+from harness.model.sim.plans import joined, plan_arrays
 from harness.model.spec import ExperimentSpec, parse_experiment
 from harness.runner.experiment import run_experiment
 from harness.table import Table, table_of, to_markdown
@@ -30,6 +40,12 @@ from harness.table import Table, table_of, to_markdown
 SHARES = (0.5, 0.7, 1.0, 1.4, 2.0)
 """Of the KV blocks that all sessions together hold at their ends."""
 REPEATS = 4
+DRAWS = 400
+ENDS = (0.05, 0.5, 0.95)
+LEAST_WIDTH = 0.01
+"""An interval may be as wide as this part of the runs' mean, or twice their spread."""
+TRIES = 20
+"""Of a run that is INVALID."""
 SEED = 11
 BLOCK_TOKENS = 16
 WIDE_MS = 60_000.0
@@ -71,45 +87,49 @@ STARTED: Mapping[str, Any] = {
     "env": {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "0"},
     "start_timeout_s": 500,
 }
-ALONE: Mapping[str, Any] = {
-    "num_sessions": 1,
-    "requests_per_session": 24,
-    "new_tokens": {"distribution": "uniform", "low": 100, "high": 400},
-    "generate_tokens": {"distribution": "uniform", "low": 4, "high": 12},
-    "wait_cap_s": 0.2,
-}
-# A busy machine makes a run late, which the table shows: it refuses none.
+# A busy machine makes requests late, which the draws hold; a moved schedule, which they do not hold, is refused.
 LIMITS: Mapping[str, float] = {
     "rearrival_lag_p99_ms": WIDE_MS,
     "start_spread_ms": WIDE_MS,
     "stall_ms": WIDE_MS,
     "stamp_lag_ms": WIDE_MS,
     "server_stall_ms": WIDE_MS,
-    "schedule_moved_share": 1.0,
+    "schedule_moved_share": 0.001,
     "first_token_held_ms": WIDE_MS,
     "read_together_ms": WIDE_MS,
 }
 
 
 class Row(NamedTuple):
-    """A figure at a share of the memory: simulated, predicted with what requests add, and in each repeated run."""
+    """A figure at a share of the memory: the 90 % interval over draws and its median, and each repeated run."""
 
     share: float
     blocks: int
     figure: str
-    simulated: float
+    low: float
     predicted: float
+    high: float
     measured: tuple[float, ...]
-
-    @property
-    def off(self) -> float:
-        """The prediction's difference from the mean of the runs, in parts of that mean."""
-        return self.predicted / mean(self.measured) - 1
 
     @property
     def spread(self) -> float:
         """The largest less the smallest run, in parts of their mean."""
         return (max(self.measured) - min(self.measured)) / mean(self.measured)
+
+    @property
+    def width(self) -> float:
+        """Of the interval, in parts of the runs' mean."""
+        return (self.high - self.low) / mean(self.measured)
+
+    @property
+    def holds(self) -> bool:
+        """Whether the interval holds the runs' mean."""
+        return self.low <= mean(self.measured) <= self.high
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether it is at most as wide as it may be."""
+        return self.width <= max(2 * self.spread, LEAST_WIDTH)
 
     @property
     def cells(self) -> dict[str, Any]:
@@ -118,12 +138,13 @@ class Row(NamedTuple):
             "KV memory": f"{self.share:g}",
             "blocks": self.blocks,
             "figure": self.figure,
-            "simulated": f"{self.simulated:.3f}",
             "predicted": f"{self.predicted:.3f}",
+            "90 % of draws": f"{self.low:.3f} to {self.high:.3f}",
             "runs, mean": f"{mean(self.measured):.3f}",
-            "prediction off": f"{self.off:+.1%}",
+            "off": f"{self.predicted / mean(self.measured) - 1:+.1%}",
+            "width": f"{self.width:.1%}",
             "spread of the runs": f"{self.spread:.1%}",
-            "inside": "yes" if min(self.measured) <= self.predicted <= max(self.measured) else "no",
+            "holds": ("yes" if self.holds else "no") + ("" if self.is_narrow else ", wide"),
         }
 
 
@@ -154,7 +175,9 @@ class Studied(NamedTuple):
         return Studied("sim", self.workload, {**kept, **in_force, **own})
 
 
-def experiment(studied: Studied, shares: Sequence[float] = SHARES, seed: int = SEED) -> ExperimentSpec:
+def experiment(
+    studied: Studied, shares: Sequence[float] = SHARES, seed: int = SEED, limits: Mapping[str, float] = LIMITS
+) -> ExperimentSpec:
     """A condition for each share of the memory; all replay one plan."""
     table = {
         "name": "short-memory",
@@ -163,7 +186,7 @@ def experiment(studied: Studied, shares: Sequence[float] = SHARES, seed: int = S
         "base_seed": seed,
         "replicates": 1,
         "workload": dict(studied.workload),
-        "limits": dict(LIMITS),
+        "limits": dict(limits),
         "server": dict(studied.server),
     }
     plain = parse_experiment({**table, "condition": [{"name": "any"}]}, where="short memory")
@@ -173,6 +196,94 @@ def experiment(studied: Studied, shares: Sequence[float] = SHARES, seed: int = S
         {"name": f"memory-{share:g}", "server": {"num_gpu_blocks": 1 + round(share * needed)}} for share in shares
     ]
     return parse_experiment({**table, "condition": conditions}, where="short memory")
+
+
+class Delays(NamedTuple):
+    """What requests took beside their steps, ns; arrays of shape (requests,).
+
+    arrive_ns: from the instant at which one was due to its arrival at the engine. first_ns, end_ns: from the end of the
+    step of its first and its last token until the client had it.
+    """
+
+    arrive_ns: IntArray
+    first_ns: IntArray
+    end_ns: IntArray
+
+
+NO_DELAYS = Delays(*np.zeros((3, 1), dtype=np.int64))
+
+
+def delays_of(run: SealedRun) -> Delays:
+    """Those of an emulated run without preemptions, by the emulator's own trace."""
+    arrived: dict[str, int] = {}
+    ends: defaultdict[str, list[int]] = defaultdict(list)
+    for step in read_trace(run.path / layout.DEVICE_TRACE):
+        arrived.update(step.get("arrivals", ()))
+        for name in step.get("requests", ()):
+            ends[name].append(step["start_ns"] + step["duration_ns"])
+    rows = []
+    for row, ttft_ns in zip(run.table("requests").to_pylist(), latencies(run).ttft_ns.tolist(), strict=True):
+        name = f"{row['response_id']}-0"
+        first_ns = row["sent_ns"] + ttft_ns - ends[name][-row["completion_tokens"]]
+        rows.append((arrived[name] - row["due_ns"], first_ns, row["done_ns"] - ends[name][-1]))
+    return Delays(*np.array(rows, dtype=np.int64).T)
+
+
+class Drawn(NamedTuple):
+    """Requests of one plan as its clients saw them; arrays of shape (draws, requests). session: of each request."""
+
+    due_ns: IntArray
+    first_ns: IntArray
+    done_ns: IntArray
+    cached_tokens: IntArray
+    prompt_tokens: IntArray
+    num_sessions: int
+
+    def duration_s(self) -> FloatArray:
+        return (self.done_ns.max(axis=1) - self.due_ns.min(axis=1)) / NS_PER_S
+
+    def reuse(self) -> FloatArray:
+        return self.cached_tokens.sum(axis=1) / self.prompt_tokens.sum()
+
+    def ttft_ms(self, q: float) -> FloatArray:
+        return np.quantile(self.first_ns - self.due_ns, q, axis=1) / NS_PER_MS
+
+    def session_s(self) -> FloatArray:
+        return (self.done_ns - self.due_ns).sum(axis=1) / self.num_sessions / NS_PER_S
+
+
+def drawn(planned: PlannedRun, delays: Delays | None) -> Drawn:
+    """Draws of a planned run. A delay is an event: the client sends the later. delays: None: as every prediction."""
+    arrays, config = plan_arrays([planned.plan]), EngineConfig.from_server(planned.server)
+    picks = np.random.default_rng(SEED).integers(
+        len((delays or NO_DELAYS).arrive_ns), size=(DRAWS, len(arrays.requests))
+    )
+    arrive_ns, first_ns, end_ns = (column[picks] for column in delays or NO_DELAYS)
+    if delays is None:
+        perturbation = perturbation_of(planned.spec.prediction, planned.cost_file)
+        draws = draw(arrays, config, planned.cost_model, perturbation, range(DRAWS))
+    else:
+        parts = []
+        for arrive, end in zip(arrive_ns, end_ns, strict=True):
+            # What follows the last request of a session delays nothing.
+            late = with_column(arrays, "wait_ns", arrays.requests["wait_ns"] + end + np.append(arrive[1:], 0))
+            sessions = arrays.sessions.copy()
+            sessions["start_ns"][:] += arrive[sessions["first_request"]]
+            parts.append(late._replace(sessions=sessions))
+        draws = nominal(joined(parts), planned.cost_model)
+    requests = run_draws(draws, config).requests
+    of_draws = {
+        name: requests[name].reshape(picks.shape)
+        for name in ("arrival_ns", "first_token_ns", "completed_ns", "cached_tokens")
+    }
+    return Drawn(
+        of_draws["arrival_ns"] - arrive_ns,
+        of_draws["first_token_ns"] + first_ns,
+        of_draws["completed_ns"] + end_ns,
+        of_draws["cached_tokens"],
+        arrays.requests["keep"] + arrays.requests["new"],
+        len(arrays.sessions),
+    )
 
 
 def _duration_s(run: SealedRun) -> float:
@@ -186,83 +297,51 @@ def _reuse(run: SealedRun) -> float:
     return sum(requests["cached_tokens"].to_pylist()) / sum(requests["prompt_tokens"].to_pylist())
 
 
-def _ttft_ms(q: float) -> Callable[[SealedRun], float]:
-    return lambda run: float(np.quantile(latencies(run).ttft_ns, q)) / NS_PER_MS
-
-
 def _session_s(run: SealedRun) -> float:
     times = session_times(run)
     assert times is not None
     return float(times.own_ns.mean()) / NS_PER_S
 
 
-def _nothing(_run: SealedRun, _ms: float) -> float:
-    return 0.0
+def _ttft_ms(q: float) -> Callable[[SealedRun], float]:
+    return lambda run: float(np.quantile(latencies(run).ttft_ns, q)) / NS_PER_MS
 
 
-def _once(_run: SealedRun, ms: float) -> float:
-    return ms
-
-
-class Figure(NamedTuple):
-    """A figure of a run, and what ms that each request takes beside its steps add to it."""
-
-    of: Callable[[SealedRun], float]
-    added: Callable[[SealedRun, float], float] = _nothing
-
-
-def _ttft(q: float) -> Figure:
-    return Figure(_ttft_ms(q), _once)
-
-
-def _added_to_sessions_s(run: SealedRun, ms: float) -> float:
-    requests = run.table("requests")
-    return ms * NS_PER_MS / NS_PER_S * len(requests) / len(requests["session"].unique())
-
-
-FIGURES: Mapping[str, Figure] = {
-    "duration, s": Figure(_duration_s),
-    "reuse (share of prompt tokens)": Figure(_reuse),
-    "TTFT p50, ms": _ttft(0.5),
-    "TTFT p90, ms": _ttft(0.9),
-    "session time less waits, mean s": Figure(_session_s, _added_to_sessions_s),
+FIGURES: Mapping[str, tuple[Callable[[SealedRun], float], Callable[[Drawn], FloatArray]]] = {
+    "duration, s": (_duration_s, Drawn.duration_s),
+    "reuse (share of prompt tokens)": (_reuse, Drawn.reuse),
+    "TTFT p50, ms": (_ttft_ms(0.5), partial(Drawn.ttft_ms, q=0.5)),
+    "TTFT p90, ms": (_ttft_ms(0.9), partial(Drawn.ttft_ms, q=0.9)),
+    "session time less waits, mean s": (_session_s, Drawn.session_s),
 }
+"""A figure of a run, and the same of draws, shape (draws,)."""
 
 
-def rows_of(
-    simulated: Sequence[SealedRun], measured: Sequence[Sequence[SealedRun]], request_ms: float = 0.0
-) -> Iterator[Row]:
-    """Rows by share. simulated: a run of each share; measured: the same for each repeat."""
-    for place, (share, model) in enumerate(zip(SHARES, simulated, strict=True)):
-        blocks = int(model.manifest.server_spec["num_gpu_blocks"])
-        for name, figure in FIGURES.items():
-            value = figure.of(model)
-            predicted = value + figure.added(model, request_ms)
-            yield Row(share, blocks, name, value, predicted, tuple(figure.of(runs[place]) for runs in measured))
-
-
-def request_ms(studied: Studied, folder: Path) -> float:
-    """What a request takes beside its steps, median ms: of a session alone, in a plan that nothing is compared with."""
-    alone = studied._replace(workload={**studied.workload, **ALONE})
-    (run,) = runs_of(experiment(alone, SHARES[-1:], SEED + 1), folder / "alone")
-    (model,) = runs_of(experiment(alone.predicted(run), SHARES[-1:], SEED + 1), folder / "alone-simulated")
-    return float(np.median(latencies(run).ttft_ns - latencies(model).ttft_ns)) / NS_PER_MS
+def rows_of(simulated: ExperimentSpec, measured: Sequence[Sequence[SealedRun]], delays: Delays | None) -> Iterator[Row]:
+    """Rows by share. simulated: a condition for each; measured: a run of each, for each repeat."""
+    for place, (share, (planned,)) in enumerate(zip(SHARES, resolve(simulated).by_condition.values(), strict=True)):
+        draws = drawn(planned, delays)
+        for name, (of_run, of_draws) in FIGURES.items():
+            low, predicted, high = np.quantile(of_draws(draws), ENDS).tolist()
+            runs = tuple(of_run(runs[place]) for runs in measured)
+            yield Row(share, planned.server.num_gpu_blocks or 0, name, low, predicted, high, runs)
 
 
 def runs_of(spec: ExperimentSpec, folder: Path) -> list[SealedRun]:
-    """The run of each condition, made where it is not there; every request was answered."""
-    made = run_experiment(spec, runs_root=folder, resume=folder.exists()).require_valid().runs
-    by_condition = {run.condition: run for run in made}
+    """The run of each condition, made where it is not there and anew where it is INVALID; all were answered."""
+    perform = partial(run_experiment, spec, runs_root=folder, retry_invalid=True)
+    outcome, tries = perform(resume=folder.exists()), 1
+    while outcome.invalid_runs and tries < TRIES:
+        outcome, tries = perform(resume=True), tries + 1
+    by_condition = {run.condition: run for run in outcome.require_valid().runs}
     return [by_condition[condition.name] for condition in spec.condition]
 
 
 def table(rows: Sequence[Row]) -> Table:
-    """The rows, and how many predictions lie inside the runs' spread."""
-    num_inside = sum(row.cells["inside"] == "yes" for row in rows)
-    worst = max(rows, key=lambda row: abs(row.off))
+    """The rows, how many intervals hold the runs' mean, and how many are too wide."""
     caption = (
-        f"{num_inside} of {len(rows)} predictions lie between the smallest and the largest of "
-        f"{len(rows[0].measured)} runs; the farthest is {worst.off:+.1%} ({worst.figure}, {worst.share:g})."
+        f"{sum(row.holds for row in rows)} of {len(rows)} intervals hold the mean of {len(rows[0].measured)} runs; "
+        f"{sum(not row.is_narrow for row in rows)} are wider than twice the spread of the runs and {LEAST_WIDTH:.0%}."
     )
     return table_of("Predictions where KV memory is short", caption, [row.cells for row in rows])
 
@@ -280,12 +359,22 @@ def main(
     if any(vllm):
         named = dict(zip(("environment", "model", "cost_model"), vllm, strict=True))
         studied = Studied("vllm", ON_CPU, {**CPU_SERVER, **STARTED, **named})
-    measured = [runs_of(experiment(studied), folder / str(repeat)) for repeat in range(repeats)]
-    simulated = runs_of(experiment(studied.predicted(measured[0][0])), folder / "predicted")
-    # A vLLM's costs are known to several per cent only.
-    added_ms = 0.0 if any(vllm) else request_ms(studied, folder)
-    print(to_markdown(table(list(rows_of(simulated, measured, added_ms)))))
-    print(f"\nA request takes {added_ms:.3f} ms beside its steps (median of a session alone, in another plan).")
+    measured: list[list[SealedRun]] = []
+    observed: list[Delays] = []
+    for repeat in range(repeats):
+        measured.append(runs_of(experiment(studied), folder / str(repeat)))
+        if not any(vllm):
+            # All sessions with all of their KV memory, another plan; beside each repeat, as a machine changes.
+            another = experiment(studied, SHARES[-1:], SEED + 1, {**LIMITS, "schedule_moved_share": 1.0})
+            observed.append(delays_of(*runs_of(another, folder / f"delays-{repeat}")))
+    simulated, delays = experiment(studied.predicted(measured[0][0])), None
+    if observed:
+        delays = Delays(*(np.concatenate(columns) for columns in zip(*observed, strict=True)))
+        medians = (f"{name} {np.median(column) / NS_PER_MS:.2f}" for name, column in delays._asdict().items())
+        print(
+            f"Medians of {len(delays.end_ns)} requests of another plan, ms: {', '.join(medians)}\n".replace("_ns", "")
+        )
+    print(to_markdown(table(list(rows_of(simulated, measured, delays)))))
 
 
 if __name__ == "__main__":

@@ -1,20 +1,21 @@
-"""What requests take beside their steps is added to a prediction, once for each request that a figure holds."""
+"""A delay of a request is an event of a draw: its client sends the next the later."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import numpy as np
 
-import pytest
+from benchmarks.short_memory import FIGURES, SERVER, SHARES, WORKLOAD, Delays, Studied, drawn, experiment
+from harness.clock import NS_PER_MS
+from harness.model.experiment import resolve
 
-from benchmarks.short_memory import FIGURES
-from tests.support.report_runs import seal_run
 
-
-def test_ttft_holds_one_request_and_a_session_all_of_its_own(tmp_path: Path) -> None:
-    run = seal_run(tmp_path / "runs")
-    requests = run.table("requests")
-    num_sessions = len(set(requests["session"].to_pylist()))
-    added = {name: figure.added(run, 2.0) for name, figure in FIGURES.items()}
-    assert added["TTFT p50, ms"] == added["TTFT p90, ms"] == 2.0
-    assert added["session time less waits, mean s"] == pytest.approx(0.002 * len(requests) / num_sessions)
-    assert added["duration, s"] == added["reuse (share of prompt tokens)"] == 0
+def test_what_requests_take_beside_their_steps_moves_what_their_clients_send_next() -> None:
+    few = {**WORKLOAD, "num_sessions": 1, "requests_per_session": 3}
+    (planned,) = resolve(experiment(Studied("sim", few, {**SERVER, "slot_tokens": 8192}), SHARES[-1:]))
+    delays = 2 * NS_PER_MS, 3 * NS_PER_MS, 5 * NS_PER_MS
+    none, late = (drawn(planned, Delays(*(np.array([ns]) for ns in each))) for each in ((0, 0, 0), delays))
+    added = {name: of(late) - of(none) for name, (_, of) in FIGURES.items()}
+    assert np.allclose(added["TTFT p50, ms"], 5.0)
+    assert np.allclose(added["session time less waits, mean s"], 3 * 0.007)
+    assert np.allclose(added["duration, s"], 3 * 0.007)
+    assert not added["reuse (share of prompt tokens)"].any()
