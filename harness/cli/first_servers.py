@@ -152,7 +152,6 @@ def _names(first: str, second: str) -> tuple[str, str]:
 
 def _shown(server: ServerSpec, report: ProbeReport, evidence: StackEvidence) -> Shown:
     """What one server shows of its settings; what it does not show, as its recording does."""
-    from harness.model.spec.server import MOST_CONTEXT_TOKENS
     from harness.runner.backends.attached import AttachedBackend, facts_of
     from harness.runner.backends.base import SLOT_TOKENS
 
@@ -164,8 +163,7 @@ def _shown(server: ServerSpec, report: ProbeReport, evidence: StackEvidence) -> 
     differing = {key: value for key, value in recorded.items() if key in values and values[key] != value}
     comments |= {key: f"shown by the server; when it was recorded: {value}" for key, value in differing.items()}
     values = {**recorded, **values}
-    longest = int(values.get("slot_tokens", SLOT_TOKENS))
-    can_be_written = 256 <= longest <= MOST_CONTEXT_TOKENS and longest % 128 == 0
+    longest, can_be_written = _longest(values)
     lines: list[Line] = [
         (line, printable(comments.get(key, "shown by the server")))
         for key, line in _shown_lines(values, differing.keys()).items()
@@ -180,6 +178,26 @@ def _shown(server: ServerSpec, report: ProbeReport, evidence: StackEvidence) -> 
         lines.append(DECLARED)
     room = longest if can_be_written else min(longest, SLOT_TOKENS)
     return Shown(server.url, report, tuple(lines), room, values)
+
+
+def started_as_recorded(start: FirstExperiment, recorded: RecordedServer) -> FirstExperiment:
+    """The experiment on servers that the harness starts with the settings of a recorded one."""
+    settings, comment = recorded.settings, "as it was recorded"
+    longest, can_be_written = _longest(settings)
+    lines = {**_shown_lines(dict(settings)), **({"slot_tokens": f"slot_tokens = {longest}"} if can_be_written else {})}
+    lines |= {"model": f"model = {json.dumps(settings['model'])}"} if "model" in settings else {}
+    kept = [line for line in start.server if line[0].partition(" ")[0] not in lines]
+    own = [(line, comment) for _, line in sorted(lines.items(), key=lambda pair: pair[0] != "model")]
+    return replace(start, server=(*own, *kept), room_tokens=longest if can_be_written else start.room_tokens)
+
+
+def _longest(settings: Mapping[str, Any]) -> tuple[int, bool]:
+    """The longest request that a server takes, and whether a file can say so."""
+    from harness.model.spec.server import MOST_CONTEXT_TOKENS
+    from harness.runner.backends.base import SLOT_TOKENS
+
+    longest = int(settings.get("slot_tokens", SLOT_TOKENS))
+    return longest, 256 <= longest <= MOST_CONTEXT_TOKENS and longest % 128 == 0
 
 
 def _stack_of(server: ServerSpec, evidence: StackEvidence, facts: LaunchFacts) -> ServingStack | None:

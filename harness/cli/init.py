@@ -23,14 +23,13 @@ from harness.cli.inputs import (
 from harness.cli.sizes import notes_of_server
 from harness.cli.terminal import print_folded, print_with_comment
 from harness.errors import SpecError
-from harness.kinds import DEFAULT_BACKEND, KINDS, kind_named
+from harness.kinds import DEFAULT_BACKEND, KINDS, ServingStack, kind_named
 from harness.measure.server.once import asked_once
 from harness.outputs import write_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from harness.kinds import ServingStack
     from harness.model.experiment import PlannedRuns
     from harness.model.traces.account import ReadOptions
     from harness.runner.backends.base import FirstExperiment, Line
@@ -206,7 +205,7 @@ def to_be_tuned(draft: Draft) -> Draft:
 
 def _draft(name: str, asked: DraftInputs) -> Draft:
     """The first experiment of a server or a backend, on drawn or recorded sessions."""
-    from harness.cli.first_servers import StackEvidence, experiment_on
+    from harness.cli.first_servers import StackEvidence, experiment_on, started_as_recorded
     from harness.model.traces.account import ReadOptions
     from harness.runner.backends import backend_named
     from harness.stacks.vllm.step_log import recorded_server
@@ -218,11 +217,14 @@ def _draft(name: str, asked: DraftInputs) -> Draft:
     read = read_trace_of(asked.source, name, asked.options or ReadOptions()) if asked.source else None
     if asked.urls:
         start = experiment_on(asked.urls, asked.api_key_env, asked.wait_s, StackEvidence(asked.stack, server))
+    elif kind_named(kind).has_observer and server is not None and server.stack is ServingStack.vllm:
+        start = started_as_recorded(start, server)
     if read is None:
         return Draft(name, kind, start, drawn(start))
     takes_rules = start.sets_slot_tokens and not kind_named(kind).has_stack
     wanted = Recordings(asked.agents, takes_rules)
-    has_costs = len(asked.urls) != 1 or server is None or any("cost_model" in line for line, _ in start.server)
+    is_recorded = server is not None and (len(asked.urls) == 1 or kind_named(kind).has_observer)
+    has_costs = not is_recorded or any("cost_model" in line for line, _ in start.server)
     lines, note = ((), "") if has_costs else _recorded_costs(name, asked.source)
     start = replace(start, server=(*start.server, *lines))
     workload = recorded(wanted, read, start, lambda tried: Draft(name, kind, start, tried).predicted_s())

@@ -41,6 +41,8 @@ BASE, BEST, SMALLEST = "today", "best", "smallest"
 MOST_BLOCKS = 24
 """Plans of a measurement at most."""
 LEAST_BLOCKS = 4
+LAST_START = 0.95
+"""Share of the budget after which no run begins, so that the last one ends near its end."""
 LOOKS = (6, 12)
 ALPHA = 0.05
 EXCESS = {4: 1.3, 6: 0.4, 12: 0.2}
@@ -188,7 +190,7 @@ def blocks_within(seconds: float, block_s: float, seconds_before: float = 0.0, m
     blocks = min(most, int(seconds / block_s))
     if blocks < LEAST_BLOCKS:
         # Never as many as were given: runs may take longer than they did.
-        minutes = math.ceil((LEAST_BLOCKS * block_s + seconds_before) / 60)
+        minutes = math.ceil((LEAST_BLOCKS * block_s + seconds_before) / LAST_START / 60)
         minutes = max(minutes, int((seconds + seconds_before) // 60) + 1)
         raise BudgetTooShortError(
             f"it leaves room for {max(blocks, 0)} plans of {block_s:.0f} s each, and fewer than {LEAST_BLOCKS} decide "

@@ -52,6 +52,7 @@ from harness.tune.capacity import PROPOSED, Capacity
 from harness.tune.compiling import FOLDER, Compiler, Say, about
 from harness.tune.confirm import (
     BASE,
+    LAST_START,
     LEAST_BLOCKS,
     BudgetTooShortError,
     Confirmed,
@@ -101,8 +102,6 @@ from harness.tune.targets import Targets
 DIAGNOSE_RUNS = 3
 RETRIES = 2
 """Times that runs which a busy machine made INVALID are made again."""
-LAST_START = 0.95
-"""Share of the budget after which no run begins, so that the last one ends near its end."""
 SEAL_S = 1.0
 """Seconds that a run takes besides its server's life."""
 SEARCH_S = 20.0

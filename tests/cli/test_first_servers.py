@@ -83,6 +83,9 @@ def test_the_settings_of_a_recording_are_those_of_its_server(folder: Path) -> No
     assert "shown by the recording of this server" in text
     assert "when it was recorded: 8192" in text
     assert "assumed" not in text
+    CliRunner().invoke(app, ["init", "started", "--backend", "vllm", "--from", path])
+    started = load_experiment("started.toml").server
+    assert (started.max_num_seqs, started.num_gpu_blocks, started.block_size) == (6, 8192, 128)
 
 
 VALUES: dict[str, tuple[object, ...]] = {

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -15,9 +17,10 @@ from harness.measure.server.process import free_port
 from harness.stacks.vllm.step_log import INSIDE
 from tests.support.checkout import ROOT
 
-SMALL = ("--load-format", "dummy", "--enforce-eager", "--max-model-len", "4096", "--enable-prompt-tokens-details")
+SMALL = ("--load-format", "dummy", "--enforce-eager")
 # A second thread would wait at each layer for one that another program keeps from its core.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+VARIABLES = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", **ONE_THREAD}
 
 
 def named_environment(target: str) -> Path:
@@ -38,22 +41,31 @@ def serving(environment: Path, words: Sequence[str], folder: Path, name: str) ->
     """The address of ``vllm serve`` with these words; it records NAME.jsonl and NAME.core_steps.jsonl in the folder."""
     address = f"http://127.0.0.1:{(port := free_port())}"
     command = [str(environment / "bin" / "vllm"), *words[1:], "--host", "127.0.0.1", "--port", str(port), *SMALL]
+    command += ["--max-model-len", "4096", "--enable-prompt-tokens-details"]
     files = {"VLLM_SESSIONS_FILE": f"{name}.jsonl", "VLLM_CORE_STEPS_FILE": f"{name}.core_steps.jsonl"}
     variables = {
         **os.environ,
         **{variable: str(folder / file) for variable, file in files.items()},
-        **{"PYTHONPATH": str(INSIDE), "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", **ONE_THREAD},
+        **{"PYTHONPATH": str(INSIDE), **VARIABLES},
     }
     with (folder / f"{name}.log").open("wb") as log:
-        server = subprocess.Popen(command, env=variables, stdout=log, stderr=log)
+        server = subprocess.Popen(command, env=variables, stdout=log, stderr=log, start_new_session=True)
     try:
         yield address
     finally:
         server.terminate()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             server.wait(60)
-        except subprocess.TimeoutExpired:
-            server.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+
+
+def started_by_the_harness(environment: Path) -> list[str]:
+    """The options of ``harness tune`` with which it starts such servers itself."""
+    env = ", ".join(f'{name} = "{value}"' for name, value in VARIABLES.items())
+    keys = {"environment": environment, "extra_args": json.dumps(SMALL), "env": f"{{{env}}}"}
+    return ["--backend", "vllm", *(word for key, value in keys.items() for word in ("--set", f"server.{key}={value}"))]
 
 
 def serve_agents(environment: Path, url: str, agents: int, turns: int) -> None:
@@ -61,6 +73,7 @@ def serve_agents(environment: Path, url: str, agents: int, turns: int) -> None:
     from tests.support import openai_agents
     from tests.support.command_line import harness
 
-    assert harness("doctor", "--url", url, "--wait", "9min").returncode == 0
+    asked = harness("doctor", "--url", url, "--wait", "20min")
+    assert asked.returncode == 0, asked.stdout + asked.stderr
     words = [str(environment / "bin" / "python"), openai_agents.__file__, url, str(agents), str(turns)]
     subprocess.run(words, check=True, timeout=600)

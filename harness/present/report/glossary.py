@@ -60,9 +60,10 @@ def entries() -> tuple[GlossaryEntry, ...]:
 
 
 def entries_of(word: str) -> list[GlossaryEntry]:
-    """The entries that explain a word, upper or lower case; [] where none does."""
+    """The entries that explain a word, as it is written before upper or lower case; [] where none does."""
     asked = word.casefold()
-    whole = [entry for entry in entries() if asked in map(str.casefold, entry.words)]
+    exact = [entry for entry in entries() if word in (*entry.words, entry.plain_term)]
+    whole = exact or [entry for entry in entries() if asked in map(str.casefold, (*entry.words, entry.plain_term))]
     return whole or [entry for entry in entries() if asked in re.findall(r"[^\W_]+", entry.plain_term.casefold())]
 
 

