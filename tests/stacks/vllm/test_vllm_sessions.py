@@ -173,7 +173,7 @@ def test_the_kinds_of_kv_memory_are_among_the_settings(tmp_path: Path) -> None:
         "kv_groups": ["FullAttentionSpec"],
         "num_hash_lookahead_tokens": 3,
     }
-    assert log.unknown_rules == "a block's hash covers tokens after it"
+    assert log.unknown_rules == "its drafter reads several tokens ahead"
 
 
 def test_where_the_server_copies_cached_tokens_they_are_the_sum_of_the_copies(tmp_path: Path) -> None:
