@@ -176,8 +176,8 @@ def implied_buckets(server: Mapping[str, Any]) -> tuple[int, ...] | None:
     if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MOST_SEQS:
         return None
     drafts: object = server.get("num_speculative_tokens")
-    has_drafts = is_paged(str(server.get("rules"))) and isinstance(drafts, int) and drafts > 0
-    return tuple((1 + drafts if has_drafts else 1) * size for size in default_buckets(limit))
+    tokens = 1 + max(drafts, 0) if isinstance(drafts, int) and is_paged(str(server.get("rules"))) else 1
+    return tuple(tokens * size for size in default_buckets(limit))
 
 
 def set_keys(changes: Mapping[str, Any]) -> frozenset[str]:
