@@ -129,8 +129,9 @@ def _calls(path: Path, place: int, names: BlockNames, notes: ReadNotes, progress
         times = _times(record, unit_ns)
         if lengths is None or blocks is None or times is None:
             return None
-        waits = list_of(record, "wait_for") and not record.keys() & {"delay", "delay_ms", "tool_wait_ms"}
-        notes.assume("requests that wait for others and have no delay: taken to start at once", bool(waits))
+        has_delay = any(record.get(key) is not None for key in ("delay", "delay_ms", "tool_wait_ms"))
+        waits = bool(list_of(record, "wait_for")) and not has_delay
+        notes.assume("requests that wait for others and have no delay: taken to start at once", waits)
         said: WaitKind | None = next((kind for kind in WAIT_KINDS if kind == text_of(record, "wait_kind")), None)
         kind = said or ("tool" if record.get("tool_wait_ms") else None)
         notes.assume(WHOSE, bool(list_of(record.get("wait_for")) and times[1] and not kind))

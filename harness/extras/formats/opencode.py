@@ -20,7 +20,7 @@ from harness.model.traces.values import Record, list_of, record_of, records_of, 
 HELD_TO = "1.18.33"
 SEVERAL = "an answer of several calls"
 SEVERAL_BEFORE = "an answer of several calls before theirs was not read"
-NO_END = "answers without text: they are taken to end where their first tool starts"
+NO_END = "answers without text: they are taken to end where their first tool starts, or with their message"
 
 
 def opencode_logs(document: Record, at: str, notes: ReadNotes) -> Iterator[Log]:
@@ -115,8 +115,7 @@ class _Session(Conversation):
         tools = [_instant_ns(record_of(part, "state"), "start") for part in parts]
         starts = [start for start in tools if start is not None]
         ends = [end for end in told if end is not None]
-        if not ends and starts:
-            self.notes.assume(NO_END)
+        self.notes.assume(NO_END, not ends)
         ends += [min(starts)] if starts else []
         return max(*(ends or [_instant_ns(info, "completed") or 0]), _instant_ns(info, "created") or 0)
 

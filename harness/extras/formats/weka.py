@@ -46,8 +46,8 @@ class _Session:
         unknown_wait, before, seen = "", Record(), set[str]()
         for entry in map(record_of, self._in_order(entries)):
             form, agent = text_of(entry, "type"), text_of(entry, "agent_id")
-            if form == "subagent" and (agent in seen or depth >= DEEPEST_AGENT):
-                self._notes.leave("a sub-agent that was there before, or too deep", self._at, 1)
+            if form == "subagent" and (agent in seen or depth >= DEEPEST_AGENT or not list_of(entry, "requests")):
+                self._notes.leave("a sub-agent that was there before, too deep, or without requests", self._at, 1)
             elif form == "subagent":
                 seen.add(agent)
                 self._notes.part()
@@ -65,7 +65,7 @@ class _Session:
                 call.kind = said[0] if said else "none"
                 call.unknown_wait, unknown_wait = unknown_wait, ""
                 if log:
-                    self._notes.assume(GAPS, call.wait_ns is None and before.get("api_time") is None)
+                    self._notes.assume(GAPS, call.wait_ns is None and seconds_ns(before.get("api_time")) is None)
                     self._notes.assume(INTERLEAVED, call.submitted_ns < log[-1].end_ns)
                 log.append(call)
                 before = entry
@@ -93,7 +93,7 @@ class _Session:
     def _call(self, entry: Record, name: str, log: Log, began_ns: int) -> Call | str:
         """The call of an entry; else what is wrong with it."""
         prompt, generate = tokens_of(entry.get("in")), tokens_of(entry.get("out"))
-        at_ns, spent_ns = seconds_ns(entry.get("t")), seconds_ns(entry.get("api_time") or 0)
+        at_ns, spent_ns = seconds_ns(entry.get("t")), seconds_ns(entry.get("api_time"))
         names = self._names.numbers(list_of(entry, "hash_ids"))
         if not prompt or prompt > MOST_INPUT_TOKENS or generate is None or at_ns is None or names is None:
             return "a request without its lengths or time, or above a million tokens"

@@ -109,14 +109,17 @@ def test_two_files_may_use_the_same_ids_and_a_file_given_twice_adds_nothing(tmp_
     assert again.head.dropped == {"rows that another file holds already": 2}
 
 
+def test_a_delay_that_is_null_is_none_and_labelled(tmp_path: Path) -> None:
+    rows = [row(600, request_id="1", timestamp=0), row(700, request_id="2", wait_for=["1"], delay=None)]
+    labels = imported(written(tmp_path, rows)).head.labels
+    assert "1 x requests that wait for others and have no delay: taken to start at once" in labels
+
+
 def test_turns_with_instants_and_no_delay_start_at_their_instants(tmp_path: Path) -> None:
     rows = [row(600, session_id="a", timestamp=at) for at in (0, 4000, 2000)]
     trace = imported(written(tmp_path, rows))
-    assert [one.start_ns // NS_PER_MS for one in sorted(trace.recordings, key=lambda one: one.start_ns)] == [
-        0,
-        2000,
-        4000,
-    ]
+    starts_ms = sorted(one.start_ns // NS_PER_MS for one in trace.recordings)
+    assert starts_ms == [0, 2000, 4000]
     assert any("each starts at its instant" in label for label in trace.head.labels)
 
 

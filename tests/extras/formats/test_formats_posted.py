@@ -12,7 +12,7 @@ import pytest
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
 from harness.extras.formats.otel import SUMS
-from harness.extras.formats.weka import PART_NAMED
+from harness.extras.formats.weka import GAPS, PART_NAMED
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.recording import TraceFile
 from tests.support.agent_logs import assistant, at, result, text, tool, user
@@ -264,3 +264,14 @@ def test_a_weka_prompt_whose_last_name_is_of_a_part_of_a_block_has_its_stated_co
     (recording,) = trace.recordings
     assert [(one.prompt_tokens, one.keep_tokens) for one in recording.requests] == [(1010, 0), (1040, 1030)]
     assert f"1 x {PART_NAMED}: 1010 stated, 1024 counted" in trace.head.labels
+
+
+def test_a_weka_agent_without_requests_is_counted_and_a_time_that_is_no_number_leaves_a_gap(tmp_path: Path) -> None:
+    requests: list[dict[str, Any]] = [
+        {"t": 0.0, "type": "n", "in": 1024, "out": 20, "hash_ids": [*range(16)], "api_time": "1 s", "stop": "tool_use"},
+        {"t": 2.0, "type": "subagent", "agent_id": "a", "requests": []},
+        {"t": 5.0, "type": "n", "in": 1088, "out": 20, "hash_ids": [*range(17)], "api_time": 1.0, "stop": ""},
+    ]
+    head = trace_of(tmp_path, [{"id": "s", "block_size": 64, "requests": requests}]).head
+    assert head.dropped == {"a sub-agent that was there before, too deep, or without requests": 1}
+    assert f"1 x {GAPS}" in head.labels
