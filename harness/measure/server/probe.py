@@ -37,7 +37,8 @@ from harness.model.spec import ClientSpec, PromptForm, RequestSpec, WorkloadSpec
 PROMPT_TOKENS, ANSWER_TOKENS = 32, 4
 # More than two blocks of 128 tokens, which is the largest usual size.
 REUSED_TOKENS = 272
-MANY_IDS = 256
+# So few that a short prompt has, but for one in ten thousand, each of them.
+HIGHEST_IDS = 4
 # No model has fewer token ids.
 FEWEST_IDS = 256
 NO_KEY = (401, 403)
@@ -72,7 +73,7 @@ class Needs:
     def highest_ids(self) -> TokenIdRange:
         """The end of the range: a model that has these ids has all of them."""
         low, high = self.token_id_range
-        return max(low, high - MANY_IDS), high
+        return max(low, high - HIGHEST_IDS), high
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,10 @@ from typer.testing import CliRunner
 from harness.cli.tree import app
 from harness.errors import ServerError
 from harness.measure.records.store import RunStore
+from harness.measure.server.probe import Needs
 from harness.measure.server.tokenizer import USUAL_RANGE, configured_vocabulary, range_within
+from harness.model.plan.build import draw_plan
+from harness.model.plan.tokens import PromptIds, TokenStreams
 from harness.model.spec import ExperimentSpec, ServerSpec
 from harness.model.traces.importing import import_trace
 from harness.model.traces.recording import read_trace
@@ -46,6 +49,13 @@ def test_the_vocabulary_is_read_from_the_model_and_from_the_cache_of_the_hub(tmp
     assert configured_vocabulary(ServerSpec(model="a/other", env={"HF_HOME": str(tmp_path)})) is None
     (model / "config.json").write_text("{")
     assert configured_vocabulary(ServerSpec(model=str(model))) is None
+
+
+def test_a_short_request_shows_a_range_of_ids_that_ends_a_little_too_high() -> None:
+    plan = draw_plan(null_experiment("http://127.0.0.1:1", 1).workload, 1, 0)
+    ids = Needs(token_id_range=(259, SMALL + 27)).highest_ids
+    prompts = [TokenStreams(plan, ids=PromptIds(seed, ids)).prompt(0, 0, {})[:32] for seed in range(300)]
+    assert all(max(prompt) >= SMALL for prompt in prompts)
 
 
 @pytest.fixture(scope="module")
