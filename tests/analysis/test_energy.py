@@ -1,4 +1,3 @@
-# pyright: reportOperatorIssue=false
 """Energy is the integral of power over the time in flight, and nothing where power was sampled too seldom."""
 
 from __future__ import annotations

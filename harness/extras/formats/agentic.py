@@ -35,7 +35,7 @@ from harness.model.traces.values import Record, list_of, seconds_ns, text_of, to
 ALONE = "requests without a session among others that have one: each is a session of its own"
 BY_DELAY = "waits by delay taken as for a person, as AIPerf does"
 BY_INSTANT = "waits between the instants of two rows: they hold the time of the first one's answer"
-WHOSE = "delays of requests that wait for others, without a tool's wait: whose they are is not said"
+WHOSE = "delays of requests that wait for others: nothing says whether a tool's or a person's"
 UNSAID = "requests that do not say what they wait for among others that do"
 Key = tuple[int, str]
 """A request's file and id: two files may use the same ids."""

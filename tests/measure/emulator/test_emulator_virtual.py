@@ -1,4 +1,3 @@
-# pyright: reportReturnType=false
 """The emulator's loop on a virtual clock is the simulator, step for step and to the nanosecond."""
 
 from __future__ import annotations

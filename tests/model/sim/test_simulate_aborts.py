@@ -1,4 +1,3 @@
-# pyright: reportArgumentType=false
 """Answers that the client leaves as planned: the same to the nanosecond in every simulator, and old plans unchanged."""
 
 from __future__ import annotations
