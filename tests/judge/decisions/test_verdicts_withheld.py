@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +16,10 @@ from hypothesis import strategies as st
 from harness.analysis.compare.answer import ExperimentRuns
 from harness.analysis.compare.drawn import Prediction
 from harness.analysis.compare.stopping import declared_status
+from harness.analysis.cost.reconstruct import ChannelA
+from harness.analysis.figures import run_figures
 from harness.analysis.summary import summarise
+from harness.clock import NS_PER_S
 from harness.extras.paper.rules import (
     DirectionRule,
     InterferenceRule,
@@ -27,8 +32,9 @@ from harness.judge.decisions.decide import Decision, Outcome, decide_stopped
 from harness.judge.decisions.verdicts import decide_experiment
 from harness.judge.prereg.judge import decide
 from harness.measure.records.run import SealedRun
+from harness.model.spec import parse_experiment
 from harness.model.spec.rules import RULE_KINDS, CostRule, DecisionRule, EquivalenceRule, SuperiorityRule
-from tests.support.drawn_runs import Change, draw, sealed_runs
+from harness.runner import run_experiment
 
 NUM_BLOCKS = 6
 CONDITIONS = (
@@ -48,21 +54,52 @@ ON_COUNTS = {DirectionRule, OccupancyPredictionRule, RecompilationRule, NoTreatm
 CLAIMS = ("CHEAPER", "MORE EXPENSIVE", "EQUIVALENT", "SATURATED")
 
 
+class Change(NamedTuple):
+    """What a condition costs against the baseline: log ratios of A and of B, and the noise of each between runs."""
+
+    a: float = 0.0
+    b: float = 0.0
+    a_sd: float = 0.0
+    b_sd: float = 0.0
+
+
+def sealed_runs(folder: Path, num_blocks: int, stop: Mapping[str, Any] | None = None) -> Sequence[SealedRun]:
+    """Runs of both conditions in every block, called emulated, whose times are then given by ``draw``."""
+    table: dict[str, Any] = {"name": "drawn", "backend": "sim", "replicates": num_blocks, "condition": CONDITIONS}
+    spec = parse_experiment({**table, "workload": {"num_sessions": 2}, **({"stop": stop} if stop else {})}, where="")
+    runs = run_experiment(spec, runs_root=folder).runs
+    for run in runs:
+        object.__setattr__(run.manifest, "backend", "emulator")
+    return runs
+
+
+def draw(runs: Sequence[SealedRun], change: Change, seed: int, *, noise: Change) -> Sequence[SealedRun]:
+    """The same runs with drawn costs, those of "more" changed. noise: of the baseline. B of each lies .03 above A."""
+    rng = np.random.default_rng(seed)
+    size = {run.replicate: rng.normal(3.4, 0.1) for run in runs}
+    for run in runs:
+        mine = change if run.condition == "more" else noise
+        log_a = size[run.replicate] + rng.normal(0.0, mine.a_sd)
+        log_b = log_a + 0.03 + rng.normal(0.0, mine.b_sd)
+        a_ns, b_ns = (round(math.exp(log) * NS_PER_S) for log in (log_a + mine.a, log_b + mine.b))
+        drawn = replace(run_figures(run), a=ChannelA(a_ns, 0), b_ns=b_ns, parts=None, generated_tokens=100)
+        drawn = replace(drawn, num_requests=1, prompt_tokens=1, computed_prefill_tokens=1)
+        run._values[run_figures.__wrapped__] = drawn  # type: ignore[attr-defined]
+    return runs
+
+
 class Drawn(NamedTuple):
     """An experiment without a stopping rule, and one that its rule was to end."""
 
-    fixed: list[SealedRun]
-    checked: list[SealedRun]
+    fixed: Sequence[SealedRun]
+    checked: Sequence[SealedRun]
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Drawn:
     folder = tmp_path_factory.mktemp("drawn")
     stop = {"margin": 0.2, "budget": NUM_BLOCKS}
-    return Drawn(
-        sealed_runs(folder / "fixed", NUM_BLOCKS, CONDITIONS),
-        sealed_runs(folder / "checked", NUM_BLOCKS, CONDITIONS, stop),
-    )
+    return Drawn(sealed_runs(folder / "fixed", NUM_BLOCKS), sealed_runs(folder / "checked", NUM_BLOCKS, stop))
 
 
 def test_every_rule_is_held_to_the_answer_or_rests_on_no_cost() -> None:
@@ -80,7 +117,7 @@ def test_every_rule_is_held_to_the_answer_or_rests_on_no_cost() -> None:
 def test_where_the_answer_is_withheld_no_rule_passes(
     made: Drawn, which: str, a: float, b: float, b_sd: float, seed: int
 ) -> None:
-    runs = draw(getattr(made, which), {"more": Change(a, b, 0.002, b_sd)}, seed, noise=Change(a_sd=0.002, b_sd=b_sd))
+    runs = draw(getattr(made, which), Change(a, b, 0.002, b_sd), seed, noise=Change(a_sd=0.002, b_sd=b_sd))
     (answer,) = (one for one in summarise(runs).answers if one.is_main)
     decisions = _decided(runs, math.exp(a))
     assert {one.rule for one in decisions} >= {rule.name for rule in ON_COSTS}
@@ -121,7 +158,7 @@ def test_a_reversed_sign_does_not_end_a_sequence(made: Drawn) -> None:
     noise = Change(a_sd=0.0005, b_sd=0.006)
     found: list[str] = []
     for seed in range(6):
-        runs = draw(made.checked, {"more": noise._replace(a=-0.033, b=0.009)}, seed, noise=noise)
+        runs = draw(made.checked, noise._replace(a=-0.033, b=0.009), seed, noise=noise)
         status = declared_status(runs)
         assert status is not None
         (looks,) = status.comparisons
@@ -135,8 +172,8 @@ def test_a_reversed_sign_does_not_end_a_sequence(made: Drawn) -> None:
 
 @pytest.mark.parametrize("looks", ["every", [4, 8]])
 def test_a_ratio_has_one_interval_under_a_stopping_rule(tmp_path: Path, looks: object) -> None:
-    runs = sealed_runs(tmp_path, 8, CONDITIONS, {"margin": 0.01, "budget": 8, "looks": looks})
-    draw(runs, {"more": Change(-0.01, -0.01, 0.01, 0.01)}, 3, noise=Change(0, 0, 0.01, 0.01))
+    runs = sealed_runs(tmp_path, 8, {"margin": 0.01, "budget": 8, "looks": looks})
+    draw(runs, Change(-0.01, -0.01, 0.01, 0.01), 3, noise=Change(0, 0, 0.01, 0.01))
     summary = summarise(runs)
     (comparison,) = (one.comparison for one in summary.conditions if one.comparison is not None)
     for channel in ("a", "b"):
