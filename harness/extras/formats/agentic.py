@@ -151,7 +151,7 @@ def _calls(path: Path, place: int, names: BlockNames, notes: ReadNotes, progress
             blocks=blocks,
             is_reset=record.get("prefix_reset") is True,
             keep=tokens_of(record.get("keep_tokens")),
-            abort_ns=max(seconds_ns(record.get("abort_after_ms") or 0, NS_PER_MS) or 0, 0),
+            abort_ns=seconds_ns(record.get("abort_after_ms"), NS_PER_MS) or 0,
             abort_tokens=min(tokens_of(record.get("abort_after_tokens")) or 0, lengths[1] - 1),
             kind=kind,
         )
@@ -165,7 +165,7 @@ def _times(record: Record, unit_ns: int) -> tuple[int | None, int] | None:
     delays = record.get("delay", record.get("delay_ms")), record.get("tool_wait_ms")
     given = record.get("timestamp", record.get("created_time"))
     values = [seconds_ns(each, unit_ns) for each in (delays[0] or 0, delays[1] or 0, 0 if given is None else given)]
-    known = [value for value in values if value is not None and value >= 0]
+    known = [value for value in values if value is not None]
     return (None if given is None else known[2], known[0] + known[1]) if len(known) == len(values) else None
 
 

@@ -18,8 +18,8 @@ from harness.extras.formats.blocks import MOONCAKE_BLOCK_TOKENS, BlockNames
 from harness.model.traces.account import CHARACTERS_PER_TOKEN, ReadNotes, tokens_in
 from harness.model.traces.base import Lines, trace_format
 from harness.model.traces.calls import Call, Log
-from harness.model.traces.links import num_common, of_lines
-from harness.model.traces.values import Record, records_of, seconds_ns, text_of, tokens_of
+from harness.model.traces.links import CONTRADICTED, ROUNDED_NS, num_common, of_lines
+from harness.model.traces.values import Record, list_of, seconds_ns, text_of, tokens_of
 
 DELTA = "calls that give new messages only: the answers before them are taken to have their whole output_length"
 ESTIMATED = "prompts whose lengths are estimated from characters, 4 to a token"
@@ -87,9 +87,9 @@ def lmcache_logs(lines: Lines, notes: ReadNotes) -> Iterator[Log]:
 
 
 def _turn(record: Record, at: str) -> _Turn | None:
-    messages = records_of(record, "input") or records_of(record, "messages")
+    messages = list_of(record, "input") or list_of(record, "messages")
     generate = tokens_of(record.get("output_length"))
-    if not messages or generate is None:
+    if not messages or generate is None or not all(isinstance(message, dict) for message in messages):
         return None
     texts = [json.dumps(message, sort_keys=True) for message in messages]
     answers = [text_of(message, "role") == "assistant" for message in messages]
@@ -101,8 +101,7 @@ def _turn(record: Record, at: str) -> _Turn | None:
     gap_ns = seconds_ns(record.get("delay"), NS_PER_MS) if gap_ns is None else gap_ns  # as AIPerf writes it
     since_ns = seconds_ns(record.get("session_timestamp"))
     since_ns = seconds_ns(record.get("timestamp"), NS_PER_MS) if since_ns is None else since_ns
-    is_known = gap_ns is not None and gap_ns >= 0
-    return _Turn(at, digests, _blocks("".join(texts)), generate, gap_ns if is_known else None, since_ns)
+    return _Turn(at, digests, _blocks("".join(texts)), generate, gap_ns, since_ns)
 
 
 def _blocks(text: str) -> list[str]:
@@ -136,12 +135,12 @@ def _calls(session: str, turns: list[_Turn], names: BlockNames, notes: ReadNotes
 
 def _wait_ns(before: _Turn, turn: _Turn, notes: ReadNotes) -> int | None:
     """The gap before a call; None where the row says none."""
-    if turn.gap_ns is not None:
-        return turn.gap_ns
     if turn.since_ns is None or before.since_ns is None:
-        return None
-    notes.assume("waits that are gaps between calls: they hold the time of the answer before too")
-    return max(turn.since_ns - before.since_ns, 0)
+        return turn.gap_ns
+    told_ns = max(turn.since_ns - before.since_ns, 0)
+    notes.assume(CONTRADICTED, turn.gap_ns is not None and turn.gap_ns - told_ns > ROUNDED_NS)
+    notes.assume("waits that are gaps between calls: they hold the time of the answer before too", turn.gap_ns is None)
+    return told_ns if turn.gap_ns is None else turn.gap_ns
 
 
 def _lengths(before: _Turn, before_prompt: int, turn: _Turn) -> tuple[int, int]:

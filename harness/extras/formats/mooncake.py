@@ -66,7 +66,7 @@ def _reader(block_tokens: int, unit_ns: int) -> Read:
 def _rows(path: Path, unit_ns: int, notes: ReadNotes, progress: Progress | None) -> Iterator[tuple[str, _Row]]:
     def row(record: Record, _: str) -> _Row | None:
         at_ns, names = seconds_ns(record.get("timestamp"), unit_ns), list_of(record, "hash_ids")
-        if at_ns is None or at_ns < 0 or BlockNames().numbers(names) is None:
+        if at_ns is None or BlockNames().numbers(names) is None:
             return None
         lengths = lengths_of(record, notes)
         chat = record.get("chat_id")

@@ -77,10 +77,11 @@ class _Session(Conversation):
             self._answer(info, parts, moment_ns, at)
 
     def _answer(self, info: Record, parts: list[Record], moment_ns: int, at: str) -> None:
-        counts = _counts(record_of(info, "tokens"))
+        tokens = record_of(info, "tokens")
+        counts = _counts(tokens)
         num_steps = sum(text_of(part, "type") == "step-finish" for part in parts)
         if counts is None or not counts[0] + counts[1] + counts[2]:
-            self.lose({} if counts else record_of(info, "tokens"), at)
+            self.lose(() if counts else _values(tokens), at)
             return
         if num_steps > 1:
             self.notes.row_broken(SEVERAL, at)
@@ -91,7 +92,7 @@ class _Session(Conversation):
         # It was asked for when its message was made: tools and people were ready by then.
         turn.submitted_ns = min(moment_ns, ended_ns)
         turn.input_tokens, turn.prefix_tokens, turn.created_tokens, turn.output_tokens, turn.reasoning_tokens = counts
-        turn.total_tokens = tokens_of(record_of(info, "tokens").get("total")) or None
+        turn.total_tokens = tokens_of(tokens.get("total")) or None
         turn.has_cache_apart = turn.has_reasoning_apart = True
         turn.provider = text_of(info, "providerID")
         self._ended_ns.append(ended_ns)
@@ -122,11 +123,14 @@ class _Session(Conversation):
 
 def _counts(tokens: Record) -> list[int] | None:
     """Counts of the prompt, read from the cache, written to it, of the answer, and of its reasoning, each by itself."""
+    fresh, *more = _values(tokens)
+    counts = [tokens_of(fresh), *(tokens_of(0 if value is None else value) for value in more)]
+    return None if None in counts or more[2] is None else [count or 0 for count in counts]
+
+
+def _values(tokens: Record) -> list[object]:
     cache = record_of(tokens, "cache")
-    needed = [tokens_of(tokens.get("input")), tokens_of(tokens.get("output"))]
-    more = [tokens_of(value or 0) for value in (cache.get("read"), cache.get("write"), tokens.get("reasoning"))]
-    counts = [needed[0], more[0], more[1], needed[1], more[2]]
-    return [count for count in counts if count is not None] if None not in counts else None
+    return [tokens.get("input"), cache.get("read"), cache.get("write"), tokens.get("output"), tokens.get("reasoning")]
 
 
 def _is_of_program(part: Record) -> bool:

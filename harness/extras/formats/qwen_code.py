@@ -112,7 +112,7 @@ class _QwenChain(Chain):
             turn = self.calls[-1]  # a sub-agent's calls of tools have rows of their own
             self.notes.part()
         elif not counts_of(usage, COUNTS.values()):
-            self.lose(usage, at)
+            self.lose(map(usage.get, COUNTS.values()), at)
             return
         else:
             turn = self.add(moment_ns, ("qwen-code", text_of(record, "uuid") or (moment_ns, at)), at)

@@ -64,8 +64,7 @@ def _of_steps(document: Record, stats: Record, at: str, notes: ReadNotes) -> Tra
         identity = ("swe-agent", place, asked, answered, sent, received, json.dumps(document.get("environment")))
         call = found.answer(Usage(prompt, generate), f"{at}, step {place}", None)
         call.wait_ns, call.identity = wait_ns, identity
-        spent_ns = seconds_ns(step.get("execution_time"))
-        wait_ns = spent_ns if spent_ns is not None and spent_ns >= 0 else None
+        wait_ns = seconds_ns(step.get("execution_time"))
     notes.hold(f"prompt tokens {UNSTATED}", sent or None, (call.input_tokens for call in found.calls))
     return found
 

@@ -8,26 +8,37 @@ from pathlib import Path
 from harness.extras.formats.blocks import parsed_lines
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import Progress, trace_format
-from harness.model.traces.calls import Call, Log, mark_replay
+from harness.model.traces.calls import ASK_A_PERSON, Call, Log, mark_replay, whose
 from harness.model.traces.links import through_calls
 from harness.model.traces.values import Record, instant_ns, records_of, text_of, tokens_of
 
 INPUTS = ("user_message", "tool_result")
 OUTPUTS = ("text", "reasoning", "tool_call")
+BROKEN = "a round without its tokens or times"
+Inputs = list[tuple[int, str]]
+"""Instants of what a round was asked for, each with the tool whose result it is; "" for a person's message."""
 
 
 def tracelab_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Log]:
     """The rounds of each session by their index."""
-    logs: dict[str, Log] = {}
-    for _, turn in parsed_lines(files, notes, progress, _round_of, "a round without its tokens or times"):
-        logs.setdefault(turn.session, []).append(turn)
-    for rounds in logs.values():
-        log = notes.in_order(rounds, lambda turn: turn.index, "rounds out of order of their index")
+    sessions: dict[str, list[tuple[Call, Inputs]]] = {}
+    asking = set[str]()  # tools that asked a person
+    for _, (turn, inputs, asks) in parsed_lines(files, notes, progress, _round_of, BROKEN):
+        sessions.setdefault(turn.session, []).append((turn, inputs))
+        asking |= asks
+    for rounds in sessions.values():
+        in_order = notes.in_order(rounds, lambda each: each[0].index, "rounds out of order of their index")
+        log = [turn for turn, _ in in_order]
         notes.check_numbers([turn.index for turn in log], "rounds")
-        history, before = 0, log[0].index
-        for turn in log:
+        history, before, ended_ns = 0, log[0].index, log[0].submitted_ns
+        for turn, inputs in in_order:
             turn.unknown_wait = "a round before theirs is missing" if turn.index > before + 1 else ""
-            before = turn.index
+            tools_ns, persons_ns = (
+                max((moment for moment, tool in inputs if (not tool or tool in asking) == is_person), default=None)
+                for is_person in (False, True)
+            )
+            turn.inputs_ns, turn.kind = (tools_ns, persons_ns), whose(ended_ns, tools_ns, persons_ns)
+            before, ended_ns = turn.index, turn.end_ns
             counts = (turn.input_tokens, turn.prefix_tokens, turn.output_tokens, turn.reasoning_tokens)
             history = hash((history, *counts))
             turn.history = ("tracelab", history)
@@ -35,29 +46,33 @@ def tracelab_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress | 
         yield log
 
 
-def _round_of(record: Record, at: str) -> Call | None:
+def _round_of(record: Record, at: str) -> tuple[Call, Inputs, set[str]] | None:
+    """A round, what it was asked for, and the tools of it that asked a person."""
     events = records_of(record, "timing_events")
-    stamped = [(text_of(event, "event_type"), instant_ns(event.get("timestamp"))) for event in events]
-    inputs = [moment for kind, moment in stamped if kind in INPUTS and moment is not None]
-    outputs = [moment for kind, moment in stamped if kind in OUTPUTS and moment is not None]
+    stamped = [(text_of(event, "event_type"), instant_ns(event.get("timestamp")), event) for event in events]
+    inputs = [
+        (moment, "" if kind == "user_message" else text_of(event, "tool_call_id") or kind)
+        for kind, moment, event in stamped
+        if kind in INPUTS and moment is not None
+    ]
+    outputs = [moment for kind, moment, _ in stamped if kind in OUTPUTS and moment is not None]
     total, prefix = tokens_of(record.get("input_tokens_total")), tokens_of(record.get("prefix_tokens"))
     output = tokens_of(record.get("output_tokens"))
-    session = text_of(record, "session_id")
+    session, index = text_of(record, "session_id"), tokens_of(record.get("round_index")) or 0
     if not inputs or not outputs or not total or output is None or not session:
         return None
     tools = records_of(record, "tools")
     spans = [(instant_ns(tool.get("emitted_at")), instant_ns(tool.get("result_at"))) for tool in tools]
-    hidden = tokens_of(record.get("reasoning_output_tokens")) or 0
     is_codex = text_of(record, "provider") == "codex"
-    index = tokens_of(record.get("round_index")) or 0
-    said = (event.get("content_chars") for event in events if text_of(event, "event_type") in OUTPUTS)
-    call = Call(session, max(inputs), max(outputs), total, prefix, output, at=at, index=index)
-    call.reasoning_tokens = hidden if is_codex else 0
-    call.kind = "human" if text_of(record, "first_input_event_type") == "user_message" else "tool"
+    said = (event.get("content_chars") for kind, _, event in stamped if kind in OUTPUTS)
+    submitted_ns, ended_ns = max(moment for moment, _ in inputs), max(outputs)
+    call = Call(session, submitted_ns, ended_ns, total, prefix, output, at=at, index=index)
+    call.reasoning_tokens = (tokens_of(record.get("reasoning_output_tokens")) or 0) * is_codex
     call.tool_spans = [(start, end) for start, end in spans if start is not None and end is not None and end >= start]
     call.answer_characters = 0 if is_codex else sum(tokens_of(characters) or 0 for characters in said)
-    call.identity = ("tracelab", max(inputs), max(outputs), total, prefix, output)
-    return call
+    call.identity = ("tracelab", submitted_ns, ended_ns, total, prefix, output)
+    asks = {text_of(tool, "tool_call_id") for tool in tools if text_of(tool, "tool_name") in ASK_A_PERSON}
+    return call, inputs, asks
 
 
 FORMAT = trace_format(__file__, "tracelab", through_calls(tracelab_logs))

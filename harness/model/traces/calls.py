@@ -23,8 +23,8 @@ BURST_NS = 100_000_000
 LATE_NS = 1_000_000_000
 # Tools that ask a person, of Claude Code, Codex, Qwen Code, opencode and Gemini CLI: their result is a person's answer.
 ASK_A_PERSON = (
-    *("AskUserQuestion", "ExitPlanMode", "request_user_input", "ask_user_question", "question", "ask_user"),
-    "exit_plan_mode",
+    *("AskUserQuestion", "ExitPlanMode", "EnterPlanMode", "request_user_input", "request_permissions", "question"),
+    *("plan_enter", "plan_exit", "ask_user_question", "ask_user", "ask_followup_question", "exit_plan_mode"),
 )
 # What Claude Code, opencode and Codex write as the result of a tool that a person did not allow begins so.
 REJECTED = ("The user doesn't want to proceed", "The user rejected", "exec command rejected", "patch rejected")

@@ -21,6 +21,7 @@ from harness.model.traces.values import Record
 DEEPEST = 32  # sub-agents of sub-agents
 MOST_LOOKED_AT = 64
 SIBLINGS_WITHIN_NS = 2_000_000_000
+ROUNDED_NS = 200_000_000  # instants and waits may be rounded to a tenth of a second
 IN_CIRCLE = "calls of sub-agents in a circle, or too deep"
 REPEATED = "calls that were read before: copied into a resumed or forked session, or given twice"
 UNLINKED = "agents without a link run as sessions of their own"
@@ -40,6 +41,7 @@ MISSING = "sub-agents without a recording, or in a circle"
 ADDED_REASONING = "answers with reasoning added to their output: no sum says whether output holds it"
 OUT_OF_ORDER = "calls stamped before the call above them by more than 1 s: their conversation was sorted"
 OVERLAPPING = "overlapping calls start at once"
+CONTRADICTED = "waits that are stated, and are not what the instants around them leave: the stated ones are taken"
 
 
 def recordings_of(logs: Iterable[Log], notes: ReadNotes) -> Iterator[Recording]:
@@ -427,6 +429,11 @@ class _Tree:
             # It did not wait for a call that ended later, so it starts at once.
             self._notes.assume(OVERLAPPING)
             wait_ns = 0
+        elif call.wait_ns is not None and len(after) == 1:
+            # Where the call before has no length, the wait between the instants holds it too.
+            off_ns = call.wait_ns - (call.submitted_ns - ended_ns)
+            has_length = self._calls[after[0]].submitted_ns < ended_ns
+            self._notes.assume(CONTRADICTED, off_ns > ROUNDED_NS or (has_length and off_ns < -ROUNDED_NS))
         self._notes.assume(GAPS, call.has_end_alone and bool(after) and not is_drawn)
         tools_ns, persons_ns = call.inputs_ns
         if persons_ns is not None and kind == call.kind and len(after) > 1:

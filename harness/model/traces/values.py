@@ -40,8 +40,8 @@ def counts_of(usage: object, names: Iterable[str]) -> list[int] | None:
 
 
 def seconds_ns(value: object, unit_ns: int = 1_000_000_000) -> int | None:
-    """A duration or instant in ``unit_ns`` as ns; None for any other value than a finite number."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) > 1e15:
+    """A duration or instant in ``unit_ns`` as ns; None for any other value than a finite number from 0 on."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1e15:
         return None
     return round(value * unit_ns)
 

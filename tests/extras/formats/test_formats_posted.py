@@ -14,6 +14,7 @@ from harness.errors import SpecError
 from harness.extras.formats.otel import SUMS
 from harness.extras.formats.weka import GAPS, PART_NAMED
 from harness.model.traces.account import ReadNotes
+from harness.model.traces.links import CONTRADICTED
 from harness.model.traces.recording import TraceFile
 from tests.support.agent_logs import assistant, at, result, text, tool, user
 from tests.support.trace_rows import imported, trace_of, written
@@ -264,6 +265,36 @@ def test_a_weka_prompt_whose_last_name_is_of_a_part_of_a_block_has_its_stated_co
     (recording,) = trace.recordings
     assert [(one.prompt_tokens, one.keep_tokens) for one in recording.requests] == [(1010, 0), (1040, 1030)]
     assert f"1 x {PART_NAMED}: 1010 stated, 1024 counted" in trace.head.labels
+
+
+@pytest.mark.parametrize(
+    ("more", "is_labelled"),
+    [
+        ({"think_time": 1.0}, False),
+        ({"think_time": 3.0}, True),
+        ({"think_time": 0.3}, True),
+        ({"api_time": None, "think_time": 1.0}, False),
+        ({"api_time": -1.0, "think_time": 1.0}, False),
+        ({"api_time": None, "think_time": 6.0}, True),
+        ({}, False),
+    ],
+)
+def test_a_weka_wait_that_is_not_what_its_instants_leave_is_labelled(
+    tmp_path: Path, more: dict[str, Any], is_labelled: bool
+) -> None:
+    common = {"type": "n", "in": 1024, "out": 20, "hash_ids": [*range(16)], "stop": "tool_use"}
+    requests = [{"t": 0.0, "api_time": 4.0} | common | more, {"t": 5.0} | common | more]
+    trace = trace_of(tmp_path, [{"id": "s", "block_size": 64, "requests": requests}])
+    assert trace.recordings[0].requests[1].wait_ns == round(more.get("think_time", 1.0) * NS_PER_S)
+    assert any(CONTRADICTED in label for label in trace.head.labels) == is_labelled
+
+
+@pytest.mark.parametrize("spent", [None, -1.0, "4 s"])
+def test_a_weka_answer_without_a_length_leaves_a_gap_that_is_labelled(tmp_path: Path, spent: object) -> None:
+    common = {"type": "n", "in": 1024, "out": 20, "hash_ids": [*range(16)], "stop": "tool_use", "api_time": spent}
+    trace = trace_of(tmp_path, [{"id": "s", "block_size": 64, "requests": [{"t": 0.0} | common, {"t": 5.0} | common]}])
+    assert trace.recordings[0].requests[1].wait_ns == 5 * NS_PER_S
+    assert f"1 x {GAPS}" in trace.head.labels
 
 
 def test_a_weka_agent_without_requests_is_counted_and_a_time_that_is_no_number_leaves_a_gap(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import SpecError
 from harness.extras.formats.lmcache import DELTA
+from harness.model.traces.links import CONTRADICTED
 from tests.support.sound_traces import lmcache_rows
 from tests.support.trace_rows import imported, trace_of, written
 
@@ -43,6 +44,20 @@ def test_rows_of_parquet_are_the_rows_of_json_lines_and_a_damaged_file_is_one_li
     table.write_bytes(table.read_bytes()[:-40])
     with pytest.raises(SpecError, match="cannot be read as Parquet"):
         imported(table)
+
+
+@pytest.mark.parametrize("message", ["x", None, 3, ["x"]])
+def test_a_call_with_a_message_that_is_no_object_is_broken(tmp_path: Path, message: object) -> None:
+    first, second, third = rows("a")
+    head = trace_of(tmp_path, [first, second | {"input": [message, *second["input"]]}, third]).head
+    assert head.broken == {"a call without its session, messages or output length": 1}
+
+
+def test_a_gap_that_is_longer_than_the_time_between_the_calls_is_labelled(tmp_path: Path) -> None:
+    stamped = [row | {"session_timestamp": 4.0 * place} for place, row in enumerate(rows("a"))]
+    assert not any(CONTRADICTED in label for label in trace_of(tmp_path, stamped).head.labels)
+    stamped[1]["pre_gap"] = 5.0
+    assert f"1 x {CONTRADICTED}" in trace_of(tmp_path, stamped).head.labels
 
 
 def test_without_gaps_the_time_between_calls_is_taken_or_a_wait_is_drawn(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from harness.clock import NS_PER_S
 from tests.support.agent_logs import at
 from tests.support.sound_traces import SOUND
 from tests.support.trace_rows import trace_of
@@ -47,6 +48,24 @@ def test_a_placeholder_beside_a_long_answer_is_estimated_and_labelled(tmp_path: 
     assert trace.head.labels == (
         "3 x output tokens estimated from characters, 4 to a token: the recording has a placeholder",
     )
+
+
+@pytest.mark.parametrize(("asks", "ends_s", "kind"), [("f", 9, "tool"), ("AskUserQuestion", 9, "human")])
+def test_the_answer_to_a_tool_that_asks_a_person_is_a_persons_and_of_two_the_slower_one(
+    tmp_path: Path, asks: str, ends_s: int, kind: str
+) -> None:
+    first, second, third = rounds()
+    first["tools"] = [{"tool_name": asks, "tool_call_id": "q"}, {"tool_name": "f", "tool_call_id": "f"}]
+    results = [("tool_result", ends_s, "q"), ("tool_result", 4, "f"), ("text", 13, "")]
+    second["timing_events"] = [
+        {"event_type": kind, "timestamp": at(seconds), "tool_call_id": tool} for kind, seconds, tool in results
+    ]
+    third["timing_events"].append({"event_type": "user_message", "timestamp": at(20)})
+    (recording,) = trace_of(tmp_path, [first, second, third]).recordings
+    assert [(one.wait_kind, one.wait_ns) for one in recording.requests[1:]] == [
+        (kind, 6 * NS_PER_S),
+        ("human", 7 * NS_PER_S),
+    ]
 
 
 def test_waits_for_rounds_that_are_missing_by_their_number_are_unknown_and_labelled(tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ def test_an_instant_is_its_time_since_1970_in_every_zone(moment: datetime) -> No
 def test_what_is_no_finite_number_is_no_time() -> None:
     assert parsed_json(b'{"t": NaN}') is parsed_json(b'{"t": Infinity}') is None
     assert seconds_ns(True) is seconds_ns("1") is seconds_ns(1e300) is None
-    assert seconds_ns(-1.5) == -1_500_000_000
+    assert seconds_ns(-1.5) is None
+    assert seconds_ns(1.5) == 1_500_000_000
 
 
 def test_notes_of_two_readings_add_up() -> None:
