@@ -170,7 +170,9 @@ class _Session(Conversation):
                     turn.joins = turn.joins or tool in JOINS
 
     def _output(self, moment_ns: int, at: str) -> Call:
-        """The round that this output belongs to."""
+        """The round that this output belongs to; what was asked for after the open round's output is of another one."""
+        if self._open is not None and self._inputs and moment_ns - max(self._inputs)[0] >= BURST_NS:
+            self._leave(UNCOUNTED)
         if self._open is None:
             self._open = self.begin(moment_ns)
             self._open.at = at

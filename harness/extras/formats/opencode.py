@@ -51,8 +51,10 @@ class _Session(Conversation):
         """Compare the sums that the session states with those of its calls."""
         counts = _counts(tokens)
         if counts is not None:
-            prompts = (turn.input_tokens + (turn.prefix_tokens or 0) + turn.created_tokens for turn in self.calls)
-            self.notes.hold(f"prompt tokens {UNSTATED}", sum(counts[:3]), prompts)
+            prompts = (
+                turn.input_tokens + (turn.prefix_tokens or 0) + (turn.created_tokens or 0) for turn in self.calls
+            )
+            self.notes.hold(f"prompt tokens {UNSTATED}", sum(filter(None, counts[:3])), prompts)
             answers = (turn.output_tokens + turn.reasoning_tokens for turn in self.calls)
             self.notes.hold(f"output tokens {UNSTATED}", sum(counts[3:]), answers)
 
@@ -80,7 +82,7 @@ class _Session(Conversation):
         tokens = record_of(info, "tokens")
         counts = _counts(tokens)
         num_steps = sum(text_of(part, "type") == "step-finish" for part in parts)
-        if counts is None or not counts[0] + counts[1] + counts[2]:
+        if counts is None or not any(counts[:3]):
             self.lose(() if counts else _values(tokens), at)
             return
         if num_steps > 1:
@@ -121,11 +123,13 @@ class _Session(Conversation):
         return max(*(ends or [_instant_ns(info, "completed") or 0]), _instant_ns(info, "created") or 0)
 
 
-def _counts(tokens: Record) -> list[int] | None:
+def _counts(tokens: Record) -> tuple[int, int | None, int | None, int, int] | None:
     """Counts of the prompt, read from the cache, written to it, of the answer, and of its reasoning, each by itself."""
-    fresh, *more = _values(tokens)
-    counts = [tokens_of(fresh), *(tokens_of(0 if value is None else value) for value in more)]
-    return None if None in counts or more[2] is None else [count or 0 for count in counts]
+    values = _values(tokens)
+    fresh, read, written, answer, reasoning = map(tokens_of, values)
+    if fresh is None or answer is None or any(value is not None and tokens_of(value) is None for value in values):
+        return None
+    return fresh, read, written, answer, reasoning or 0
 
 
 def _values(tokens: Record) -> list[object]:

@@ -104,7 +104,7 @@ class Span:
 def _prompts(calls: Sequence[Call]) -> tuple[int, int]:
     """Prompt tokens of all calls, as input that holds what the cache held, and as input beside it."""
     tokens = sum(call.input_tokens for call in calls)
-    return tokens, tokens + sum((call.prefix_tokens or 0) + call.created_tokens for call in calls)
+    return tokens, tokens + sum((call.prefix_tokens or 0) + (call.created_tokens or 0) for call in calls)
 
 
 def _is_near(tokens: int, others: int) -> bool:

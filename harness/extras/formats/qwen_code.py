@@ -8,33 +8,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 
 from harness.extras.formats.gemini_cli import set_counts, take_parts
-from harness.model.traces.base import trace_format, types_of
+from harness.model.traces.base import by_type, read_tables, trace_format
 from harness.model.traces.calls import Call, Log
 from harness.model.traces.claude import Chain, ClaudeLog
 from harness.model.traces.links import reader_of
 from harness.model.traces.values import Record, counts_of, record_of, records_of, text_of
 
 HELD_TO = "0.24.4"
-PASSED = types_of(__file__)["passed"]
-COUNTS = {
-    "input": "promptTokenCount",
-    "output": "candidatesTokenCount",
-    "thoughts": "thoughtsTokenCount",
-    "cached": "cachedContentTokenCount",
-    "tool": "toolUsePromptTokenCount",
-    "total": "totalTokenCount",
-}
-# The same of an answer in its telemetry.
-TOLD = {
-    "input": "input_token_count",
-    "output": "output_token_count",
-    "thoughts": "thoughts_token_count",
-    "cached": "cached_content_token_count",
-    "tool": "tool_token_count",
-    "total": "total_token_count",
-}
+TABLES = read_tables(Path(__file__).with_suffix(".toml"))
+PASSED = by_type(TABLES["passed"])
+# Names of the counts of an answer, in its row and in its telemetry.
+COUNTS, TOLD = TABLES["counts"], TABLES["told"]
 BESIDE = "calls that the program made beside the conversation: its telemetry counts them, no row holds them"
 NEWS = ("notification", "cron", "goal_runtime")
 

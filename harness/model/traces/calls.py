@@ -69,8 +69,8 @@ class Call:
     parent: str = ""
     """The session that started this session, where only that is known."""
     index: int = 0
-    created_tokens: int = 0
-    """Written to the provider's cache, where that is counted apart."""
+    created_tokens: int | None = 0
+    """Written to the provider's cache, where that is counted apart; None where the log leaves it out."""
     reasoning_tokens: int = 0
     total_tokens: int | None = None
     """The sum of the call's counts, where the log states it."""
@@ -81,6 +81,8 @@ class Call:
     is_unsaid: bool = False
     """The format does not say what input holds."""
     provider: str = ""
+    is_unanswered: bool = False
+    """Its log ends after an input that came since."""
     is_reset: bool = False
     """The stream begins anew."""
     is_woken: bool = False
@@ -224,6 +226,7 @@ class Conversation:
     def known(self) -> Log:
         """The calls so far; no wait of theirs is known where rows of unknown types came between them."""
         for turn in self.calls:
+            turn.is_unanswered = turn is self.calls[-1] and bool(self._inputs)
             turn.unknown_wait = self.unread.why or turn.unknown_wait
         return self.calls
 

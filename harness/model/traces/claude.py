@@ -14,7 +14,7 @@ from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import trace_format, types_of
 from harness.model.traces.calls import BACK, AgentLog, Call, Conversation, Log
 from harness.model.traces.links import UNLINKED, reader_of
-from harness.model.traces.values import Record, counts_of, instant_ns, record_of, records_of, text_of
+from harness.model.traces.values import Record, counts_of, instant_ns, record_of, records_of, text_of, tokens_of
 
 HELD_TO = "2.1.157"
 PASSED = types_of(__file__)["passed"]
@@ -28,7 +28,7 @@ OTHER_MODEL = "passes of another model within an answer: an advisor's, or one th
 NEWS = "<task-notification>"
 NEWS_ORIGIN = "task-notification"
 # Counts of an answer, and of each pass that it lists by its type.
-Counts = list[tuple[str, list[int]]]
+Counts = list[tuple[str, list[int | None]]]
 
 
 class ClaudeLog(AgentLog):
@@ -182,10 +182,8 @@ class _ClaudeChain(Chain):
             self.notes.part()
         turn, _ = self._answers.get(identity) or (self.add(moment_ns, identity, at), counts)
         # Usage repeats with every block of the message; the last usage counts the whole answer.
-        if counts[0][1][-1] >= turn.output_tokens:
+        if (counts[0][1][-1] or 0) >= turn.output_tokens:
             _set_lengths(turn, counts[0][1])
-            if record_of(message, "usage").get("cache_read_input_tokens") is None:
-                turn.prefix_tokens = None
             self._answers[identity] = (turn, counts)
         turn.end_ns = max(turn.end_ns, moment_ns) if parts else turn.end_ns
         turn.answer_characters += sum(map(_characters, parts))
@@ -207,20 +205,20 @@ def _characters(part: Record) -> int:
 
 
 def _counts(usage: Record) -> Counts:
-    """The counts of an answer and of its passes; [] where one is no number of tokens."""
+    """The counts of an answer and of its passes; [] where one is no number of tokens, or has no input."""
     rows = [usage, *records_of(usage, "iterations")]
-    found = [(text_of(row, "type"), counts) for row in rows if (counts := counts_of(row, USAGE))]
-    return found if len(found) == len(rows) else []
+    sound = all(counts_of(row, USAGE) and row.get(USAGE[0]) is not None for row in rows)
+    return [(text_of(row, "type"), [tokens_of(row.get(name)) for name in USAGE]) for row in rows] if sound else []
 
 
-def _set_lengths(turn: Call, counts: list[int]) -> None:
-    fresh, turn.created_tokens, turn.prefix_tokens, turn.output_tokens = counts
-    turn.input_tokens = fresh + turn.created_tokens + turn.prefix_tokens
+def _set_lengths(turn: Call, counts: list[int | None]) -> None:
+    fresh, turn.created_tokens, turn.prefix_tokens, output = counts
+    turn.input_tokens, turn.output_tokens, turn.has_cache_apart = fresh or 0, output or 0, True
 
 
 def _passes(turn: Call, counts: Counts, notes: ReadNotes) -> Log:
     """A round for each pass of the session's model; the last one has the answer's tools."""
-    (_, usage), *passes = counts
+    (_, usage), *passes = [(kind, [count or 0 for count in row]) for kind, row in counts]
     own = [row for kind, row in passes if kind in OWN_PASSES]
     if not own or len(passes) < 2:
         return [turn]
@@ -232,7 +230,8 @@ def _passes(turn: Call, counts: Counts, notes: ReadNotes) -> Log:
     notes.drop(OTHER_MODEL, turn.at, len(passes) - len(own))
     notes.assume("answers of several passes of the model: each pass is a call", len(own) > 1)
     calls = [*(replace(turn, tool_spans=[], children=[], answer_characters=0) for _ in own[1:]), turn]
-    for number, (each, row) in enumerate(zip(calls, own, strict=True)):
+    given = [row for kind, row in counts[1:] if kind in OWN_PASSES]
+    for number, (each, row) in enumerate(zip(calls, given, strict=True)):
         _set_lengths(each, row)
         each.identity = turn.identity if each is turn else (turn.identity, number)
         if number:

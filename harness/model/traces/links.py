@@ -30,6 +30,7 @@ SHARED = "cached tokens of a sub-agent's first call: taken as the beginning of a
 AFTER_SUMMARY = "cached tokens of a prompt after a summary: taken as the beginning of the prompt before it"
 GAPS = "waits that are gaps between answers: they hold the time of the next answer too"
 BY_MESSAGES = "prompts that keep what their messages share with one before: no cached tokens are given"
+CACHE_LEFT_OUT = "prompts that may be too short: they count what was read from the cache or written to it, and not both"
 AS_PART = "cached tokens taken as a part of the prompt: no call of the file contradicts it"
 NO_READING = "calls whose stated sum is that of no reading of their counts"
 IN_TURN = "sub-agents of one call that ran one after another: each is taken to wait for the one before"
@@ -40,6 +41,7 @@ TO_AGENT = "messages to a sub-agent that no tool of its parent sent: taken as a 
 MISSING = "sub-agents without a recording, or in a circle"
 ADDED_REASONING = "answers with reasoning added to their output: no sum says whether output holds it"
 OUT_OF_ORDER = "calls stamped before the call above them by more than 1 s: their conversation was sorted"
+UNANSWERED = "conversations whose last input has no answer: a call may be missing at their end"
 OVERLAPPING = "overlapping calls start at once"
 CONTRADICTED = "waits that are stated, and are not what the instants around them leave: the stated ones are taken"
 
@@ -57,6 +59,7 @@ def recordings_of(logs: Iterable[Log], notes: ReadNotes) -> Iterator[Recording]:
     _adopt(by_session, notes)
     _ask_again(by_session, notes)
     forks = _forks(by_session)
+    notes.assume(UNANSWERED, sum(group[-1].is_unanswered and group[-1] not in forks for group in by_session.values()))
     children = {child for group in by_session.values() for call in group for child in call.children}
     children |= {name for names in forks.values() for name in names}
     roots = [name for name in by_session if name not in children]
@@ -109,6 +112,8 @@ def _settle_counts(calls: Log, notes: ReadNotes) -> None:
             notes.assume(INCLUDED, len(same))
         elif not is_stated:
             notes.assume(AS_PART, sum(call.is_unsaid and bool(call.prefix_tokens) for call in same))
+        one_given = ((call.prefix_tokens is None) != (call.created_tokens is None) for call in same)
+        notes.assume(CACHE_LEFT_OUT, sum(one_given) * same[0].has_cache_apart)
         num_reasoned = sum(bool(call.reasoning_tokens) for call in same)
         is_said = any(call.total_tokens and call.reasoning_tokens for call in same)
         notes.assume(ADDED_REASONING, num_reasoned * (is_reasoning_apart and not is_said))
@@ -119,7 +124,7 @@ def _settle_counts(calls: Log, notes: ReadNotes) -> None:
 
 
 def _cache_of(call: Call) -> int:
-    return (call.prefix_tokens or 0) + call.created_tokens
+    return (call.prefix_tokens or 0) + (call.created_tokens or 0)
 
 
 def _fits(call: Call, is_cache_apart: bool, is_reasoning_apart: bool) -> bool:

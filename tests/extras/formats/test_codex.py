@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from harness.clock import NS_PER_S
+from harness.extras.formats.codex import UNCOUNTED
 from harness.model.traces.links import AFTER_SUMMARY, MISSING, UNLINKED
 from tests.support.agent_logs import at
 from tests.support.sound_traces import codex_count, codex_rows
@@ -183,6 +184,21 @@ def test_a_call_waited_for_the_tool_or_the_person_that_took_longer(
     last = trace.recordings[0].requests[-1]
     assert (last.wait_kind, last.wait_ns) == (kind, wait_s * NS_PER_S)
     assert (trace.num_requests, sum(trace.head.dropped.values())) == (2, 0)
+
+
+@pytest.mark.parametrize("again", [[], [(8.5, "event_msg", codex_count((1000, 0, 100, 0), 1100))]])
+def test_a_call_without_a_token_count_in_the_middle_is_counted_and_the_wait_after_it_unknown(
+    tmp_path: Path, again: list[Any]
+) -> None:
+    tool = {"type": "function_call", "call_id": "d", "name": "f"}
+    uncounted = [(8.0, "response_item", {"type": "function_call_output", "call_id": "c"}), *again]
+    uncounted += [(12.0, "response_item", tool), (20.0, "response_item", tool | {"type": "function_call_output"})]
+    rows = one_turn(RUN)
+    rows[3:3] = [{"timestamp": at(at_s), "type": form, "payload": payload} for at_s, form, payload in uncounted]
+    trace = imported(written(tmp_path, rows, "a"))
+    assert [one.prompt_tokens for one in trace.recordings[0].requests] == [1000, 1500]
+    assert trace.head.dropped == {UNCOUNTED: 1}
+    assert trace.recordings[0].requests[1].is_drawn
 
 
 def test_the_wait_after_a_call_that_a_person_stopped_is_not_known(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.importing import read_recordings
-from harness.model.traces.links import AFTER_SUMMARY
+from harness.model.traces.links import AFTER_SUMMARY, UNANSWERED
 from harness.model.traces.recording import Recording
 from tests.support.agent_logs import at
 from tests.support.sound_traces import gemini_session
@@ -48,7 +48,7 @@ def test_a_message_that_is_written_again_is_one_call(tmp_path: Path) -> None:
     assert waits_s(recording) == [(0, "none"), (5, "tool"), (5, "tool")]
     assert [request.keep_tokens for request in recording.requests] == [0, 1000, 1000]
     assert [request.generate_tokens for request in recording.requests] == [100, 100, 100], "with its reasoning"
-    assert not notes.labels
+    assert notes.labels == (f"1 x {UNANSWERED}",), "its last result has no answer"
 
 
 def test_a_call_that_was_cancelled_or_failed_is_counted_and_the_wait_after_it_unknown(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_tools_in_a_message_of_their_own_belong_to_the_answer_before_them(tmp_pa
         rows.append(row)
     (recording,), notes = read(tmp_path, rows)
     assert waits_s(recording) == [(0, "none"), (5, "tool"), (5, "tool")]
-    assert not notes.labels
+    assert notes.labels == (f"1 x {UNANSWERED}",)
 
 
 def test_a_sub_agent_is_linked_by_its_tool_or_by_its_folder_else_counted(tmp_path: Path) -> None:

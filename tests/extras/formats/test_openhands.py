@@ -101,7 +101,7 @@ def test_running_sums_of_metrics_are_steps_and_an_answer_that_is_missing_is_name
     whole.write_text(json.dumps(rows))
     trace = imported(whole)
     check(trace)
-    assert trace.head.labels == ("3 x calls whose usage is the step of the running totals",)
+    assert trace.head.labels[1:] == ("3 x calls whose usage is the step of the running totals",)
     events = list(openhands_events("s"))
     last = {"llm_metrics": {"accumulated_token_usage": {"prompt_tokens": 4900, "completion_tokens": 400}}}
     events[-2] = events[-2] | last

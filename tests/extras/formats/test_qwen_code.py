@@ -9,7 +9,7 @@ from typing import Any
 from harness.extras.formats.qwen_code import BESIDE
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.importing import detect, read_recordings
-from harness.model.traces.links import AFTER_SUMMARY
+from harness.model.traces.links import AFTER_SUMMARY, UNANSWERED
 from harness.model.traces.recording import Recording
 from tests.support.agent_logs import at
 from tests.support.sound_traces import qwen_rows
@@ -90,7 +90,7 @@ def test_a_sub_agent_is_forked_from_its_parent_and_joined(tmp_path: Path) -> Non
     del tool[0]["usageMetadata"]
     (recording,), notes = read(tmp_path, child=[*child, *tool], s=list(qwen_rows("s")))
     assert [request.after for request in recording.requests] == [(), (0,), (0, 1), (2,)]
-    assert not notes.labels
+    assert notes.labels == (f"1 x {UNANSWERED}",)
 
 
 def test_an_agent_of_an_agent_is_started_by_the_one_that_asked_for_it(tmp_path: Path) -> None:

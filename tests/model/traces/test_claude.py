@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from itertools import pairwise, permutations
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from harness.clock import NS_PER_S
 from harness.model.traces.calls import BACK, REJECTED
+from harness.model.traces.links import CACHE_LEFT_OUT
 from harness.model.traces.recording import CACHE_GONE, NO_CACHE, TraceFile, describe_trace, open_trace
 from tests.support.agent_logs import assistant, result, text, tool, user
 from tests.support.sound_traces import claude_rows
@@ -116,7 +118,7 @@ def test_a_placeholder_beside_a_long_answer_is_estimated_and_labelled(
 ) -> None:
     trace = imported(written(tmp_path, answered(output, part)))
     assert 500 <= trace.recordings[0].requests[0].generate_tokens <= 510
-    assert trace.head.labels == (
+    assert trace.head.labels[1:] == (
         "1 x output tokens estimated from characters, 4 to a token: the recording has a placeholder",
     )
 
@@ -333,6 +335,22 @@ def test_the_wait_around_an_automatic_summary_is_not_known_and_no_persons(tmp_pa
     ]
     request = imported(written(tmp_path, rows)).recordings[0].requests[1]
     assert (request.wait_kind, request.is_drawn) == ("tool", True)
+
+
+@pytest.mark.parametrize("name", ["cache_creation_input_tokens", "cache_read_input_tokens"])
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_prompt_that_counts_one_side_of_the_cache_alone_may_be_too_short(
+    tmp_path: Path, name: str, is_there: bool
+) -> None:
+    rows = [json.loads(json.dumps(row)) for row in claude_rows("s")]
+    for row in rows[4:6]:
+        row["message"]["usage"][name] = None
+        if not is_there:
+            del row["message"]["usage"][name]
+    assert f"1 x {CACHE_LEFT_OUT}" in imported(written(tmp_path, rows)).head.labels
+    rows[4]["message"]["usage"]["input_tokens"] = rows[5]["message"]["usage"]["input_tokens"] = None
+    head = imported(written(tmp_path, rows)).head
+    assert head.broken == {"an assistant row without its id or usage": 2}
 
 
 def test_a_null_count_of_the_cache_is_no_zero(tmp_path: Path) -> None:

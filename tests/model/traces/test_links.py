@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from harness.model.traces.links import (
     OUT_OF_ORDER,
     SHARED,
     TO_AGENT,
+    UNANSWERED,
     UNAWAITED,
     UNLINKED,
 )
@@ -191,7 +193,7 @@ def test_what_the_cache_held_after_a_summary_is_likely_of_the_prompt_before_it(t
     session["messages"][2]["info"]["summary"] = True
     trace = imported(tmp_path, {"p.json": [session]})
     assert requests_of(trace)[-1].keep_tokens == 1000
-    assert trace.head.labels == (f"1 x {AFTER_SUMMARY}",)
+    assert f"1 x {AFTER_SUMMARY}" in trace.head.labels
 
 
 def test_cached_tokens_of_a_first_call_are_said_to_be_of_something_else(tmp_path: Path) -> None:
@@ -210,10 +212,19 @@ def test_a_file_without_a_cached_token_keeps_what_its_prompts_show_and_its_ceili
         if cached == "absent":
             del usage["cache_creation_input_tokens"], usage["cache_read_input_tokens"]
     trace = imported(tmp_path, {"s.jsonl": rows})
-    assert trace.head.labels == (f"2 x {NO_CACHE}",)
+    assert trace.head.labels == (f"1 x {UNANSWERED}", f"2 x {NO_CACHE}")
     assert [one.keep_tokens for one in requests_of(trace)] == [0, 1400, 1900]
     with open_trace(tmp_path / "out.jsonl") as reader:
         assert describe_trace(reader)["turn before"].startswith("ceiling not known")
+
+
+def test_a_conversation_that_ends_with_an_input_says_that_a_call_may_be_missing(tmp_path: Path) -> None:
+    rows = [row | {"uuid": f"s-{place}"} for place, row in enumerate(claude_rows("s"))]
+    rows[1:] = [row | {"parentUuid": before["uuid"]} for before, row in pairwise(rows)]
+    assert f"1 x {UNANSWERED}" in imported(tmp_path, {"s.jsonl": rows[:7]}).head.labels
+    assert not said(imported(tmp_path, {"s.jsonl": rows[:6]}), UNANSWERED)
+    resumed = [row | {"sessionId": "t"} for row in rows[:9]]
+    assert not said(imported(tmp_path, {"s.jsonl": rows[:7], "t.jsonl": resumed}), UNANSWERED), "the copy goes on"
 
 
 def test_zeros_beside_prompts_that_do_not_grow_by_their_answers_are_zeros(tmp_path: Path) -> None:
