@@ -25,15 +25,42 @@ from harness.model.sim.kernel.paged_costs import PagedCosts
 
 
 @jit
-def record_decode(
-    outcome: SimOutcome, plan: int, start_ns: int, num_seqs: int, bucket: int, count: int, each_ns: int
+def record_step(
+    outcome: SimOutcome,
+    plan: int,
+    start_ns: int,
+    kind: int,
+    num_seqs: int,
+    bucket: int,
+    computed: int,
+    session: int,
+    request: int,
+    duration_ns: int,
 ) -> None:
-    """Record ``count`` equal decode steps; steps that continue the last record unchanged are added to it."""
-    room = len(outcome.steps)
+    """Record one step. computed: tokens of prompts. request: its number within the session of a prompt. -1: of none."""
+    room, totals = len(outcome.steps), outcome.totals[plan]
     if room == 0:
         return
+    used = totals.num_step_records
+    totals.num_step_records = used + 1
+    if used < room:
+        step = outcome.steps[used]
+        step.start_ns = start_ns
+        step.kind = kind
+        step.num_seqs = num_seqs
+        step.bucket = bucket
+        step.count = 1
+        step.session = session
+        step.request = request
+        step.computed_tokens = computed
+        step.duration_ns = duration_ns
+
+
+@jit
+def record_decode(outcome: SimOutcome, plan: int, start_ns: int, num_seqs: int, bucket: int, each_ns: int) -> None:
+    """Record one decode step; a step that continues the last record unchanged is added to it."""
     used = outcome.totals[plan].num_step_records
-    if 0 < used <= room:
+    if 0 < used <= len(outcome.steps):
         last = outcome.steps[used - 1]
         if (
             last.kind == STEP_DECODE
@@ -41,63 +68,25 @@ def record_decode(
             and last.duration_ns == each_ns
             and last.start_ns + last.count * each_ns == start_ns
         ):
-            last.count += count
+            last.count += 1
             return
-    outcome.totals[plan].num_step_records = used + 1
-    if used < room:
-        step = outcome.steps[used]
-        step.start_ns = start_ns
-        step.kind = STEP_DECODE
-        step.num_seqs = num_seqs
-        step.bucket = bucket
-        step.count = count
-        step.session = -1
-        step.request = -1
-        step.computed_tokens = -1
-        step.duration_ns = each_ns
+    record_step(outcome, plan, start_ns, STEP_DECODE, num_seqs, bucket, -1, -1, -1, each_ns)
 
 
 @jit
-def record_prefill(
-    outcome: SimOutcome, plan: int, start_ns: int, session: int, request: int, computed: int, each_ns: int
+def record_eviction(
+    outcome: SimOutcome, plan: int, at_ns: int, slot: int, caller: int, session: int, request: int
 ) -> None:
-    """Record one prefill step; ``request`` is its number within the session."""
-    room = len(outcome.steps)
-    if room == 0:
-        return
-    used = outcome.totals[plan].num_step_records
-    outcome.totals[plan].num_step_records = used + 1
-    if used < room:
-        step = outcome.steps[used]
-        step.start_ns = start_ns
-        step.kind = STEP_PREFILL
-        step.num_seqs = 1
-        step.bucket = 0
-        step.count = 1
-        step.session = session
-        step.request = request
-        step.computed_tokens = computed
-        step.duration_ns = each_ns
-
-
-@jit
-def record_evictions(outcome: SimOutcome, plans: PlanArrays, plan: int, state: EngineState, at_ns: int) -> None:
-    """Record the slots that the last schedule() evicted."""
-    room = len(outcome.evictions)
-    first_request = plans.plans[plan].first_request
-    for i in range(state.server[0].num_evicted):
-        used = outcome.totals[plan].num_eviction_records
-        outcome.totals[plan].num_eviction_records = used + 1
-        if used >= room:
-            continue
-        request = first_request + state.evicted[i].row
-        session = plans.requests[request].session
+    """Record memory that was taken for ``caller``. request: its number within the session; -1: of none."""
+    used = outcome.totals[plan].num_eviction_records
+    outcome.totals[plan].num_eviction_records = used + 1
+    if used < len(outcome.evictions):
         record = outcome.evictions[used]
         record.at_ns = at_ns
-        record.slot = state.evicted[i].slot
-        record.caller = state.evicted[i].caller
+        record.slot = slot
+        record.caller = caller
         record.session = session
-        record.request = request - plans.sessions[plans.plans[plan].first_session + session].first_request
+        record.request = request
 
 
 place_of = jit(noise_place)
@@ -161,7 +150,7 @@ def run_prefill(
     duration_ns = noisy_ns(cost, steps_so_far(outcome, plan), prefill_ns(cost, computed, int(server.cached_tokens)))
     session, number = admit(plans, plan, state, outcome, now_ns)
     note_first_token(plans, plan, outcome, int(state.places[0].batch), now_ns + duration_ns)
-    record_prefill(outcome, plan, now_ns, session, number, computed, duration_ns)
+    record_step(outcome, plan, now_ns, STEP_PREFILL, 1, 0, computed, session, number, duration_ns)
     spend_prefill(outcome, plan, int(server.num_running - 1), duration_ns)
     return duration_ns
 
@@ -233,7 +222,7 @@ def record_decodes(
     step_fs = cost.batch[count].base_fs + context_fs * state.server[0].context_tokens + FS_PER_NS // 2
     for place in range(taken):
         each_ns = noisy_ns(cost, number + place, int(step_fs // FS_PER_NS))
-        record_decode(outcome, plan, now_ns, count, bucket, 1, each_ns)
+        record_decode(outcome, plan, now_ns, count, bucket, each_ns)
         now_ns += each_ns
         step_fs += context_fs * count
 
@@ -286,11 +275,16 @@ def run_decode_to_next(
 @jit
 def note_losses(plans: PlanArrays, plan: int, state: EngineState, outcome: SimOutcome, now_ns: int) -> None:
     """Record the evictions and preemptions of the step just scheduled."""
-    outcome.totals[plan].evictions += state.server[0].num_evicted
-    record_evictions(outcome, plans, plan, state, now_ns)
-    outcome.totals[plan].preemptions += state.server[0].num_preempted
-    for i in range(state.server[0].num_preempted):
-        outcome.requests[plans.plans[plan].first_request + state.places[i].preempted].preemptions += 1
+    own, server, totals = plans.plans[plan], state.server[0], outcome.totals[plan]
+    totals.evictions += server.num_evicted
+    for i in range(server.num_evicted):
+        evicted, request = state.evicted[i], own.first_request + state.evicted[i].row
+        session = plans.requests[request].session
+        number = request - plans.sessions[own.first_session + session].first_request
+        record_eviction(outcome, plan, now_ns, int(evicted.slot), int(evicted.caller), int(session), int(number))
+    totals.preemptions += server.num_preempted
+    for i in range(server.num_preempted):
+        outcome.requests[own.first_request + state.places[i].preempted].preemptions += 1
 
 
 @jit

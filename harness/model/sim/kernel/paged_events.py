@@ -32,7 +32,7 @@ from harness.model.sim.kernel.arrivals import (
     next_abort_ns,
     steps_to_enough,
 )
-from harness.model.sim.kernel.events import noisy_ns, steps_so_far, take_costs
+from harness.model.sim.kernel.events import noisy_ns, record_eviction, record_step, steps_so_far, take_costs
 from harness.model.sim.kernel.paged_costs import PagedCosts, batch_place, chunk_ns, paged_step_ns
 
 STEP_MIXED = 3
@@ -114,48 +114,9 @@ def note_decision(plans: PlanArrays, plan: int, state: PagedState, outcome: SimO
 @jit
 def note_evicted(plan: int, outcome: SimOutcome, count: int, now_ns: int) -> None:
     """Record blocks with content that the step used again; a block belongs to no request."""
-    totals, room = outcome.totals[plan], len(outcome.evictions)
-    totals.evictions += count
+    outcome.totals[plan].evictions += count
     for _ in range(count):
-        used = totals.num_eviction_records
-        totals.num_eviction_records = used + 1
-        if used < room:
-            record = outcome.evictions[used]
-            record.at_ns = now_ns
-            record.slot = -1
-            record.caller = CALLER_REQUEST
-            record.session = -1
-            record.request = -1
-
-
-@jit
-def record_step(
-    outcome: SimOutcome,
-    plan: int,
-    start_ns: int,
-    kind: int,
-    num_seqs: int,
-    bucket: int,
-    computed: int,
-    duration_ns: int,
-) -> None:
-    """Record one step. computed: tokens of prompts, -1 for a decode step."""
-    room, totals = len(outcome.steps), outcome.totals[plan]
-    if room == 0:
-        return
-    used = totals.num_step_records
-    totals.num_step_records = used + 1
-    if used < room:
-        step = outcome.steps[used]
-        step.start_ns = start_ns
-        step.kind = kind
-        step.num_seqs = num_seqs
-        step.bucket = bucket
-        step.count = 1
-        step.session = -1
-        step.request = -1
-        step.computed_tokens = computed
-        step.duration_ns = duration_ns
+        record_eviction(outcome, plan, now_ns, -1, CALLER_REQUEST, -1, -1)
 
 
 @jit
@@ -166,7 +127,7 @@ def run_mixed(plan: int, state: PagedState, cost: PagedCosts, outcome: SimOutcom
     kind, computed = STEP_PREFILL, int(step.num_chunk_tokens)
     if step.num_decodes > 0:
         kind = STEP_MIXED
-    record_step(outcome, plan, now_ns, kind, int(step.num_scheduled), 0, computed, each_ns)
+    record_step(outcome, plan, now_ns, kind, int(step.num_scheduled), 0, computed, -1, -1, each_ns)
     totals.prefills += 1
     totals.prefill_ns += each_ns
     totals.computed_tokens += computed
@@ -205,7 +166,7 @@ def record_paged_decodes(
     for place in range(taken):
         each_ns = noisy_ns(cost, number + place, paged_step_ns(cost, step, context_tokens + place * count))
         bucket = int(cost.batch[batch_place(cost, step)].bucket)
-        record_step(outcome, plan, now_ns, STEP_DECODE, count, bucket, -1, each_ns)
+        record_step(outcome, plan, now_ns, STEP_DECODE, count, bucket, -1, -1, -1, each_ns)
         now_ns += each_ns
 
 
