@@ -20,7 +20,7 @@ from harness.analysis.cost.reconstruct import ChannelA, channel_b, modelled, res
 from harness.analysis.cost.step_parts import StepParts, step_parts
 from harness.analysis.energy import Energy, run_energy
 from harness.analysis.logs.engine_steps import step_log_of
-from harness.analysis.logs.replicas import ServerTables, engines_of, requests_of, servers_in
+from harness.analysis.logs.replicas import ServerTables, engines_of, servers_in, split_requests
 from harness.analysis.reuse import Ceilings, Rearrival, cached_tokens, ceilings, prompt_tokens, rearrivals, reuse_rule
 from harness.analysis.run_tables import (
     ASKED_COUNTER,
@@ -380,7 +380,12 @@ def figures_at(run: SealedRun, cost_model: CostModel) -> RunFigures:
         cached_tokens=cached_tokens(requests),
         reuse=ReuseFigures(tuple(rearrivals(known, plan, rule, engine_of))),
         evictions=_evictions(kv_events),
-        waiting_session_ns=_waiting_ns(servers, known, engine_of, cost_model) if is_reuse_known else None,
+        waiting_session_ns=sum_or_none(
+            waiting_session_ns(server.kv_events, own, cost_model)
+            for server, own in zip(servers, split_requests(known, engine_of, len(servers)), strict=True)
+        )
+        if is_reuse_known
+        else None,
         lateness=lateness(requests, run.manifest.time_scale),
         num_requests=requests.num_rows,
         num_failed=requests.num_rows - statuses["ok"] - statuses[schema.ABORTED],
@@ -410,14 +415,20 @@ def modelled_of(
     """
     if len(servers) > 1 and len(served) < sum(prompt is not None for (prompt,) in values_of(requests, "prompt_tokens")):
         return None
+    known = costs_of_servers(servers, requests, served, cost_model)
+    return None if known is None else together(known)
+
+
+def costs_of_servers(
+    servers: Sequence[ServerTables], requests: pa.Table, served: Mapping[RequestKey, int], cost_model: CostModel
+) -> list[ChannelA] | None:
+    """Channel A of each server, as ``modelled_of`` has it; None where it is unknown of one."""
     parts = [
-        modelled(
-            server.steps, requests_of(requests, served, number, len(servers)), cost_model, server.kv_events, server.log
-        )
-        for number, server in enumerate(servers)
+        modelled(server.steps, own, cost_model, server.kv_events, server.log)
+        for server, own in zip(servers, split_requests(requests, served, len(servers)), strict=True)
     ]
     known = [part for part in parts if part is not None]
-    return together(known) if len(known) == len(parts) else None
+    return known if len(known) == len(parts) else None
 
 
 def second_memory_of(metrics: pa.Table) -> SecondMemory | None:
@@ -436,15 +447,6 @@ def loading_ns(manifest: Manifest, metrics: pa.Table, block_tokens: int) -> int:
     block_us = manifest.server_spec.get("offload_block_us")
     loaded = counter_increment(metrics, EXTERNAL_COUNTER) if block_us else None
     return round((loaded or 0) / block_tokens * float(block_us or 0) * NS_PER_US)
-
-
-def _waiting_ns(
-    servers: Sequence[ServerTables], requests: pa.Table, served: Mapping[RequestKey, int], cost_model: CostModel
-) -> int | None:
-    return sum_or_none(
-        waiting_session_ns(server.kv_events, requests_of(requests, served, number, len(servers)), cost_model)
-        for number, server in enumerate(servers)
-    )
 
 
 def cells(of: object, columns: Mapping[str, str]) -> dict[str, Any]:

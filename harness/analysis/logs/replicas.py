@@ -179,12 +179,14 @@ def _readings(samples: pa.Table, num_replicas: int) -> Iterator[_Reading]:
         yield _Reading(min(asked_ns[scrape]), max(asked_ns[scrape]), counts[scrape])
 
 
-def requests_of(requests: pa.Table, served: Mapping[RequestKey, int], number: int, num_servers: int) -> pa.Table:
-    """The rows of the requests that a server served; all of one server."""
+def split_requests(requests: pa.Table, served: Mapping[RequestKey, int], num_servers: int) -> list[pa.Table]:
+    """The rows of the requests that each server served; all of one server."""
     if num_servers == 1:
-        return requests
-    keys = values_of(requests, "session", "request")
-    return requests.filter(pa.array([served.get(key) == number for key in keys], pa.bool_()))
+        return [requests]
+    servers = [served.get(key) for key in values_of(requests, "session", "request")]
+    return [
+        requests.filter(pa.array([server == number for server in servers], pa.bool_())) for number in range(num_servers)
+    ]
 
 
 Metrics = tuple[pa.Table, int, int]
@@ -246,16 +248,14 @@ def merged_metrics(parts: Sequence[Derived]) -> Metrics:
         is_kept = [scrape in readable for scrape in table["scrape"].to_pylist()]
         kept = table.filter(pa.array(is_kept, pa.bool_()))
         # The texts may be dictionaries, of which each replica has its own.
-        plain = kept.cast(pa.schema([field.with_type(_plain(field.type)) for field in kept.schema]))
+        plain = kept.cast(
+            pa.schema([field.with_type(getattr(field.type, "value_type", field.type)) for field in kept.schema])
+        )
         of = f'replica="{replica}"'
         texts = [f"{text},{of}" if text else of for text in plain["labels"].to_pylist()]
         place = plain.schema.get_field_index("labels")
         labelled.append(plain.set_column(place, plain.schema.field(place), pa.array(texts, pa.string())))
     return pa.concat_tables(labelled).sort_by("scrape"), num_scrapes, max(0, num_scrapes - len(readable))
-
-
-def _plain(kind: pa.DataType) -> pa.DataType:
-    return kind.value_type if isinstance(kind, pa.DictionaryType) else kind
 
 
 def _summed(total: _Counts, parts: Sequence[_Counts]) -> _Counts:

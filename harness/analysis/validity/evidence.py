@@ -41,15 +41,12 @@ class Evidence:
 
     @cached_property
     def servers(self) -> list[ServerTables]:
-        """Each replica whose log the run has."""
-        return [
-            ServerTables(part.tables["steps"], part.tables["kv_events"], part.step_log) for part in self.derived.parts
-        ]
+        """The server, or each replica whose log the run has."""
+        parts = self.derived.parts or (self.derived,)
+        return [ServerTables(part.tables["steps"], part.tables["kv_events"], part.step_log) for part in parts]
 
     @cached_property
     def served(self) -> dict[RequestKey, int]:
-        """Which of ``servers`` answered each request; empty where there are none."""
-        if not self.servers:
-            return {}
+        """Which replica answered each request; empty where one server answered all."""
         metrics = self.derived.tables["metrics"]
         return who_served(self.requests, self.servers, self.derived.in_headers, metrics, len(self.servers))

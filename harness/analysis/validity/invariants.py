@@ -10,7 +10,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -23,11 +22,10 @@ from harness.analysis.logs.replicas import (
     ANSWER_COUNTER,
     FINISHED_COUNTER,
     PROMPT_COUNTER,
-    ServerTables,
     counted_by_replica,
-    requests_of,
     served_by,
     served_by_counters,
+    split_requests,
 )
 from harness.analysis.reuse import cached_tokens
 from harness.analysis.run_tables import (
@@ -70,10 +68,6 @@ from harness.model.engine.config import changed_keys, differences, keys_shown, r
 from harness.model.spec import ServerSpec
 from harness.model.spec.server import HARNESS_KEYS, NEWER_KEYS
 
-if TYPE_CHECKING:
-    from harness.analysis.logs.derived import Derived
-
-
 MAX_CLOCK_STEP_NS = NS_PER_MS
 
 
@@ -88,13 +82,11 @@ def _check_each_server(run: Evidence) -> Iterator[Finding]:
     """What a server's log says of it alone. Of several replicas each is judged by itself, and named."""
     if run.manifest.num_scraped > 1:
         yield from _check_attribution(run)
-    if not run.servers:
-        yield from _check_server_log(run)
-        return
-    for number, part in enumerate(run.derived.parts):
-        own = requests_of(run.requests, run.served, number, len(run.servers))
-        for of_replica in _check_server_log(replace(run, requests=own, derived=part)):
-            yield of_replica.model_copy(update={"evidence": f"replica {number}: {of_replica.evidence}"})
+    parts = run.derived.parts or (run.derived,)
+    for number, own in enumerate(split_requests(run.requests, run.served, len(parts))):
+        name = f"replica {number}: " if len(parts) > 1 else ""
+        for found in _check_server_log(replace(run, requests=own, derived=parts[number])):
+            yield found.model_copy(update={"evidence": f"{name}{found.evidence}"})
 
 
 def _check_server_log(run: Evidence) -> Iterator[Finding]:
@@ -108,12 +100,11 @@ def _check_attribution(run: Evidence) -> Iterator[Finding]:
     manifest, requests, derived = run.manifest, run.requests, run.derived
     num_replicas = manifest.num_scraped
     answered = [*values_of(rows_where(requests, "status", "ok"), "session", "request")]
-    logged = served_by(requests, run.servers, {}) if run.servers else {}
-    named = served_by(requests, run.servers, derived.in_headers)
-    known = {"the log of a replica": logged, "a response header": named}
-    if not named:
+    logged, headed = served_by(requests, run.servers, {}), served_by(requests, (), derived.in_headers)
+    known = {"the log of a replica": logged, "a response header": headed}
+    if not logged and not headed:
         known["the counters of the replicas"] = served_by_counters(requests, derived.tables["metrics"], num_replicas)
-    yield from _check_witnesses(requests, derived, logged, num_replicas)
+    yield from _check_witnesses(run, logged, headed)
     served: dict[RequestKey, int] = {}
     sources: list[str] = []
     for how, replica_of in known.items():
@@ -134,10 +125,10 @@ def _check_attribution(run: Evidence) -> Iterator[Finding]:
 
 
 def _check_witnesses(
-    requests: pa.Table, derived: Derived, logged: Mapping[RequestKey, int], num_replicas: int
+    run: Evidence, logged: Mapping[RequestKey, int], headed: Mapping[RequestKey, int]
 ) -> Iterator[Finding]:
     """Whether headers name the replicas that served: held to the logs, and where there are none to the counters."""
-    headed = served_by(requests, (), derived.in_headers)
+    requests = run.requests
     if other := sorted(key for key in headed if logged.get(key, headed[key]) != headed[key]):
         session, request = other[0]
         yield finding(
@@ -150,8 +141,8 @@ def _check_witnesses(
         return
     # Under round robin each replica serves as many requests as under swapped names, and seldom as many tokens.
     for what, (counter, column) in _COUNTED.items():
-        counted = counted_by_replica(derived.tables["metrics"], counter, num_replicas)
-        named = [0] * num_replicas
+        counted = counted_by_replica(run.derived.tables["metrics"], counter, run.manifest.num_scraped)
+        named = [0] * run.manifest.num_scraped
         for session, request, number in values_of(requests, "session", "request", column or "session"):
             if (at := headed.get((session, request))) is not None:
                 named[at] += (number or 0) if column else 1
@@ -368,12 +359,8 @@ def _check_residual(run: Evidence) -> Iterator[Finding]:
     b_ns = channel_b(run.requests, run.served)
     if limit is None or run.cost_model is None or not b_ns or not run.derived.tables["steps"].num_rows:
         return
-    kv_events = run.derived.tables["kv_events"]
-    known = with_logged_prefills(run.requests, kv_events)
-    if cached_tokens(known) is None:
-        return
-    alone = ServerTables(run.derived.tables["steps"], kv_events, run.derived.step_log)
-    a = modelled_of(run.servers or [alone], known, run.served, run.cost_model)
+    known = with_logged_prefills(run.requests, run.derived.tables["kv_events"])
+    a = None if cached_tokens(known) is None else modelled_of(run.servers, known, run.served, run.cost_model)
     if a is None:
         return
     share = residual_ns(b_ns, a.total_ns) / b_ns

@@ -18,8 +18,9 @@ from harness.analysis.compare.answer import result_of
 from harness.analysis.compare.measures import Value
 from harness.analysis.compare.ratio import Family, blocks_of, paired_ratio
 from harness.analysis.cost.padding import steps_by_n_b
-from harness.analysis.cost.reconstruct import modelled, received_ns, union_ns, with_tokens
-from harness.analysis.logs.replicas import engines_of, requests_of, servers_in
+from harness.analysis.cost.reconstruct import received_ns, union_ns, with_tokens
+from harness.analysis.figures import costs_of_servers
+from harness.analysis.logs.replicas import engines_of, servers_in
 from harness.analysis.reuse import ONE_POOL, ReuseRule, continuations, rearrivals, reuse_rule
 from harness.analysis.run_tables import RequestKey, with_logged_prefills
 from harness.analysis.stats import grouped
@@ -100,17 +101,7 @@ def figures_of_sealed(run: SealedRun) -> ReplicaFigures:
     answered = [(session, request) for session, request, prompt in rows if prompt is not None]
     if len(servers) == 1:
         served_by = dict.fromkeys(answered, 0)
-    costs = [
-        modelled(
-            server.steps,
-            requests_of(requests, served_by, number, len(servers)),
-            run.cost_model,
-            server.kv_events,
-            server.log,
-        )
-        for number, server in enumerate(servers)
-    ]
-    known = [cost.total_ns for cost in costs if cost is not None]
+    costs = costs_of_servers(servers, requests, served_by, run.cost_model)
     unknown = len(answered) - len(served_by)
     if plan is None or unknown:
         raise RecordsError(
@@ -118,7 +109,7 @@ def figures_of_sealed(run: SealedRun) -> ReplicaFigures:
             where=run.label,
             hint="Start the replicas with a log that names requests, or give server.replica_header",
         )
-    if len(known) < len(servers):
+    if costs is None:
         raise RecordsError(
             "what a replica cost is unknown: its steps were not logged, or the cost model has no price for them",
             where=run.label,
@@ -126,7 +117,8 @@ def figures_of_sealed(run: SealedRun) -> ReplicaFigures:
         )
     batches = [steps_by_n_b(server.steps) for server in servers]
     firsts = _first_tokens(run.table("chunks"))
-    return figures_of(Served(plan, requests, reuse_rule(run), served_by, known, batches, firsts))
+    device_ns = [cost.total_ns for cost in costs]
+    return figures_of(Served(plan, requests, reuse_rule(run), served_by, device_ns, batches, firsts))
 
 
 def figures_by_condition(valid: Sequence[SealedRun]) -> dict[str, list[ReplicaFigures]]:
