@@ -120,5 +120,8 @@ class Several(Generic[Tables]):
 
 
 def table_words(tables: Sequence[Any]) -> list[int]:
-    """Of each array its address and its shape."""
-    return [word for array in tables for word in (array.ctypes.data, *array.shape)]
+    """Of each array its address and its shape; a named tuple of tables may hold others."""
+    words: list[int] = []
+    for table in tables:
+        words += table_words(table) if isinstance(table, tuple) else (table.ctypes.data, *table.shape)
+    return words

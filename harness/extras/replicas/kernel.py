@@ -6,8 +6,6 @@ sent. Equal decode steps of a replica are taken at once, when they are over or w
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
 from harness.compiled import by_kind, compiled, jit
 from harness.compiled.records import Several
 from harness.extras.replicas.routing import RoutedReplica, Router, reset_router, route
@@ -15,9 +13,11 @@ from harness.model.engine.paged_state import PagedState
 from harness.model.engine.paged_steps import more_equal_steps, paged_has_work
 from harness.model.engine.state import ROW_RUNNING, STEP_DECODE, STEP_IDLE, STEP_PREFILL, EngineState
 from harness.model.engine.steps import FAR, IDLE_STEP_NS, finish_steps, reset, schedule
-from harness.model.sim.kernel.arrays import CostArrays, PlanArrays, Scratch, SimOutcome
+from harness.model.sim.kernel.arrays import Scratch
 from harness.model.sim.kernel.arrivals import (
-    AnyState,
+    AnyRun,
+    PagedRun,
+    SlotRun,
     arrive,
     begin,
     clear,
@@ -29,16 +29,7 @@ from harness.model.sim.kernel.arrivals import (
     next_to_leave,
     row_of,
 )
-from harness.model.sim.kernel.events import (
-    decodes_until,
-    note_losses,
-    run_decode,
-    run_prefill,
-    steps_ahead,
-    steps_so_far,
-    take_costs,
-)
-from harness.model.sim.kernel.paged_costs import PagedCosts
+from harness.model.sim.kernel.events import decodes_until, note_losses, run_decode, run_prefill, steps_ahead, take_costs
 from harness.model.sim.kernel.paged_events import (
     end_steps,
     find_returns,
@@ -51,39 +42,33 @@ from harness.model.sim.kernel.paged_events import (
     schedule_paged,
 )
 
-AnyCosts: TypeAlias = CostArrays | PagedCosts
-
 
 @jit
-def next_of_replica(
-    plans: PlanArrays, plan: int, scratch: Scratch, router: Router, state: AnyState, place: int
-) -> tuple[int, int]:
+def next_of_replica(run: AnyRun, plan: int, router: Router, place: int) -> tuple[int, int]:
     """When the first client leaves a request of a replica, and how many decode steps until one has enough tokens."""
     abort_ns, most = FAR, FAR
-    for watched in range(scratch.num_watched[0]):
-        session = int(scratch.sessions[watched].watched)
+    for watched in range(run.scratch.num_watched[0]):
+        session = int(run.scratch.sessions[watched].watched)
         if router.sessions[session].replica != place:
             continue
-        abort_ns = min(abort_ns, int(scratch.sessions[session].abort_at_ns))
-        row = row_of(plans, plan, scratch, session)
-        tokens = plans.requests[plans.plans[plan].first_request + row].abort_tokens
-        if tokens > 0 and state.rows[row].status == ROW_RUNNING:
-            most = min(most, max(1, int(tokens - state.rows[row].output)))
+        abort_ns = min(abort_ns, int(run.scratch.sessions[session].abort_at_ns))
+        row = row_of(run, plan, session)
+        tokens = run.plans.requests[run.plans.plans[plan].first_request + row].abort_tokens
+        if tokens > 0 and run.state.rows[row].status == ROW_RUNNING:
+            most = min(most, max(1, int(tokens - run.state.rows[row].output)))
     return abort_ns, most
 
 
 @jit
-def first_with_enough(
-    plans: PlanArrays, plan: int, scratch: Scratch, router: Router, state: AnyState, place: int
-) -> int:
+def first_with_enough(run: AnyRun, plan: int, router: Router, place: int) -> int:
     """The first session of a replica whose client has received the tokens after which it leaves; -1: none."""
     first = -1
-    for watched in range(scratch.num_watched[0]):
-        session = int(scratch.sessions[watched].watched)
+    for watched in range(run.scratch.num_watched[0]):
+        session = int(run.scratch.sessions[watched].watched)
         if router.sessions[session].replica != place or (0 <= first < session):
             continue
-        row = row_of(plans, plan, scratch, session)
-        if 0 < plans.requests[plans.plans[plan].first_request + row].abort_tokens <= state.rows[row].output:
+        row = row_of(run, plan, session)
+        if 0 < run.plans.requests[run.plans.plans[plan].first_request + row].abort_tokens <= run.state.rows[row].output:
             first = session
     return first
 
@@ -98,40 +83,23 @@ def first_of_replicas(router: Router, scratch: Scratch, expected: int) -> int:
 
 
 @jit
-def arriving_row(plans: PlanArrays, plan: int, scratch: Scratch, session: int) -> int:
-    """The row of a session's next request."""
-    first = plans.sessions[plans.plans[plan].first_session + session].first_request
-    return int(first + scratch.sessions[session].next_request - plans.plans[plan].first_request)
-
-
-@jit
-def begin_slots(
-    plans: PlanArrays,
-    plan: int,
-    scratch: Scratch,
-    router: Router,
-    place: int,
-    state: EngineState,
-    cost: CostArrays,
-    outcome: SimOutcome,
-    now_ns: int,
-) -> bool:
+def begin_slots(run: SlotRun, plan: int, router: Router, place: int, now_ns: int) -> bool:
     """An idle replica decides its next step, if it has work; False: its work can never be done."""
-    server, replica = state.server[0], router.replicas[place]
+    server, replica = run.state.server[0], router.replicas[place]
     if server.num_running + server.num_waiting == 0:
         return True
-    replica.loaded = load_head_keys(plans, plan, state, int(replica.loaded))
-    kind = schedule(state)
+    replica.loaded = load_head_keys(run.plans, plan, run.state, int(replica.loaded))
+    kind = schedule(run.state)
     if server.num_evicted > 0 or server.num_preempted > 0:
-        note_losses(plans, plan, state, outcome, now_ns)
+        note_losses(run, plan, now_ns)
     replica.start_ns, replica.taken, replica.most = now_ns, 1, 0
     if kind == STEP_PREFILL:
         replica.loaded = -1  # after a preemption it may return with more blocks
-        replica.end_ns = now_ns + run_prefill(plans, plan, state, cost, outcome, now_ns)
+        replica.end_ns = now_ns + run_prefill(run, plan, now_ns)
     elif kind == STEP_DECODE:
-        abort_ns, most = next_of_replica(plans, plan, scratch, router, state, place)
-        most = min(most, steps_ahead(state, FAR))
-        _, spent_ns = decodes_until(state, cost, steps_so_far(outcome, plan), now_ns, FAR, abort_ns, most)
+        abort_ns, most = next_of_replica(run, plan, router, place)
+        most = min(most, steps_ahead(run.state, FAR))
+        _, spent_ns = decodes_until(run, plan, now_ns, FAR, abort_ns, most)
         replica.most, replica.abort_ns, replica.end_ns = most, abort_ns, now_ns + spent_ns
     else:
         replica.end_ns = now_ns + IDLE_STEP_NS
@@ -140,35 +108,25 @@ def begin_slots(
 
 
 @jit
-def begin_paged(
-    plans: PlanArrays,
-    plan: int,
-    scratch: Scratch,
-    router: Router,
-    place: int,
-    state: PagedState,
-    cost: PagedCosts,
-    outcome: SimOutcome,
-    now_ns: int,
-) -> bool:
+def begin_paged(run: PagedRun, plan: int, router: Router, place: int, now_ns: int) -> bool:
     """As ``begin_slots``."""
-    server, replica = state.server[0], router.replicas[place]
-    if paged_has_work(state) == 0:
+    server, replica = run.state.server[0], router.replicas[place]
+    if paged_has_work(run.state) == 0:
         return True
     server.now_ns = now_ns
-    replica.loaded = schedule_paged(plans, plan, state, int(replica.loaded))
+    replica.loaded = schedule_paged(run, plan, int(replica.loaded))
     if server.num_evicted > replica.num_evicted:
-        note_evicted(plan, outcome, int(server.num_evicted - replica.num_evicted), now_ns)
+        note_evicted(run, plan, int(server.num_evicted - replica.num_evicted), now_ns)
         replica.num_evicted = server.num_evicted
-    note_decision(plans, plan, state, outcome, now_ns)
-    step = state.steps[server.current]
+    note_decision(run, plan, now_ns)
+    step = run.state.steps[server.current]
     replica.start_ns, replica.most, replica.end_ns = now_ns, 0, now_ns
     if step.num_chunk_tokens > 0:
-        replica.end_ns = now_ns + run_mixed(plan, state, cost, outcome, now_ns)
+        replica.end_ns = now_ns + run_mixed(run, plan, now_ns)
     elif step.num_scheduled > 0:
-        abort_ns, most = next_of_replica(plans, plan, scratch, router, state, place)
-        most = min(most, 1 + more_equal_steps(state))
-        _, spent_ns = paged_decodes_until(state, cost, steps_so_far(outcome, plan), now_ns, FAR, abort_ns, most)
+        abort_ns, most = next_of_replica(run, plan, router, place)
+        most = min(most, 1 + more_equal_steps(run.state))
+        _, spent_ns = paged_decodes_until(run, plan, now_ns, FAR, abort_ns, most)
         replica.most, replica.abort_ns, replica.end_ns = most, abort_ns, now_ns + spent_ns
     elif step.num_preempted == 0:
         return bool(server.num_running + server.num_waiting == 0)
@@ -190,38 +148,20 @@ def has_room_paged(state: PagedState) -> bool:
 
 
 @jit
-def finish_in_slots(
-    plans: PlanArrays,
-    plan: int,
-    state: EngineState,
-    scratch: Scratch,
-    outcome: SimOutcome,
-    replica: RoutedReplica,
-    expected: int,
-    now_ns: int,
-) -> int:
+def finish_in_slots(run: SlotRun, plan: int, replica: RoutedReplica, expected: int, now_ns: int) -> int:
     """The requests that end with the running steps of a replica; returns the new number of expected arrivals."""
-    num_finished = finish_steps(state, int(replica.taken))
+    num_finished = finish_steps(run.state, int(replica.taken))
     replica.open -= num_finished
     for place in range(num_finished):
-        expected = complete(plans, plan, scratch, outcome, expected, int(state.places[place].finished), now_ns)
+        expected = complete(run, plan, expected, int(run.state.places[place].finished), now_ns)
     return expected
 
 
 @jit
-def finish_in_blocks(
-    plans: PlanArrays,
-    plan: int,
-    state: PagedState,
-    scratch: Scratch,
-    outcome: SimOutcome,
-    replica: RoutedReplica,
-    expected: int,
-    now_ns: int,
-) -> int:
+def finish_in_blocks(run: PagedRun, plan: int, replica: RoutedReplica, expected: int, now_ns: int) -> int:
     """As ``finish_in_slots``."""
-    expected = end_steps(plans, plan, state, scratch, outcome, expected, now_ns)
-    replica.open -= state.server[0].num_finished
+    expected = end_steps(run, plan, expected, now_ns)
+    replica.open -= run.state.server[0].num_finished
     return expected
 
 
@@ -238,118 +178,85 @@ def stuck_paged(state: PagedState) -> int:
 
 
 @jit
-def reset_slots(state: EngineState, _cost: CostArrays) -> None:
-    """Make ``state`` a freshly started server."""
-    reset(state)
+def reset_slots(run: SlotRun) -> None:
+    """Make it a freshly started server."""
+    reset(run.state)
 
 
-reset_server = by_kind({EngineState: reset_slots, PagedState: reset_drafting})
-begin_steps = by_kind({EngineState: begin_slots, PagedState: begin_paged})
-run_equal_steps = by_kind({EngineState: run_decode, PagedState: run_decodes})
+reset_server = by_kind({SlotRun: reset_slots, PagedRun: reset_drafting})
+begin_steps = by_kind({SlotRun: begin_slots, PagedRun: begin_paged})
+run_equal_steps = by_kind({SlotRun: run_decode, PagedRun: run_decodes})
 has_room = by_kind({EngineState: has_room_in_slots, PagedState: has_room_paged})
-finish_requests = by_kind({EngineState: finish_in_slots, PagedState: finish_in_blocks})
+finish_requests = by_kind({SlotRun: finish_in_slots, PagedRun: finish_in_blocks})
 stuck_row = by_kind({EngineState: stuck_in_slots, PagedState: stuck_paged})
 
 
 @jit
-def take_decodes(
-    plan: int, state: AnyState, cost: AnyCosts, outcome: SimOutcome, replica: RoutedReplica, at_ns: int
-) -> None:
+def take_decodes(run: AnyRun, plan: int, replica: RoutedReplica, at_ns: int) -> None:
     """The equal decode steps of a replica end with the first that ends at ``at_ns`` or later, if another could be
     admitted.
     """
     if replica.most == 0:
         return
     until_ns = at_ns
-    if not has_room(state):
+    if not has_room(run.state):
         until_ns = FAR
     start_ns, abort_ns = int(replica.start_ns), int(replica.abort_ns)
-    taken, spent_ns = run_equal_steps(plan, state, cost, outcome, start_ns, until_ns, abort_ns, int(replica.most))
+    taken, spent_ns = run_equal_steps(run, plan, start_ns, until_ns, abort_ns, int(replica.most))
     replica.taken, replica.end_ns, replica.most = taken, start_ns + spent_ns, 0
 
 
 @jit
-def leave_replica(
-    plans: PlanArrays,
-    plan: int,
-    scratch: Scratch,
-    router: Router,
-    servers: Several[AnyState],
-    costs: Several[AnyCosts],
-    outcomes: Several[SimOutcome],
-    expected: int,
-    session: int,
-    at_ns: int,
-) -> int:
+def leave_replica(runs: Several[AnyRun], plan: int, router: Router, expected: int, session: int, at_ns: int) -> int:
     """The client leaves the current request of a session; returns the new number of expected arrivals."""
     place = int(router.sessions[session].replica)
-    take_decodes(plan, servers[place], costs[place], outcomes[place], router.replicas[place], FAR)
+    take_decodes(runs[place], plan, router.replicas[place], FAR)
     router.replicas[place].open -= 1
-    return leave(plans, plan, servers[place], scratch, outcomes[place], expected, session, at_ns)
+    return leave(runs[place], plan, expected, session, at_ns)
 
 
 @jit
-def end_replica(
-    plans: PlanArrays,
-    plan: int,
-    scratch: Scratch,
-    router: Router,
-    place: int,
-    state: AnyState,
-    cost: AnyCosts,
-    outcome: SimOutcome,
-    expected: int,
-    now_ns: int,
-) -> int:
+def end_replica(run: AnyRun, plan: int, router: Router, place: int, expected: int, now_ns: int) -> int:
     """The running steps of a replica are over; returns the new number of expected arrivals."""
     replica = router.replicas[place]
-    take_decodes(plan, state, cost, outcome, replica, FAR)
+    take_decodes(run, plan, replica, FAR)
     replica.end_ns = FAR
-    expected = finish_requests(plans, plan, state, scratch, outcome, replica, expected, now_ns)
+    expected = finish_requests(run, plan, replica, expected, now_ns)
     while True:
-        session = first_with_enough(plans, plan, scratch, router, state, place)
+        session = first_with_enough(run, plan, router, place)
         if session < 0:
             return expected
         replica.open -= 1
-        expected = leave(plans, plan, state, scratch, outcome, expected, session, now_ns)
+        expected = leave(run, plan, expected, session, now_ns)
 
 
 @jit
 def run_plan(  # noqa: C901  # one compiled loop
-    plans: PlanArrays,
-    plan: int,
-    scratch: Scratch,
-    router: Router,
-    sent: Several[PagedState],
-    servers: Several[AnyState],
-    costs: Several[AnyCosts],
-    outcomes: Several[SimOutcome],
+    runs: Several[AnyRun], plan: int, router: Router, sent: Several[PagedState]
 ) -> None:
     """Simulate one plan on fresh replicas, from its first request to the last completion."""
     reset_router(router, sent)
-    find_returns(plans, plan, scratch)
-    totals = outcomes[0].totals[plan]
-    expected = begin(plans, plan, scratch, outcomes[0], int(servers[0].server[1].limit))
+    find_returns(runs[0], plan)
+    plans, scratch, totals = runs[0].plans, runs[0].scratch, runs[0].outcome.totals[plan]
+    expected = begin(runs[0], plan, int(runs[0].state.server[1].limit))
     now_ns, began_ns = int(totals.end_ns), -1
     for place in range(len(router.replicas)):
-        reset_server(servers[place], costs[place])
+        reset_server(runs[place])
         if place > 0:
-            clear(outcomes[place].totals[plan])
+            clear(runs[place].outcome.totals[plan])
     while True:
         while expected > 0 and scratch.heap[0].at_ns <= now_ns:
             session = heap_pop(scratch.heap, expected)
             expected -= 1
-            place = route(plans, plan, router, sent, session, arriving_row(plans, plan, scratch, session))
+            place = route(plans, plan, router, sent, session, row_of(runs[0], plan, session))
             # After steps of no length a request may come when the next steps of this instant have begun.
-            until_ns = now_ns + (began_ns == now_ns)
-            take_decodes(plan, servers[place], costs[place], outcomes[place], router.replicas[place], until_ns)
-            arrive(plans, plan, scratch, servers[place], outcomes[place], session)
+            take_decodes(runs[place], plan, router.replicas[place], now_ns + (began_ns == now_ns))
+            arrive(runs[place], plan, session)
         for place in range(len(router.replicas)):
             if router.replicas[place].end_ns < FAR:
                 continue
-            state, cost, outcome = servers[place], costs[place], outcomes[place]
-            if not begin_steps(plans, plan, scratch, router, place, state, cost, outcome, now_ns):
-                row = stuck_row(state)
+            if not begin_steps(runs[place], plan, router, place, now_ns):
+                row = stuck_row(runs[place].state)
                 totals.stuck_session = plans.requests[plans.plans[plan].first_request + row].session
                 return
         began_ns = now_ns
@@ -358,28 +265,18 @@ def run_plan(  # noqa: C901  # one compiled loop
             return
         now_ns = at_ns
         while next_abort_ns(scratch) <= now_ns:
-            session = next_to_leave(scratch)
             totals.end_ns = now_ns
-            expected = leave_replica(plans, plan, scratch, router, servers, costs, outcomes, expected, session, now_ns)
+            expected = leave_replica(runs, plan, router, expected, next_to_leave(scratch), now_ns)
         for place in range(len(router.replicas)):
             if router.replicas[place].end_ns == now_ns:
                 totals.end_ns = now_ns
-                state, cost, outcome = servers[place], costs[place], outcomes[place]
-                expected = end_replica(plans, plan, scratch, router, place, state, cost, outcome, expected, now_ns)
+                expected = end_replica(runs[place], plan, router, place, expected, now_ns)
 
 
 @compiled
-def run_routed(
-    plans: PlanArrays,
-    scratch: Scratch,
-    router: Router,
-    sent: Several[PagedState],
-    servers: Several[AnyState],
-    costs: Several[AnyCosts],
-    outcomes: Several[SimOutcome],
-) -> None:
-    """Simulate all plans, each on fresh replicas."""
-    for plan in range(len(plans.plans)):
+def run_routed(runs: Several[AnyRun], router: Router, sent: Several[PagedState]) -> None:
+    """Simulate all plans, each on fresh replicas. runs: of each replica; plans, scratch and requests are the same."""
+    for plan in range(len(runs[0].plans.plans)):
         for place in range(len(router.replicas)):
-            take_costs(costs[place], plan)
-        run_plan(plans, plan, scratch, router, sent, servers, costs, outcomes)
+            take_costs(runs[place].cost, plan)
+        run_plan(runs, plan, router, sent)

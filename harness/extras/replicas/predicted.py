@@ -9,7 +9,7 @@ from typing import TypeVar, cast
 import numpy as np
 
 from harness.compiled.records import Several, record_fields
-from harness.extras.replicas.kernel import AnyCosts, run_routed
+from harness.extras.replicas.kernel import run_routed
 from harness.extras.replicas.routing import new_router
 from harness.extras.replicas.simulated import check_simulated_router
 from harness.model.engine import CostModel, EngineConfig
@@ -19,7 +19,7 @@ from harness.model.engine.paged_state import new_paged_state
 from harness.model.plan.model import Plan, RequestPlan, SessionPlan
 from harness.model.sim.draws import Draws, nominal
 from harness.model.sim.kernel import arrays as layout
-from harness.model.sim.kernel.arrivals import AnyState
+from harness.model.sim.kernel.arrivals import AnyRun, PagedRun, SlotRun
 from harness.model.sim.kernel.paged_costs import PagedCosts, paged_costs
 from harness.model.sim.plans import check_slots, check_times, plan_arrays
 from harness.model.sim.simulate import check_admitted
@@ -53,18 +53,22 @@ class DrawsOnReplicas:
             first,
             *(layout.new_outcome(arrays, config)._replace(requests=first.requests) for _ in replicas[1:]),
         ]
-        states: list[AnyState]
-        costs: list[AnyCosts]
         if config.rule_set.is_paged:
             most_decodes = min(config.max_num_seqs, int(arrays.plans["num_sessions"].max()))
             in_blocks = paged_costs(config.paged, draws.models, most_decodes, draws.noise_seeds, draws.noise)
-            states = [new_paged_state(config.paged, num_rows) for _ in replicas]
-            costs = [_costs_of(in_blocks, place) for place in replicas]
+            runs: list[AnyRun] = [
+                PagedRun(arrays, new_paged_state(config.paged, num_rows), scratch, outcome, _costs_of(in_blocks, place))
+                for place, outcome in enumerate(outcomes)
+            ]
         else:
             in_slots = draws.costs(config)
-            states = [new_state(config, num_rows, with_events=False) for _ in replicas]
-            costs = [_costs_of(in_slots, place) for place in replicas]
-        run_routed(arrays, scratch, router, sent, Several(states), Several(costs), Several(outcomes))
+            runs = [
+                SlotRun(
+                    arrays, new_state(config, num_rows, with_events=False), scratch, outcome, _costs_of(in_slots, place)
+                )
+                for place, outcome in enumerate(outcomes)
+            ]
+        run_routed(Several(runs), router, sent)
         check_admitted(first, hint="Give more KV memory or shorter prompts")
         return _summed(outcomes)
 

@@ -26,7 +26,8 @@ from harness.model.engine.steps import FAR
 from harness.model.experiment import build_plan
 from harness.model.plan.model import Plan
 from harness.model.sim.kernel import arrays as layout
-from harness.model.sim.kernel import events as kernel
+from harness.model.sim.kernel.arrivals import SlotRun
+from harness.model.sim.kernel.events import run_plans
 from harness.model.sim.plans import check_slots, check_times, plan_arrays
 from harness.model.sim.simulate import run_paged
 from harness.model.spec import ServerShape, WindowSpec
@@ -91,10 +92,10 @@ class GroupFigures(NamedTuple):
 
 
 class _Memory(NamedTuple):
-    """The kernel bound to state and tables of one size of server, and the table that it writes its results to."""
+    """The kernel bound to the tables of one size of server, and these tables."""
 
     run_plans: Callable[..., None]
-    outcome: layout.SimOutcome
+    tables: SlotRun
 
 
 def build_plans(inputs: InputSpec) -> tuple[list[Plan], list[tuple[int, str, int, int]]]:
@@ -259,9 +260,10 @@ class Evaluator:
         if self.space.window is not None:
             return [self._windows(config, group, self.space.window) for group in groups]
         check_times(self._arrays, config, [self._cost_model])
-        cost = layout.cost_arrays(config, self._cost_model)
-        run_plans, outcome = self._memory(config)
-        run_plans(cost, first, last, FAR)
+        run_plans, tables = self._memory(config)
+        layout.copy_costs(layout.cost_arrays(config, self._cost_model), tables.cost)
+        run_plans(first, last, FAR)
+        outcome = tables.outcome
         if outcome.totals["stuck_session"][first:last].max() >= 0:
             raise PlanError("its KV memory is too small for a request of the inputs", where=str(config.kv_slots))
         latencies_ns = outcome.requests["completed_ns"] - outcome.requests["arrival_ns"]
@@ -299,8 +301,9 @@ class Evaluator:
             if len(self._states) >= MOST_STATES:
                 del self._states[next(iter(self._states))]
             state, scratch = new_state(config, self._most_requests), layout.new_scratch(self._arrays)
-            outcome = layout.new_outcome(self._arrays, config)
-            memory = _Memory(bind(kernel.run_plans, self._arrays, state, scratch, outcome), outcome)
+            outcome, cost = layout.new_outcome(self._arrays, config), layout.cost_arrays(config, self._cost_model)
+            tables = SlotRun(self._arrays, state, scratch, outcome, cost)
+            memory = _Memory(bind(run_plans, tables), tables)
         self._states[key] = memory
         return memory
 

@@ -22,7 +22,8 @@ from harness.model.engine.scheduler import CALLERS, STEP_KINDS
 from harness.model.engine.steps import FAR
 from harness.model.plan.model import Plan
 from harness.model.sim.kernel import arrays as layout
-from harness.model.sim.kernel import events as kernel
+from harness.model.sim.kernel.arrivals import PagedRun, SlotRun
+from harness.model.sim.kernel.events import run_plans
 from harness.model.sim.kernel.paged_costs import paged_costs
 from harness.model.sim.kernel.paged_events import run_paged_plans
 from harness.model.sim.plans import check_slots, check_times, plan_arrays
@@ -131,9 +132,9 @@ def _run(  # noqa: PLR0913  # what a call of the kernel depends on
     """room: for records of steps and of evictions. Raises PlanError when a request can never be admitted."""
     most_requests = int(arrays.plans["num_requests"].max())
     state = new_state(config, most_requests, with_events=False, evicts_by_last_use=evicts_by_last_use)
-    outcome, scratch = layout.new_outcome(arrays, config, *room), layout.new_scratch(arrays)
-    num_plans = len(arrays.plans)
-    kernel.run_plans(arrays, state, scratch, outcome, cost, 0, num_plans, FAR if max_steps is None else max_steps)
+    outcome = layout.new_outcome(arrays, config, *room)
+    tables = SlotRun(arrays, state, layout.new_scratch(arrays), outcome, cost)
+    run_plans(tables, 0, len(arrays.plans), FAR if max_steps is None else max_steps)
     check_admitted(outcome, hint="Give more kv_slots or shorter prompts")
     return outcome
 
@@ -263,7 +264,7 @@ def run_paged(  # noqa: PLR0913  # what a call of the kernel depends on
     room = (len(arrays.requests) * 16 + 64, 0) if with_records else (0, 0)
     while True:
         outcome = layout.new_outcome(arrays, config, *room)
-        run_paged_plans(arrays, state, scratch, outcome, cost, 0, len(arrays.plans), max_steps)
+        run_paged_plans(PagedRun(arrays, state, scratch, outcome, cost), 0, len(arrays.plans), max_steps)
         check_admitted(outcome, hint="Give more num_gpu_blocks or shorter prompts")
         if not with_records:
             return outcome

@@ -6,9 +6,10 @@ All values are int64, times in ns after the common start.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from harness.compiled.records import IntArray, Records, new_records, records_of
 from harness.model.engine.config import EngineConfig
@@ -264,6 +265,12 @@ def cost_arrays(config: EngineConfig, cost_model: CostModel) -> CostArrays:
     """A cost model's coefficients for one configuration."""
     batch, other = _costs(config, [cost_model], 0)
     return CostArrays(batch, other, NO_NOISE, NO_BATCH, NO_OTHER)
+
+
+def copy_costs(costs: CostArrays, into: CostArrays) -> None:
+    """Write the coefficients into the tables of other costs for a server of the same limit."""
+    for table, other in ((costs.batch, into.batch), (costs.other, into.other)):
+        np.copyto(cast("NDArray[np.void]", other), cast("NDArray[np.void]", table))
 
 
 def drawn_cost_arrays(

@@ -7,7 +7,7 @@ client leaves is dropped at the end of the running step, before the tokens of th
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from harness.compiled import always_inline, by_kind, jit
 from harness.compiled.records import Records
@@ -16,38 +16,70 @@ from harness.model.engine.paged_steps import abort_paged, keep_paged, submit_pag
 from harness.model.engine.retention import PIN_FACTOR
 from harness.model.engine.state import ROW_RUNNING, EngineState
 from harness.model.engine.steps import FAR, abort, submit
-from harness.model.sim.kernel.arrays import OWNER_STRIDE, Arrival, PlanArrays, PlanTotals, Scratch, SimOutcome
+from harness.model.sim.kernel.arrays import (
+    OWNER_STRIDE,
+    Arrival,
+    CostArrays,
+    PlanArrays,
+    PlanTotals,
+    Scratch,
+    SimOutcome,
+)
+from harness.model.sim.kernel.paged_costs import PagedCosts
 
 AnyState: TypeAlias = EngineState | PagedState
 """Both have ``server``, ``rows`` and ``prefix`` with the fields that are read here."""
 
 
+class SlotRun(NamedTuple):
+    """Every table of plans that run on a server with slots, one plan after another."""
+
+    plans: PlanArrays
+    state: EngineState
+    scratch: Scratch
+    outcome: SimOutcome
+    cost: CostArrays
+
+
+class PagedRun(NamedTuple):
+    """As ``SlotRun``, on a server with paged KV memory."""
+
+    plans: PlanArrays
+    state: PagedState
+    scratch: Scratch
+    outcome: SimOutcome
+    cost: PagedCosts
+
+
+AnyRun: TypeAlias = SlotRun | PagedRun
+
+
 @jit
-def watch(plans: PlanArrays, scratch: Scratch, session: int, request: int) -> None:
+def watch(run: AnyRun, session: int, request: int) -> None:
     """Remember a request that has arrived if its client may leave it. ``request`` is its index in all plans."""
-    planned = plans.requests[request]
+    planned = run.plans.requests[request]
     if planned.abort_ns == 0 and planned.abort_tokens == 0:
         return
-    place = scratch.num_watched[0]
-    scratch.num_watched[0] = place + 1
-    scratch.sessions[place].watched = session
-    scratch.sessions[session].abort_at_ns = FAR
+    place = run.scratch.num_watched[0]
+    run.scratch.num_watched[0] = place + 1
+    run.scratch.sessions[place].watched = session
+    run.scratch.sessions[session].abort_at_ns = FAR
     if planned.abort_ns > 0:
-        scratch.sessions[session].abort_at_ns = scratch.sessions[session].arrival_ns + planned.abort_ns
+        run.scratch.sessions[session].abort_at_ns = run.scratch.sessions[session].arrival_ns + planned.abort_ns
 
 
 @jit
-def unwatch(plans: PlanArrays, scratch: Scratch, session: int, request: int) -> None:
+def unwatch(run: AnyRun, session: int, request: int) -> None:
     """Forget a request that has ended."""
-    planned = plans.requests[request]
+    planned = run.plans.requests[request]
     if planned.abort_ns == 0 and planned.abort_tokens == 0:
         return
     place = 0
-    while scratch.sessions[place].watched != session:
+    while run.scratch.sessions[place].watched != session:
         place += 1
-    last = scratch.num_watched[0] - 1
-    scratch.num_watched[0] = last
-    scratch.sessions[place].watched = scratch.sessions[last].watched
+    last = run.scratch.num_watched[0] - 1
+    run.scratch.num_watched[0] = last
+    run.scratch.sessions[place].watched = run.scratch.sessions[last].watched
 
 
 @jit
@@ -66,34 +98,34 @@ def next_to_leave(scratch: Scratch) -> int:
 
 
 @jit
-def row_of(plans: PlanArrays, plan: int, scratch: Scratch, session: int) -> int:
+def row_of(run: AnyRun, plan: int, session: int) -> int:
     """The engine's row of a session's current request."""
-    planned = plans.sessions[plans.plans[plan].first_session + session]
-    return int(planned.first_request - plans.plans[plan].first_request + scratch.sessions[session].next_request)
+    planned = run.plans.sessions[run.plans.plans[plan].first_session + session]
+    return int(planned.first_request - run.plans.plans[plan].first_request + run.scratch.sessions[session].next_request)
 
 
 @jit
-def has_enough(plans: PlanArrays, plan: int, scratch: Scratch, state: AnyState) -> int:
+def has_enough(run: AnyRun, plan: int) -> int:
     """The first session whose client has received the tokens after which it leaves; -1: none."""
     first = -1
-    for place in range(scratch.num_watched[0]):
-        session = int(scratch.sessions[place].watched)
-        row = row_of(plans, plan, scratch, session)
-        tokens = plans.requests[plans.plans[plan].first_request + row].abort_tokens
-        if 0 < tokens <= state.rows[row].output and (first < 0 or session < first):
+    for place in range(run.scratch.num_watched[0]):
+        session = int(run.scratch.sessions[place].watched)
+        row = row_of(run, plan, session)
+        tokens = run.plans.requests[run.plans.plans[plan].first_request + row].abort_tokens
+        if 0 < tokens <= run.state.rows[row].output and (first < 0 or session < first):
             first = session
     return first
 
 
 @jit
-def steps_to_enough(plans: PlanArrays, plan: int, scratch: Scratch, state: AnyState) -> int:
+def steps_to_enough(run: AnyRun, plan: int) -> int:
     """How many decode steps may be taken until some client has received the tokens after which it leaves."""
     most = FAR
-    for place in range(scratch.num_watched[0]):
-        row = row_of(plans, plan, scratch, int(scratch.sessions[place].watched))
-        tokens = plans.requests[plans.plans[plan].first_request + row].abort_tokens
-        if tokens > 0 and state.rows[row].status == ROW_RUNNING:
-            most = min(most, tokens - state.rows[row].output)
+    for place in range(run.scratch.num_watched[0]):
+        row = row_of(run, plan, int(run.scratch.sessions[place].watched))
+        tokens = run.plans.requests[run.plans.plans[plan].first_request + row].abort_tokens
+        if tokens > 0 and run.state.rows[row].status == ROW_RUNNING:
+            most = min(most, tokens - run.state.rows[row].output)
     return max(most, 1)
 
 
@@ -206,79 +238,77 @@ def load_shared_keys(plans: PlanArrays, plan: int, state: AnyState, request: int
 
 
 @always_inline
-def note_arrival(plans: PlanArrays, plan: int, scratch: Scratch, outcome: SimOutcome, session: int) -> int:
+def note_arrival(run: AnyRun, plan: int, session: int) -> int:
     """The next request of a session arrives: nothing is known of its end. Returns its row."""
-    place = int(plans.plans[plan].first_session + session)
-    request = int(plans.sessions[place].first_request + scratch.sessions[session].next_request)
-    outcome.requests[request].arrival_ns = scratch.sessions[session].arrival_ns
-    outcome.requests[request].admitted_ns = -1
-    outcome.requests[request].first_token_ns = -1
-    outcome.requests[request].preemptions = 0
-    outcome.requests[request].cached_tokens = 0
-    outcome.requests[request].hash_hit_tokens = 0
-    outcome.requests[request].aborted_tokens = -1
-    watch(plans, scratch, session, request)
-    return int(request - plans.plans[plan].first_request)
+    place = int(run.plans.plans[plan].first_session + session)
+    request = int(run.plans.sessions[place].first_request + run.scratch.sessions[session].next_request)
+    run.outcome.requests[request].arrival_ns = run.scratch.sessions[session].arrival_ns
+    run.outcome.requests[request].admitted_ns = -1
+    run.outcome.requests[request].first_token_ns = -1
+    run.outcome.requests[request].preemptions = 0
+    run.outcome.requests[request].cached_tokens = 0
+    run.outcome.requests[request].hash_hit_tokens = 0
+    run.outcome.requests[request].aborted_tokens = -1
+    watch(run, session, request)
+    return int(request - run.plans.plans[plan].first_request)
 
 
 @always_inline
-def submit_slots(plans: PlanArrays, plan: int, _scratch: Scratch, state: EngineState, session: int, row: int) -> None:
+def submit_slots(run: SlotRun, plan: int, session: int, row: int) -> None:
     """The request of this row joins the queue of a server with slots."""
-    planned = plans.requests[plans.plans[plan].first_request + row]
+    planned = run.plans.requests[run.plans.plans[plan].first_request + row]
     generate, prompt = int(planned.generate), int(planned.keep + planned.new)
-    root = int(plans.sessions[plans.plans[plan].first_session + session].root)
-    submit(state, row, prompt, generate, generate, root)
+    root = int(run.plans.sessions[run.plans.plans[plan].first_session + session].root)
+    submit(run.state, row, prompt, generate, generate, root)
 
 
 @always_inline
-def submit_blocks(plans: PlanArrays, plan: int, scratch: Scratch, state: PagedState, session: int, row: int) -> None:
+def submit_blocks(run: PagedRun, plan: int, session: int, row: int) -> None:
     """The request of this row joins the queue of a server with paged KV memory."""
-    planned = plans.requests[plans.plans[plan].first_request + row]
-    submit_paged(state, row, int(planned.keep + planned.new), int(planned.generate), int(planned.generate))
-    if len(scratch.returns) > 0:
-        wait_ns, own = int(planned.wait_ns), plans.sessions[plans.plans[plan].first_session + session]
-        if scratch.sessions[session].next_request + 1 == own.num_requests:
-            return_ns = int(scratch.returns[session].return_ns)
+    planned = run.plans.requests[run.plans.plans[plan].first_request + row]
+    submit_paged(run.state, row, int(planned.keep + planned.new), int(planned.generate), int(planned.generate))
+    if len(run.scratch.returns) > 0:
+        wait_ns, own = int(planned.wait_ns), run.plans.sessions[run.plans.plans[plan].first_session + session]
+        if run.scratch.sessions[session].next_request + 1 == own.num_requests:
+            return_ns = int(run.scratch.returns[session].return_ns)
             wait_ns = return_ns if return_ns < FAR else 0
-        keep_paged(state, row, PIN_FACTOR * wait_ns)
+        keep_paged(run.state, row, PIN_FACTOR * wait_ns)
 
 
-submit_row = by_kind({EngineState: submit_slots, PagedState: submit_blocks})
+submit_row = by_kind({SlotRun: submit_slots, PagedRun: submit_blocks})
 abort_row = by_kind({EngineState: abort, PagedState: abort_paged})
 
 
 @always_inline
-def arrive(plans: PlanArrays, plan: int, scratch: Scratch, state: AnyState, outcome: SimOutcome, session: int) -> None:
+def arrive(run: AnyRun, plan: int, session: int) -> None:
     """The next request of a session joins the queue."""
-    row = note_arrival(plans, plan, scratch, outcome, session)
-    submit_row(plans, plan, scratch, state, session, row)
+    row = note_arrival(run, plan, session)
+    submit_row(run, plan, session, row)
 
 
 @always_inline
-def complete(
-    plans: PlanArrays, plan: int, scratch: Scratch, outcome: SimOutcome, waiting: int, row: int, now_ns: int
-) -> int:
+def complete(run: AnyRun, plan: int, waiting: int, row: int, now_ns: int) -> int:
     """Record that a request ended, and schedule what follows it; returns the new number of expected arrivals."""
-    first_session = plans.plans[plan].first_session
-    request = plans.sessions[first_session].first_request + row
-    outcome.requests[request].completed_ns = now_ns
-    session = int(plans.requests[request].session)
-    unwatch(plans, scratch, session, request)
-    own = plans.sessions[first_session + session]
+    first_session = run.plans.plans[plan].first_session
+    request = run.plans.sessions[first_session].first_request + row
+    run.outcome.requests[request].completed_ns = now_ns
+    session = int(run.plans.requests[request].session)
+    unwatch(run, session, request)
+    own = run.plans.sessions[first_session + session]
     if request + 1 < own.first_request + own.num_requests:
-        scratch.sessions[session].next_request += 1
-        pinned_ns = plans.requests[request + 1].pinned_ns
-        scratch.sessions[session].arrival_ns = (
-            now_ns + plans.requests[request].wait_ns if pinned_ns < 0 else max(now_ns, pinned_ns)
+        run.scratch.sessions[session].next_request += 1
+        pinned_ns = run.plans.requests[request + 1].pinned_ns
+        run.scratch.sessions[session].arrival_ns = (
+            now_ns + run.plans.requests[request].wait_ns if pinned_ns < 0 else max(now_ns, pinned_ns)
         )
-        heap_push(scratch, waiting, session)
+        heap_push(run.scratch, waiting, session)
         return waiting + 1
     for edge in range(own.first_follower, own.first_follower + own.num_followers):
-        follower = plans.followers[edge]
-        scratch.sessions[follower].num_missing -= 1
-        if scratch.sessions[follower].num_missing == 0:
-            scratch.sessions[follower].arrival_ns = now_ns + plans.sessions[first_session + follower].start_ns
-            heap_push(scratch, waiting, follower)
+        follower = run.plans.followers[edge]
+        run.scratch.sessions[follower].num_missing -= 1
+        if run.scratch.sessions[follower].num_missing == 0:
+            run.scratch.sessions[follower].arrival_ns = now_ns + run.plans.sessions[first_session + follower].start_ns
+            heap_push(run.scratch, waiting, follower)
             waiting += 1
     return waiting
 
@@ -302,20 +332,20 @@ def clear(totals: PlanTotals) -> None:
 
 
 @jit
-def begin(plans: PlanArrays, plan: int, scratch: Scratch, outcome: SimOutcome, limit: int) -> int:
+def begin(run: AnyRun, plan: int, limit: int) -> int:
     """The first arrivals of a plan, and nothing counted; returns how many arrivals are expected."""
-    clear(outcome.totals[plan])
+    clear(run.outcome.totals[plan])
     for i in range(limit + 1):
-        outcome.histogram[plan, i] = 0
-    scratch.num_watched[0] = 0
-    first_session = plans.plans[plan].first_session
+        run.outcome.histogram[plan, i] = 0
+    run.scratch.num_watched[0] = 0
+    first_session = run.plans.plans[plan].first_session
     waiting = 0
-    for session in range(plans.plans[plan].num_sessions):
-        scratch.sessions[session].next_request = 0
-        scratch.sessions[session].num_missing = plans.sessions[first_session + session].num_before
-        if scratch.sessions[session].num_missing == 0:
-            scratch.sessions[session].arrival_ns = plans.sessions[first_session + session].start_ns
-            heap_push(scratch, waiting, session)
+    for session in range(run.plans.plans[plan].num_sessions):
+        run.scratch.sessions[session].next_request = 0
+        run.scratch.sessions[session].num_missing = run.plans.sessions[first_session + session].num_before
+        if run.scratch.sessions[session].num_missing == 0:
+            run.scratch.sessions[session].arrival_ns = run.plans.sessions[first_session + session].start_ns
+            heap_push(run.scratch, waiting, session)
             waiting += 1
     return waiting
 
@@ -328,24 +358,15 @@ def next_abort_ns(scratch: Scratch) -> int:
 
 
 @jit
-def leave(
-    plans: PlanArrays,
-    plan: int,
-    state: AnyState,
-    scratch: Scratch,
-    outcome: SimOutcome,
-    expected: int,
-    session: int,
-    at_ns: int,
-) -> int:
+def leave(run: AnyRun, plan: int, expected: int, session: int, at_ns: int) -> int:
     """The client leaves the current request of a session; returns the new number of expected arrivals."""
-    row = row_of(plans, plan, scratch, session)
-    result = outcome.requests[plans.plans[plan].first_request + row]
-    if result.first_token_ns >= at_ns and plans.requests[plans.plans[plan].first_request + row].abort_ns > 0:
+    row = row_of(run, plan, session)
+    result = run.outcome.requests[run.plans.plans[plan].first_request + row]
+    if result.first_token_ns >= at_ns and run.plans.requests[run.plans.plans[plan].first_request + row].abort_ns > 0:
         result.first_token_ns = -1  # its prefill ends without a token for it; slots note the end of a prefill before
-    result.aborted_tokens = state.rows[row].output
-    abort_row(state, row)
-    return complete(plans, plan, scratch, outcome, expected, row, at_ns)
+    result.aborted_tokens = run.state.rows[row].output
+    abort_row(run.state, row)
+    return complete(run, plan, expected, row, at_ns)
 
 
 @jit
@@ -366,42 +387,26 @@ def leaves_first(scratch: Scratch, expected: int, end_ns: int) -> int:
 
 
 @jit
-def leave_by(
-    plans: PlanArrays,
-    plan: int,
-    state: AnyState,
-    scratch: Scratch,
-    outcome: SimOutcome,
-    expected: int,
-    end_ns: int,
-) -> int:
+def leave_by(run: AnyRun, plan: int, expected: int, end_ns: int) -> int:
     """Process the running step, which ends at ``end_ns``: arrivals before its end and clients that leave by then."""
     while True:
-        session = leaves_first(scratch, expected, end_ns)
+        session = leaves_first(run.scratch, expected, end_ns)
         if session >= 0:
-            at_ns = int(scratch.sessions[session].abort_at_ns)
-            expected = leave(plans, plan, state, scratch, outcome, expected, session, at_ns)
+            at_ns = int(run.scratch.sessions[session].abort_at_ns)
+            expected = leave(run, plan, expected, session, at_ns)
         elif session == -1:
-            session = heap_pop(scratch.heap, expected)
+            session = heap_pop(run.scratch.heap, expected)
             expected -= 1
-            arrive(plans, plan, scratch, state, outcome, session)
+            arrive(run, plan, session)
         else:
             return expected
 
 
 @jit
-def leave_with_enough(
-    plans: PlanArrays,
-    plan: int,
-    state: AnyState,
-    scratch: Scratch,
-    outcome: SimOutcome,
-    expected: int,
-    now_ns: int,
-) -> int:
+def leave_with_enough(run: AnyRun, plan: int, expected: int, now_ns: int) -> int:
     """Clients leave that have received the tokens after which they leave, in the order of their sessions."""
     while True:
-        session = has_enough(plans, plan, scratch, state)
+        session = has_enough(run, plan)
         if session < 0:
             return expected
-        expected = leave(plans, plan, state, scratch, outcome, expected, session, now_ns)
+        expected = leave(run, plan, expected, session, now_ns)

@@ -9,8 +9,9 @@ from __future__ import annotations
 from harness.compiled import always_inline, compiled, jit
 from harness.model.engine.state import FS_PER_NS, STEP_DECODE, STEP_IDLE, STEP_PREFILL, EngineState
 from harness.model.engine.steps import FAR, IDLE_STEP_NS, equal_steps, finish_steps, reset, schedule
-from harness.model.sim.kernel.arrays import CostArrays, PlanArrays, Scratch, SimOutcome, noise_place
+from harness.model.sim.kernel.arrays import CostArrays, SimOutcome, noise_place
 from harness.model.sim.kernel.arrivals import (
+    SlotRun,
     arrive,
     begin,
     complete,
@@ -108,50 +109,39 @@ def steps_so_far(outcome: SimOutcome, plan: int) -> int:
 
 
 @jit
-def admit(plans: PlanArrays, plan: int, state: EngineState, outcome: SimOutcome, now_ns: int) -> tuple[int, int]:
+def admit(run: SlotRun, plan: int, now_ns: int) -> tuple[int, int]:
     """Record the admission of the prefill just scheduled; returns (session, number of its request), within the plan."""
-    server = state.server[0]
-    request = int(plans.plans[plan].first_request + state.places[0].batch)
-    result = outcome.requests[request]
+    server = run.state.server[0]
+    request = int(run.plans.plans[plan].first_request + run.state.places[0].batch)
+    result = run.outcome.requests[request]
     if result.admitted_ns < 0:
         result.admitted_ns = now_ns
         result.cached_tokens = server.cached_tokens
         result.hash_hit_tokens = server.hit_tokens
-    totals = outcome.totals[plan]
+    totals = run.outcome.totals[plan]
     totals.prefills += 1
     totals.computed_tokens += server.computed_tokens
     totals.cached_tokens += server.cached_tokens
-    session = int(plans.requests[request].session)
-    return session, int(request - plans.sessions[plans.plans[plan].first_session + session].first_request)
+    session = int(run.plans.requests[request].session)
+    return session, int(request - run.plans.sessions[run.plans.plans[plan].first_session + session].first_request)
 
 
 @jit
-def spend_prefill(outcome: SimOutcome, plan: int, num_decoding: int, duration_ns: int) -> None:
-    """Add a prefill's time, and the waiting time of the other running requests, which are ready to decode."""
-    outcome.totals[plan].prefill_ns += duration_ns
-    outcome.totals[plan].wait_ns += num_decoding * duration_ns
-
-
-@jit
-def note_first_token(plans: PlanArrays, plan: int, outcome: SimOutcome, row: int, at_ns: int) -> None:
-    """A prefill ended: record the request's first token, unless the prefill followed a preemption."""
-    result = outcome.requests[plans.plans[plan].first_request + row]
-    if result.first_token_ns < 0:
-        result.first_token_ns = at_ns
-
-
-@jit
-def run_prefill(
-    plans: PlanArrays, plan: int, state: EngineState, cost: CostArrays, outcome: SimOutcome, now_ns: int
-) -> int:
+def run_prefill(run: SlotRun, plan: int, now_ns: int) -> int:
     """Record the prefill just scheduled; returns its duration."""
-    server = state.server[0]
+    server = run.state.server[0]
     computed = int(server.computed_tokens)
-    duration_ns = noisy_ns(cost, steps_so_far(outcome, plan), prefill_ns(cost, computed, int(server.cached_tokens)))
-    session, number = admit(plans, plan, state, outcome, now_ns)
-    note_first_token(plans, plan, outcome, int(state.places[0].batch), now_ns + duration_ns)
-    record_step(outcome, plan, now_ns, STEP_PREFILL, 1, 0, computed, session, number, duration_ns)
-    spend_prefill(outcome, plan, int(server.num_running - 1), duration_ns)
+    duration_ns = noisy_ns(
+        run.cost, steps_so_far(run.outcome, plan), prefill_ns(run.cost, computed, int(server.cached_tokens))
+    )
+    session, number = admit(run, plan, now_ns)
+    result = run.outcome.requests[run.plans.plans[plan].first_request + run.state.places[0].batch]
+    if result.first_token_ns < 0:  # else the prefill follows a preemption
+        result.first_token_ns = now_ns + duration_ns
+    record_step(run.outcome, plan, now_ns, STEP_PREFILL, 1, 0, computed, session, number, duration_ns)
+    run.outcome.totals[plan].prefill_ns += duration_ns
+    # The other running requests, which are ready to decode, wait.
+    run.outcome.totals[plan].wait_ns += (server.num_running - 1) * duration_ns
     return duration_ns
 
 
@@ -180,19 +170,16 @@ def steps_ahead(state: EngineState, max_steps: int) -> int:
 
 
 @always_inline
-def decodes_until(
-    state: EngineState, cost: CostArrays, number: int, now_ns: int, until_ns: int, abort_ns: int, most: int
-) -> tuple[int, int]:
+def decodes_until(run: SlotRun, plan: int, now_ns: int, until_ns: int, abort_ns: int, most: int) -> tuple[int, int]:
     """How many decode steps are taken from the one just scheduled on, at most ``most``, and their time.
 
-    number: of the first, which its noise is drawn by. Further steps start before ``until_ns`` and end before
-    ``abort_ns``.
+    Further steps start before ``until_ns`` and end before ``abort_ns``.
     """
-    server = state.server[0]
+    server, number = run.state.server[0], steps_so_far(run.outcome, plan)
     count = int(server.num_batch)
-    context_fs = cost.other[0].context_fs
-    step_fs = cost.batch[count].base_fs + context_fs * server.context_tokens + FS_PER_NS // 2
-    if context_fs == 0 and len(cost.noise) == 1:
+    context_fs = run.cost.other[0].context_fs
+    step_fs = run.cost.batch[count].base_fs + context_fs * server.context_tokens + FS_PER_NS // 2
+    if context_fs == 0 and len(run.cost.noise) == 1:
         each_ns = int(step_fs // FS_PER_NS)
         taken = most
         # Usually no request arrives meanwhile, and the division would cost as much as all the rest.
@@ -203,7 +190,7 @@ def decodes_until(
         return taken, taken * each_ns
     taken, spent_ns = 0, 0
     while taken < most and (taken == 0 or now_ns + spent_ns < until_ns):
-        each_ns = noisy_ns(cost, number + taken, int(step_fs // FS_PER_NS))
+        each_ns = noisy_ns(run.cost, number + taken, int(step_fs // FS_PER_NS))
         if taken > 0 and now_ns + spent_ns + each_ns >= abort_ns:
             break
         spent_ns += each_ns
@@ -213,137 +200,105 @@ def decodes_until(
 
 
 @jit
-def record_decodes(
-    plan: int, state: EngineState, cost: CostArrays, outcome: SimOutcome, now_ns: int, taken: int
-) -> None:
+def record_decodes(run: SlotRun, plan: int, now_ns: int, taken: int) -> None:
     """Record so many decode steps from the one just scheduled on."""
-    count, number = int(state.server[0].num_batch), steps_so_far(outcome, plan)
-    bucket, context_fs = int(cost.batch[count].bucket), cost.other[0].context_fs
-    step_fs = cost.batch[count].base_fs + context_fs * state.server[0].context_tokens + FS_PER_NS // 2
+    count, number = int(run.state.server[0].num_batch), steps_so_far(run.outcome, plan)
+    bucket, context_fs = int(run.cost.batch[count].bucket), run.cost.other[0].context_fs
+    step_fs = run.cost.batch[count].base_fs + context_fs * run.state.server[0].context_tokens + FS_PER_NS // 2
     for place in range(taken):
-        each_ns = noisy_ns(cost, number + place, int(step_fs // FS_PER_NS))
-        record_decode(outcome, plan, now_ns, count, bucket, each_ns)
+        each_ns = noisy_ns(run.cost, number + place, int(step_fs // FS_PER_NS))
+        record_decode(run.outcome, plan, now_ns, count, bucket, each_ns)
         now_ns += each_ns
         step_fs += context_fs * count
 
 
 @always_inline
-def run_decode(
-    plan: int,
-    state: EngineState,
-    cost: CostArrays,
-    outcome: SimOutcome,
-    now_ns: int,
-    until_ns: int,
-    abort_ns: int,
-    most: int,
-) -> tuple[int, int]:
+def run_decode(run: SlotRun, plan: int, now_ns: int, until_ns: int, abort_ns: int, most: int) -> tuple[int, int]:
     """Take the decode step just scheduled, and the equal steps after it; see ``decodes_until``."""
-    number = steps_so_far(outcome, plan)
-    taken, spent_ns = decodes_until(state, cost, number, now_ns, until_ns, abort_ns, most)
-    if len(outcome.steps) > 0:
-        record_decodes(plan, state, cost, outcome, now_ns, taken)
-    outcome.totals[plan].decode_steps += taken
-    outcome.totals[plan].decode_ns += spent_ns
-    outcome.histogram[plan, int(state.server[0].num_batch)] += taken
+    taken, spent_ns = decodes_until(run, plan, now_ns, until_ns, abort_ns, most)
+    if len(run.outcome.steps) > 0:
+        record_decodes(run, plan, now_ns, taken)
+    run.outcome.totals[plan].decode_steps += taken
+    run.outcome.totals[plan].decode_ns += spent_ns
+    run.outcome.histogram[plan, int(run.state.server[0].num_batch)] += taken
     return taken, spent_ns
 
 
 @jit
-def run_decode_to_next(
-    plans: PlanArrays,
-    plan: int,
-    state: EngineState,
-    cost: CostArrays,
-    scratch: Scratch,
-    outcome: SimOutcome,
-    expected: int,
-    now_ns: int,
-    max_steps: int,
-) -> tuple[int, int]:
+def run_decode_to_next(run: SlotRun, plan: int, expected: int, now_ns: int, max_steps: int) -> tuple[int, int]:
     """As ``run_decode``, up to the next arrival that could be admitted and the next client that leaves."""
-    server = state.server[0]
-    until_ns, abort_ns, most = FAR, FAR, steps_ahead(state, max_steps)
-    if plans.plans[plan].num_abortable > 0:
-        abort_ns = next_abort_ns(scratch)
-        most = min(most, steps_to_enough(plans, plan, scratch, state))
+    server = run.state.server[0]
+    until_ns, abort_ns, most = FAR, FAR, steps_ahead(run.state, max_steps)
+    if run.plans.plans[plan].num_abortable > 0:
+        abort_ns = next_abort_ns(run.scratch)
+        most = min(most, steps_to_enough(run, plan))
     if server.num_waiting == 0 and server.num_running < server.active_limit and expected > 0:
-        until_ns = int(scratch.heap[0].at_ns)
-    return run_decode(plan, state, cost, outcome, now_ns, until_ns, abort_ns, most)
+        until_ns = int(run.scratch.heap[0].at_ns)
+    return run_decode(run, plan, now_ns, until_ns, abort_ns, most)
 
 
 @jit
-def note_losses(plans: PlanArrays, plan: int, state: EngineState, outcome: SimOutcome, now_ns: int) -> None:
+def note_losses(run: SlotRun, plan: int, now_ns: int) -> None:
     """Record the evictions and preemptions of the step just scheduled."""
-    own, server, totals = plans.plans[plan], state.server[0], outcome.totals[plan]
+    own, server, totals = run.plans.plans[plan], run.state.server[0], run.outcome.totals[plan]
     totals.evictions += server.num_evicted
     for i in range(server.num_evicted):
-        evicted, request = state.evicted[i], own.first_request + state.evicted[i].row
-        session = plans.requests[request].session
-        number = request - plans.sessions[own.first_session + session].first_request
-        record_eviction(outcome, plan, now_ns, int(evicted.slot), int(evicted.caller), int(session), int(number))
+        evicted, request = run.state.evicted[i], own.first_request + run.state.evicted[i].row
+        session = run.plans.requests[request].session
+        number = request - run.plans.sessions[own.first_session + session].first_request
+        record_eviction(run.outcome, plan, now_ns, int(evicted.slot), int(evicted.caller), int(session), int(number))
     totals.preemptions += server.num_preempted
     for i in range(server.num_preempted):
-        outcome.requests[own.first_request + state.places[i].preempted].preemptions += 1
+        run.outcome.requests[own.first_request + run.state.places[i].preempted].preemptions += 1
 
 
 @jit
-def run_plan(  # noqa: C901, PLR0912  # one compiled loop
-    plans: PlanArrays,
-    plan: int,
-    state: EngineState,
-    cost: CostArrays,
-    scratch: Scratch,
-    outcome: SimOutcome,
-    max_steps: int,
-) -> None:
+def run_plan(run: SlotRun, plan: int, max_steps: int) -> None:  # noqa: C901, PLR0912  # one compiled loop
     """Simulate one plan from a fresh server to its last completion.
 
     Its totals name the session whose request can never be admitted, or -1.
     """
-    server, totals = state.server[0], outcome.totals
-    first_request = int(plans.plans[plan].first_request)
-    reset(state)
-    expected = begin(plans, plan, scratch, outcome, int(server.limit))
+    server, totals = run.state.server[0], run.outcome.totals
+    first_request = int(run.plans.plans[plan].first_request)
+    reset(run.state)
+    expected = begin(run, plan, int(server.limit))
     row_with_keys = -1
-    has_aborts = plans.plans[plan].num_abortable > 0
+    has_aborts = run.plans.plans[plan].num_abortable > 0
     # Read instead of written as 0: numba would compile every function that takes it a second time for the constant.
     now_ns = int(totals[plan].end_ns)
     while True:
-        while expected > 0 and scratch.heap[0].at_ns <= now_ns:
-            session = heap_pop(scratch.heap, expected)
+        while expected > 0 and run.scratch.heap[0].at_ns <= now_ns:
+            session = heap_pop(run.scratch.heap, expected)
             expected -= 1
-            arrive(plans, plan, scratch, state, outcome, session)
+            arrive(run, plan, session)
         if server.num_running + server.num_waiting == 0:
             if expected == 0:
                 break
-            now_ns = int(scratch.heap[0].at_ns)
+            now_ns = int(run.scratch.heap[0].at_ns)
             continue
-        row_with_keys = load_head_keys(plans, plan, state, row_with_keys)
-        kind = schedule(state)
+        row_with_keys = load_head_keys(run.plans, plan, run.state, row_with_keys)
+        kind = schedule(run.state)
         if kind == STEP_PREFILL:
             row_with_keys = -1  # after a preemption it may return with more blocks
         if server.num_evicted > 0 or server.num_preempted > 0:
-            note_losses(plans, plan, state, outcome, now_ns)
+            note_losses(run, plan, now_ns)
         taken = 1
         if kind == STEP_PREFILL:
-            now_ns += run_prefill(plans, plan, state, cost, outcome, now_ns)
+            now_ns += run_prefill(run, plan, now_ns)
         elif kind == STEP_DECODE:
-            taken, spent_ns = run_decode_to_next(
-                plans, plan, state, cost, scratch, outcome, expected, now_ns, max_steps
-            )
+            taken, spent_ns = run_decode_to_next(run, plan, expected, now_ns, max_steps)
             now_ns += spent_ns
         else:
             if kind == STEP_IDLE and server.num_preempted == 0:
-                totals[plan].stuck_session = plans.requests[first_request + server.wait_head].session
+                totals[plan].stuck_session = run.plans.requests[first_request + server.wait_head].session
                 break
             now_ns += IDLE_STEP_NS
         if has_aborts:
-            expected = leave_by(plans, plan, state, scratch, outcome, expected, now_ns)
-        for i in range(finish_steps(state, taken)):
-            expected = complete(plans, plan, scratch, outcome, expected, int(state.places[i].finished), now_ns)
+            expected = leave_by(run, plan, expected, now_ns)
+        for i in range(finish_steps(run.state, taken)):
+            expected = complete(run, plan, expected, int(run.state.places[i].finished), now_ns)
         if has_aborts:
-            expected = leave_with_enough(plans, plan, state, scratch, outcome, expected, now_ns)
+            expected = leave_with_enough(run, plan, expected, now_ns)
     totals[plan].end_ns = now_ns
 
 
@@ -360,17 +315,8 @@ def take_costs(cost: CostArrays | PagedCosts, draw: int) -> None:
 
 
 @compiled
-def run_plans(
-    plans: PlanArrays,
-    state: EngineState,
-    scratch: Scratch,
-    outcome: SimOutcome,
-    cost: CostArrays,
-    first_plan: int,
-    last_plan: int,
-    max_steps: int,
-) -> None:
+def run_plans(run: SlotRun, first_plan: int, last_plan: int, max_steps: int) -> None:
     """Simulate plans [first_plan, last_plan), each on a fresh server: the kernel's only entrypoint."""
     for plan in range(first_plan, last_plan):
-        take_costs(cost, plan - first_plan)
-        run_plan(plans, plan, state, cost, scratch, outcome, max_steps)
+        take_costs(run.cost, plan - first_plan)
+        run_plan(run, plan, max_steps)
