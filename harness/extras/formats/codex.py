@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import trace_format, types_of
-from harness.model.traces.calls import BURST_NS, LATE_NS, REPLAYED, AgentLog, Call, Conversation, Log, mark_replay
+from harness.model.traces.calls import BACK, BURST_NS, LATE_NS, REPLAYED, AgentLog, Call, Conversation, Log, mark_replay
 from harness.model.traces.links import reader_of
 from harness.model.traces.values import Record, counts_of, instant_ns, record_of, text_of
 
@@ -48,6 +48,7 @@ class CodexLog(AgentLog):
         if is_meta and self._sessions[-1].ended_before(text_of(record, "payload", "id"), moment_ns):
             self.notes.assume("sessions that follow another one in its file: taken as sessions of their own")
             self._sessions.append(_Session(self.name, self.notes))
+        self._sessions[-1].lost = BACK if at in self.backs else self._sessions[-1].lost
         self._sessions[-1].take(record, moment_ns, at)
 
 

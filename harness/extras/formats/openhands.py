@@ -89,6 +89,7 @@ def _steps(conversation: _Conversation, notes: ReadNotes) -> TrajectoryCalls:
     """A call for each answer of the model that any event names."""
     steps = TrajectoryCalls(len(conversation.events), notes)
     answers, totals = dict[str, Call](), [0] * len(TOTALS)
+    calls_at: dict[str, Call | None] = {}  # the last call before an event, on its branch
     for moment_ns, at, event in _in_order(conversation.events, steps):
         answer = text_of(event, "tool_call_metadata", "model_response", "id") or text_of(event, "llm_response_id")
         told = counts_of(record_of(event, "llm_metrics", "accumulated_token_usage"), TOTALS) or totals
@@ -96,6 +97,7 @@ def _steps(conversation: _Conversation, notes: ReadNotes) -> TrajectoryCalls:
         answer = answer or (at if any(step) and text_of(event, "source") == "agent" else "")
         is_answer = bool(answer) and "observation" not in event and text_of(event, "kind") not in OBSERVATIONS
         kind = text_of(event, "kind") or text_of(event, "action")
+        above = calls_at.get(text_of(event, "parent_id"), steps.calls[-1] if steps.calls else None)
         counts = usage_of(record_of(event, "tool_call_metadata", "model_response", "usage"))
         counts = counts if isinstance(counts, Usage) else conversation.usages.get(answer, counts)
         if not isinstance(counts, Usage) and is_answer and any(step) and min(step) >= 0:
@@ -109,12 +111,14 @@ def _steps(conversation: _Conversation, notes: ReadNotes) -> TrajectoryCalls:
         elif is_answer and isinstance(counts, Usage):
             answers[answer] = call = steps.answer(counts, at, moment_ns)
             call.identity, call.agent = ("openhands", answer, moment_ns), "condenser" * (kind == "Condensation")
+            call.rewound_to, above = above if above not in steps.calls[-2:] else None, call
         elif is_answer or (text_of(event, "source") == "agent" and kind == "message"):
             steps.lose(counts, at)
         elif not notes.passes(kind, PASSED):
             steps.unread.unknown(f"event {kind}", at)
         elif kind in ENDS_A_CALL:
             steps.end_without_row(at)
+        calls_at[text_of(event, "id")] = above
         if is_answer and answer in answers:
             answers[answer].num_agents += text_of(event, "tool_name") in START_AN_AGENT
     prompts = (call.input_tokens for call in steps.calls)

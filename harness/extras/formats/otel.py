@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from harness.extras.formats.otel_spans import HELD_TO, NO_COUNTS, PASSED, Span, doubt, read_span
+from harness.extras.formats.otel_spans import HELD_TO, NO_COUNTS, PASSED, TABLES, Span, doubt, read_span
 from harness.extras.formats.otlp import spans_in
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import Lines, trace_format
@@ -22,22 +22,9 @@ from harness.model.traces.values import Record
 
 MOST_LOOKED_AT = 64
 LONG_ID = re.compile("[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3,}")
-ALONE = "traces of one call each: nothing says which calls are of one conversation"
-BESIDE = "chats with the counts of one that lasted around them: they may be one call, instrumented twice"
-WRAPS = "chats that wrap another chat: one call, instrumented twice"
-WITHIN = "calls within a chat of the same counts: one call, instrumented twice"
-SUMS = "spans with the counts of the calls within them together: a sum, and no call"
-OPEN = "calls that stay open around their tools: each is taken to end where its first tool began"
-TWICE = "calls within one of another service with the same counts: they may be one call, recorded by both"
-AROUND = "spans with counts around other calls, and without an operation"
-ORPHANS = "calls under a span that is not in the files: who started them is not known"
-JOINED = "traces that begin with the messages of an earlier one: taken as turns of one session"
-APART = "agents that run at once and that no call started: each is a session of its own"
-FOLLOWING = "agents that run after another one in its trace, and that no call started: taken as of its session"
-SHORT_NAMES = "conversations of one short name in several files: each file's is taken as another one"
-OTHER_VALUES = "spans whose ids came before, with other times or counts"
-NO_TOOLS = "waits taken as a tool's: no span of their session is a tool's"
-WHOSE = "waits without a tool's span or a new root span around several before them: a tool's or a person's, not known"
+BESIDE, WRAPS, WITHIN, SUMS, OPEN, TWICE, AROUND, OTHER_VALUES = TABLES["twice"].values()
+ALONE, ORPHANS, JOINED, APART, FOLLOWING, SHORT_NAMES = TABLES["sessions"].values()
+NO_TOOLS, WHOSE = TABLES["waits"].values()
 
 
 def otel_logs(lines: Lines, notes: ReadNotes) -> Iterator[Log]:

@@ -120,6 +120,8 @@ class Call:
     """It was only written down again, and is no request of this session."""
     follows: Call | None = None
     """The call of another session that this session goes on from."""
+    rewound_to: Call | None = None
+    """The call of its session that it goes on from, where that is not the one before it."""
 
     @property
     def stream_tokens(self) -> int:
@@ -298,7 +300,8 @@ def _log(kind: type[AgentLog], path: Path, progress: Progress | None = None, *, 
 def _by_time(lines: Iterable[TraceLine], num_late: int, log: AgentLog) -> Iterable[TraceLine]:
     """Lines by their time; those of one instant in order of the file, or against it where the newest come first.
 
-    Where a row and the next are stamped before the one that the row names as its parent, the clock was set back.
+    Where a row and the next are stamped before the one that the row names as its parent, or that its number says was
+    before it, the clock was set back.
     """
     stamped: list[tuple[int, TraceLine]] = []
     for line in lines:  # a row without a time stays behind the row before it
@@ -308,12 +311,13 @@ def _by_time(lines: Iterable[TraceLine], num_late: int, log: AgentLog) -> Iterab
         stamped.reverse()
     moments, shift_ns = dict[str, int](), 0
     for place, (moment_ns, (path, at, record)) in enumerate(stamped):
-        parent_ns = moments.get(text_of(record, "parentUuid") or "-", 0)
+        number = record["ordinal"] if isinstance(record.get("ordinal"), int) else 0
+        parent_ns = moments.get(text_of(record, "parentUuid") or f"{number - 1}", 0)
         latest_ns = max(near_ns for near_ns, _ in stamped[place : place + 2])
         if latest_ns + shift_ns < parent_ns - LATE_NS:
             shift_ns = parent_ns - moment_ns
             log.backs.add(at)
-        moments[text_of(record, "uuid")] = moment_ns + shift_ns
+        moments[text_of(record, "uuid") or f"{number}"] = moment_ns + shift_ns
         if shift_ns and instant_ns(record.get("timestamp")) is not None:
             moment = EPOCH + timedelta(microseconds=(moment_ns + shift_ns) // 1000)
             record = record | {"timestamp": moment.isoformat()}

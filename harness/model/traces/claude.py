@@ -43,6 +43,7 @@ class ClaudeLog(AgentLog):
         self._rows: set[str] = set()
         self._parents: set[str] = set()
         self._session_of: dict[str, str] = {}
+        self._call_at: dict[str, Call] = {}  # the last call up to a row
         self._is_back = False
 
     def logs(self) -> Iterable[Log]:
@@ -65,6 +66,8 @@ class ClaudeLog(AgentLog):
             return
         self._rows |= {row} - {""}
         self._parents |= {text_of(record, name) for name in ("parentUuid", "logicalParentUuid")} - {""}
+        if (above := self._call_at.get(text_of(record, "parentUuid"))) is not None:
+            self._call_at[row] = above
         self.notes.check_release(self.program, text_of(record, "version"), self.held_to)
         self._is_back = self._is_back or at in self.backs
         if self.notes.passes(kind, self.passed):
@@ -78,7 +81,11 @@ class ClaudeLog(AgentLog):
             chain.unread.broken("a row without its time", at)
         else:
             self.came_at(moment_ns)
+            num_calls = len(chain.calls)
             chain.take(kind, record, moment_ns, at)
+            if len(chain.calls) > num_calls:
+                self._call_at[row] = turn = chain.calls[-1]
+                turn.rewound_to = above if above not in chain.calls[-2:] else None
 
     def _chain(self, record: Record, row: str) -> Chain:
         """The conversation of a row, which this row may begin."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from harness.model.plan.model import WaitKind, has_ended
 from harness.model.traces.account import INCLUDED, NO_PROMPT, PLACEHOLDER_TOKENS, DrawnWaits, ReadNotes
-from harness.model.traces.base import Lines, Progress, Read, json_records
+from harness.model.traces.base import Lines, Progress, Read, json_records, read_tables
 from harness.model.traces.calls import LATE_NS, REPLAYED, UNTIMED, AgentLog, Call, Log, logs_of, whose
 from harness.model.traces.recording import ANEW, CACHE_GONE, NO_CACHE, RecordedRequest, Recording, hidden_name
 from harness.model.traces.values import Record
@@ -22,28 +22,11 @@ DEEPEST = 32  # sub-agents of sub-agents
 MOST_LOOKED_AT = 64
 SIBLINGS_WITHIN_NS = 2_000_000_000
 ROUNDED_NS = 200_000_000  # instants and waits may be rounded to a tenth of a second
-IN_CIRCLE = "calls of sub-agents in a circle, or too deep"
-REPEATED = "calls that were read before: copied into a resumed or forked session, or given twice"
-UNLINKED = "agents without a link run as sessions of their own"
-FIRST_CACHED = "cached tokens of a first call: the prompts that they are of are not in its conversation"
-SHARED = "cached tokens of a sub-agent's first call: taken as the beginning of a prompt before it"
-AFTER_SUMMARY = "cached tokens of a prompt after a summary: taken as the beginning of the prompt before it"
-GAPS = "waits that are gaps between answers: they hold the time of the next answer too"
-BY_MESSAGES = "prompts that keep what their messages share with one before: no cached tokens are given"
-CACHE_LEFT_OUT = "prompts that may be too short: they count what was read from the cache or written to it, and not both"
-AS_PART = "cached tokens taken as a part of the prompt: no call of the file contradicts it"
-NO_READING = "calls whose stated sum is that of no reading of their counts"
-IN_TURN = "sub-agents of one call that ran one after another: each is taken to wait for the one before"
-UNAWAITED = "sub-agents whose end no call is known to have waited for: a wait after it may have been for them"
-LIKELY = "agents that began while no tool of their parent ran: taken as started by its call before them"
-AGAIN = "messages to a sub-agent, taken as sent by a tool of its parent that ran then"
-TO_AGENT = "messages to a sub-agent that no tool of its parent sent: taken as a person's"
-MISSING = "sub-agents without a recording, or in a circle"
-ADDED_REASONING = "answers with reasoning added to their output: no sum says whether output holds it"
-OUT_OF_ORDER = "calls stamped before the call above them by more than 1 s: their conversation was sorted"
-UNANSWERED = "conversations whose last input has no answer: a call may be missing at their end"
-OVERLAPPING = "overlapping calls start at once"
-CONTRADICTED = "waits that are stated, and are not what the instants around them leave: the stated ones are taken"
+LABELS = read_tables(Path(__file__).with_name("labels.toml"))
+IN_CIRCLE, REPEATED, UNLINKED, LIKELY, AGAIN, TO_AGENT, MISSING = LABELS["agents"].values()
+FIRST_CACHED, SHARED, AFTER_SUMMARY, BY_MESSAGES, CACHE_LEFT_OUT, AS_PART = LABELS["cache"].values()
+NO_READING, ADDED_REASONING = LABELS["counts"].values()
+GAPS, IN_TURN, UNAWAITED, OUT_OF_ORDER, UNANSWERED, OVERLAPPING, CONTRADICTED = LABELS["waits"].values()
 
 
 def recordings_of(logs: Iterable[Log], notes: ReadNotes) -> Iterator[Recording]:
@@ -368,7 +351,7 @@ class _Tree:
             joined = [last for last in due if not call.is_concurrent or self._calls[last].end_ns <= call.submitted_ns]
             due, running = ([each for each in rest if each not in joined] for rest in (due, running))
             after = tuple(dict.fromkeys((*(before or started_by), *joined)))
-            self._requests.append(self._request(call, earlier, after))
+            self._requests.append(self._request(call, _up_to(call.rewound_to, earlier), after))
             earlier.append(call)
             self._places[call] = len(self._calls)
             self._calls.append(call)
@@ -473,6 +456,12 @@ class _Tree:
     def _above(self, call: Call, after: tuple[int, ...]) -> Log:
         """The calls before a sub-agent's first one, whose prompts it may begin with."""
         return self._calls[: max(after) + 1][-MOST_LOOKED_AT:] if after and _tells_prefix(call) else []
+
+
+def _up_to(call: Call | None, earlier: Log) -> Log:
+    """The calls up to one of them; all where it is none of them."""
+    known = [place for place, each in enumerate(earlier, 1) if call is not None and each.identity == call.identity]
+    return earlier[: known[-1]] if known else earlier
 
 
 def _tools_end_ns(call: Call) -> int:

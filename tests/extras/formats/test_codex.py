@@ -9,6 +9,7 @@ import pytest
 
 from harness.clock import NS_PER_S
 from harness.extras.formats.codex import UNCOUNTED
+from harness.model.traces.calls import BACK
 from harness.model.traces.links import AFTER_SUMMARY, MISSING, UNLINKED
 from tests.support.agent_logs import at
 from tests.support.sound_traces import codex_count, codex_rows
@@ -139,6 +140,17 @@ def test_a_count_that_is_told_again_within_the_next_call_does_not_end_it(tmp_pat
     again = rows[3] | {"timestamp": at(13.2)}
     trace = imported(written(tmp_path, [*rows[:6], again, *rows[6:]], "x"))
     assert [request.prompt_tokens for request in trace.recordings[0].requests] == [1000, 1200]
+
+
+@pytest.mark.parametrize("back_s", [20.0, 90.0])
+def test_where_the_clock_was_set_back_the_numbers_of_rows_say_their_order(tmp_path: Path, back_s: float) -> None:
+    rows = [*list(codex_rows("a", 4, 100.0))[:8], *list(codex_rows("a", 4, 100.0 - back_s))[8:]]
+    trace = imported(written(tmp_path, [row | {"ordinal": place} for place, row in enumerate(rows)], "a"))
+    (recording,) = trace.recordings
+    assert [one.prompt_tokens for one in recording.requests] == [1000, 1200, 1400, 1600]
+    assert [one.wait_ns / NS_PER_S for one in recording.requests if not one.is_drawn] == [0, 5, 5]
+    assert f"1 x waits that are unknown: {BACK}" in trace.head.labels
+    assert not any("running totals" in label for label in trace.head.labels)
 
 
 def test_calls_that_the_totals_count_and_the_file_lacks_are_labelled(tmp_path: Path) -> None:

@@ -132,6 +132,28 @@ def test_events_come_by_their_number_and_a_clock_that_was_set_back_is_said(tmp_p
     assert f"1 x waits that are unknown: {BACK}" in trace.head.labels
 
 
+@pytest.mark.parametrize("cached", [None, 600])
+def test_a_branch_goes_on_from_the_call_that_its_parent_event_stands_behind(tmp_path: Path, cached: int | None) -> None:
+    folder = tmp_path / "conversation"
+    (folder / "events").mkdir(parents=True)
+    prompts = [("a", 1000), ("b", 1500), ("c", 1300), ("d", 1600)]
+    usages = [{"response_id": name, "prompt_tokens": size, "completion_tokens": 100} for name, size in prompts]
+    usages[2] |= {} if cached is None else {"cache_read_tokens": cached}
+    state = {"id": "c", "agent": {}, "stats": {"usage_to_metrics": {"agent": {"token_usages": usages}}}}
+    (folder / "base_state.json").write_text(json.dumps(state))
+    for place, (name, _) in enumerate(prompts):
+        asked = {"kind": "MessageEvent", "source": "user", "id": f"u{name}", "timestamp": at(20 * place)}
+        action = {"kind": "ActionEvent", "source": "agent", "id": name, "timestamp": at(20 * place + 3)}
+        action |= {"llm_response_id": name, "parent_id": f"u{name}"}
+        asked["parent_id"] = (None, "a", "a", "b")[place]  # c goes on from a, and d from b
+        for more, event in enumerate((asked, action)):
+            (folder / "events" / f"event-{2 * place + more:05d}-x.json").write_text(json.dumps(event))
+    (recording,) = imported(folder).recordings
+    assert [one.base for one in recording.requests] == [None, 0, 0, 1]
+    assert [one.keep_tokens for one in recording.requests] == [0, 1100, cached or 1100, 1600]
+    assert [one.after for one in recording.requests] == [(), (0,), (1,), (2,)]
+
+
 def test_a_rejection_is_a_persons_and_a_condensers_answer_is_nobodys_history(tmp_path: Path) -> None:
     folder = tmp_path / "conversation"
     (folder / "events").mkdir(parents=True)

@@ -14,7 +14,7 @@ from harness.clock import NS_PER_S
 from harness.model.traces.calls import BACK, REJECTED
 from harness.model.traces.links import CACHE_LEFT_OUT
 from harness.model.traces.recording import CACHE_GONE, NO_CACHE, TraceFile, describe_trace, open_trace
-from tests.support.agent_logs import assistant, result, text, tool, user
+from tests.support.agent_logs import assistant, at, result, text, tool, user
 from tests.support.sound_traces import claude_rows
 from tests.support.trace_rows import imported, written
 
@@ -361,6 +361,24 @@ def test_a_null_count_of_the_cache_is_no_zero(tmp_path: Path) -> None:
     trace = imported(written(tmp_path, rows))
     assert [one.keep_tokens for one in trace.recordings[0].requests] == [0, 1100, 1200]
     assert f"1 x {NO_CACHE}" in trace.head.labels
+
+
+@pytest.mark.parametrize("cached", [None, 700])
+def test_who_goes_back_in_a_conversation_goes_on_from_the_call_there(tmp_path: Path, cached: int | None) -> None:
+    turns = [("a", 1000), ("b", 1500), ("c", 1300)]
+    rows: list[Any] = []
+    for place, (name, prompt) in enumerate(turns):
+        answer = assistant(name, 20.0 * place + 3, (prompt, 0, 0, 100), text(), uuid=name, parentUuid=f"u{name}")
+        usage = answer["message"]["usage"]
+        usage["cache_read_input_tokens"] = usage["cache_creation_input_tokens"] = None
+        if name == "c" and cached:
+            usage |= {"input_tokens": prompt - cached, "cache_read_input_tokens": cached}
+        above = ("", "a", "pass")[place]
+        rows += [user(20.0 * place, uuid=f"u{name}", parentUuid=above or None), answer]
+        rows += [{"type": "system", "uuid": "pass", "parentUuid": "a", "timestamp": at(4.0)}] * (not place)
+    (recording,) = imported(written(tmp_path, rows)).recordings
+    assert [(one.base, one.keep_tokens) for one in recording.requests] == [(None, 0), (0, 1100), (0, cached or 1100)]
+    assert [one.after for one in recording.requests] == [(), (0,), (1,)]
 
 
 @pytest.mark.parametrize(("row", "num_missing"), [("a-0", 0), ("of another file", 1)])
