@@ -27,16 +27,12 @@ from harness.extras.formats.blocks import (
 from harness.extras.formats.mooncake import REPEATED
 from harness.model.plan.model import WAIT_KINDS, WaitKind, has_ended
 from harness.model.traces.account import DrawnWaits, ReadNotes, tokens_in
-from harness.model.traces.base import Progress, trace_format
-from harness.model.traces.links import kept_tokens
+from harness.model.traces.base import Progress, read_tables, trace_format
+from harness.model.traces.links import doubt_of, kept_tokens
 from harness.model.traces.recording import RecordedRequest, Recording, hidden_name
 from harness.model.traces.values import Record, list_of, seconds_ns, text_of, tokens_of
 
-ALONE = "requests without a session among others that have one: each is a session of its own"
-BY_DELAY = "waits by delay taken as for a person, as AIPerf does"
-BY_INSTANT = "waits between the instants of two rows: they hold the time of the first one's answer"
-WHOSE = "delays of requests that wait for others: nothing says whether a tool's or a person's"
-UNSAID = "requests that do not say what they wait for among others that do"
+ALONE, BY_DELAY, BY_INSTANT, WHOSE, UNSAID = read_tables(Path(__file__).with_name("labels.toml"))["agentic"].values()
 Key = tuple[int, str]
 """A request's file and id: two files may use the same ids."""
 
@@ -104,7 +100,7 @@ def _recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | No
     size = settled_block_tokens(lengths, MOONCAKE_BLOCK_TOKENS, notes, str(paths[0]) if paths else "")
     _settle(calls, size, notes)
     trees = list(_trees(calls, notes))
-    recordings = [_recording(tree, size) for tree in trees]
+    recordings = [_recording(tree, size, notes) for tree in trees]
     first_ns = min((recording.start_ns for recording in recordings), default=0)
     if any(recording.start_ns > first_ns for recording in recordings):
         notes.arrivals = "recorded"
@@ -305,7 +301,7 @@ def _sorted(calls: Mapping[Key, _Call]) -> list[Key]:
     return order
 
 
-def _recording(tree: list[_Call], block_tokens: int) -> Recording:
+def _recording(tree: list[_Call], block_tokens: int, notes: ReadNotes) -> Recording:
     places = {call.key: place for place, call in enumerate(tree)}
     afters = [tuple(sorted({places[key] for key in call.after})) for call in tree]
     last: dict[tuple[int, str], _Call] = {}
@@ -320,6 +316,8 @@ def _recording(tree: list[_Call], block_tokens: int) -> Recording:
             streamed = requests[base].stream_tokens
             keep = kept_tokens(call.blocks, before.blocks, block_tokens, streamed, call.prompt)
             keep = keep if call.keep is None else min(call.keep, streamed, call.prompt)
+            why = "" if call.keep is not None else doubt_of(call.blocks, before.blocks)
+            notes.assume(why, bool(why) and call.prompt >= streamed)
         wait_ns = call.wait_ns if after else max((call.at_ns or 0) - start_ns, 0) + call.wait_ns
         kind: WaitKind = call.kind or ("tool" if after and call.is_drawn else "none")
         lengths, left = (call.prompt, keep, call.generate), (call.abort_ns, 0 if call.abort_ns else call.abort_tokens)

@@ -16,13 +16,13 @@ from harness.extras.formats.otel_spans import HELD_TO, NO_COUNTS, PASSED, TABLES
 from harness.extras.formats.otlp import spans_in
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import Lines, trace_format
-from harness.model.traces.calls import UNTIMED, Log, whose
+from harness.model.traces.calls import LATE_NS, UNTIMED, Log, whose
 from harness.model.traces.links import of_lines
 from harness.model.traces.values import Record
 
 MOST_LOOKED_AT = 64
 LONG_ID = re.compile("[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3,}")
-BESIDE, WRAPS, WITHIN, SUMS, OPEN, TWICE, AROUND, OTHER_VALUES = TABLES["twice"].values()
+BESIDE, WRAPS, WITHIN, SUMS, OPEN, TWICE, AROUND, OTHER_VALUES, LOGGED = TABLES["twice"].values()
 ALONE, ORPHANS, JOINED, APART, FOLLOWING, SHORT_NAMES = TABLES["sessions"].values()
 NO_TOOLS, WHOSE = TABLES["waits"].values()
 
@@ -70,7 +70,7 @@ class _Tree:
                 span.conversation = f"{scope}{span.conversation}"
                 span.clock = span.clock if span.trace else scope
             known = self._spans.get((span.trace, span.span)) if span.span else None
-            if span.call is not None and span.span and (is_known or (known and known.call)):
+            if span.call is not None and (is_known or (known and known.call)):
                 self._notes.drop("spans that came before" if is_known else OTHER_VALUES, span.at)
                 continue
             if span.span:
@@ -154,9 +154,9 @@ class _Tree:
 
     def _once_each(self) -> list[Span]:
         """Calls without those that another span tells too: two instrumentations of one call, or sums of several."""
-        out: dict[int, str] = {}
+        out: dict[int, str] = {id(each): LOGGED for each in self._logged()}
         within: dict[int, tuple[Span, list[Span]]] = {}
-        for span in self._calls:
+        for span in (each for each in self._calls if id(each) not in out):
             around = [each for each in self._above(span) if each.role in ("call", "tool")]
             out |= {id(each): AROUND for each in around if each.call and not each.is_named}
             if around and around[0].call:
@@ -169,6 +169,17 @@ class _Tree:
             if id(span) in out:
                 self._notes.drop(out[id(span)], span.at)
         return [span for span in self._calls if id(span) not in out]
+
+    def _logged(self) -> Iterator[Span]:
+        """Records of logs, which have no id, that tell of a call that a span tells of too."""
+        spans: dict[object, list[Span]] = {}
+        for span in self._calls:
+            spans.setdefault(span.value[4], []).extend([span] * bool(span.span))
+        for span in (each for each in self._calls if not each.span):
+            near = (each for each in spans[span.value[4]] if abs(each.end_ns - span.end_ns) <= LATE_NS)
+            if found := next((each for each in near if each.is_beside(span)), None):
+                spans[span.value[4]].remove(found)
+                yield span
 
     def _end_before_tools(self) -> None:
         """End each call that is open while its own tools run where the first of them began."""

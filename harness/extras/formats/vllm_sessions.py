@@ -13,25 +13,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness.model.traces.account import ReadNotes
-from harness.model.traces.base import Progress, json_records, trace_format
+from harness.model.traces.base import Progress, json_records, read_tables, trace_format
 from harness.model.traces.recording import RecordedRequest, Recording, hidden_name
 from harness.model.traces.values import Record, record_of, text_of, tokens_of
 from harness.stacks.vllm.inside.vllm_step_log.sessions import UNUSUAL
 
 FORMAT_NUMBER = 1
 MOST_NS = 1 << 62
-NOT_ENDED = "requests that had not ended when their file did"
-BEFORE = "ends of requests that came before the files"
-OWN = "requests that the harness sent itself"
-NO_NAMES = "requests of servers without prefix caching, which name no blocks: each is a session by itself"
-UNKNOWN_WAITS = "waits for a person or a tool, the file does not say which"
-PROMPTS_ALONE = "requests that begin with an earlier prompt and not with its answer: shared blocks, no session"
-EARLY = "requests that came before the one that they continue was over: they wait 0 s"
-LOST = "requests that begin with blocks of a request that is not in the files"
-HIDDEN = "requests that alone begin with an earlier prompt whose answer fills no block: taken to continue it"
-CUT = "requests that keep a part of an earlier prompt and answer"
-AFTER_ROTATION = "sessions that begin in a file after the first of a server: some may go on from the file before"
-RESTARTS = "machines or starts of them, whose clocks are held together by the clock of the day"
+LABELS = read_tables(Path(__file__).with_name("labels.toml"))
+NOT_ENDED, BEFORE, OWN, NO_NAMES = LABELS["vllm-requests"].values()
+UNKNOWN_WAITS, PROMPTS_ALONE, EARLY, LOST, HIDDEN, CUT, AFTER_ROTATION, RESTARTS = LABELS["vllm-sessions"].values()
 Block = tuple[int, int]
 """A KV block: the request that had it first, and its place there."""
 

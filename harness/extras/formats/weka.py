@@ -13,7 +13,7 @@ from pathlib import Path
 from harness.extras.formats.blocks import TOO_MANY_NAMES, BlockNames
 from harness.model.plan.model import WaitKind
 from harness.model.traces.account import PLACEHOLDER_TOKENS, ReadNotes
-from harness.model.traces.base import Progress, json_records, trace_format
+from harness.model.traces.base import Progress, json_records, read_tables, trace_format
 from harness.model.traces.calls import Call, Log
 from harness.model.traces.links import UNLINKED, recordings_of
 from harness.model.traces.recording import Recording
@@ -23,11 +23,8 @@ MOST_INPUT_TOKENS = 1_000_000  # the publisher's note: more is an overcount
 DEEPEST_AGENT = 32
 TYPES = ("n", "s", "")
 AFTER: dict[str, WaitKind] = {"tool_result": "tool", "tool_use": "tool", "text": "human", "end_turn": "human"}
-GAPS = "waits that are gaps between sendings: they hold the time of the answer before too"
-RELATIVE = "sub-agents whose times are counted from their own start, as those of one in their file must be"
-PART_NAMED = "prompts whose last name is of a part of a block: it is passed over, and their stated count taken"
-FEW_NAMES = "calls whose block names cover only a part of their prompt"
-INTERLEAVED = "calls that begin before the one above them has ended: several agents in one list"
+LABELS = read_tables(Path(__file__).with_name("labels.toml"))
+GAPS, RELATIVE, PART_NAMED, FEW_NAMES, INTERLEAVED = LABELS["weka"].values()
 
 
 class _Session:

@@ -24,7 +24,7 @@ SIBLINGS_WITHIN_NS = 2_000_000_000
 ROUNDED_NS = 200_000_000  # instants and waits may be rounded to a tenth of a second
 LABELS = read_tables(Path(__file__).with_name("labels.toml"))
 IN_CIRCLE, REPEATED, UNLINKED, LIKELY, AGAIN, TO_AGENT, MISSING = LABELS["agents"].values()
-FIRST_CACHED, SHARED, AFTER_SUMMARY, BY_MESSAGES, CACHE_LEFT_OUT, AS_PART = LABELS["cache"].values()
+FIRST_CACHED, SHARED, AFTER_SUMMARY, BY_MESSAGES, CACHE_LEFT_OUT, AS_PART, LAST_BLOCK = LABELS["cache"].values()
 NO_READING, ADDED_REASONING = LABELS["counts"].values()
 GAPS, IN_TURN, UNAWAITED, OUT_OF_ORDER, UNANSWERED, OVERLAPPING, CONTRADICTED = LABELS["waits"].values()
 
@@ -446,7 +446,11 @@ class _Tree:
             keep, place = _common(each, call), self._places[each]
             if keep > best[1] and any(place == last or has_ended(self._afters, place, last) for last in after):
                 best = place, keep
-        if not earlier or (call.is_reset and call.prefix_tokens):
+        if call.block_tokens and best[0] is not None:
+            before = self._calls[best[0]]
+            why = doubt_of(call.blocks, before.blocks)
+            self._notes.assume(why, bool(why) and call.input_tokens >= before.stream_tokens)
+        elif not earlier or (call.is_reset and call.prefix_tokens):
             what = (AFTER_SUMMARY if earlier else SHARED) if best[1] else FIRST_CACHED
             self._notes.assume(what, bool(call.prefix_tokens) and not call.blocks)
         elif call.prefix_tokens is None and not call.block_tokens:
@@ -522,6 +526,12 @@ def kept_tokens(blocks: tuple[int, ...], before: tuple[int, ...], block_tokens: 
     if common == len(before) and prompt >= streamed:
         return streamed
     return min(common * block_tokens, streamed, prompt)
+
+
+def doubt_of(blocks: tuple[int, ...], before: tuple[int, ...]) -> str:
+    """Why it is not sure what a prompt that grew keeps, by the blocks of both: a label, or "" where it is."""
+    is_but_last = 1 < len(before) <= len(blocks) and num_common(blocks, before) == len(before) - 1
+    return LAST_BLOCK if is_but_last else "" if before else NO_CACHE
 
 
 def num_common(one: Sequence[object], other: Sequence[object]) -> int:

@@ -14,8 +14,8 @@ from harness.errors import SpecError
 from harness.extras.formats.otel import SUMS
 from harness.extras.formats.weka import GAPS, PART_NAMED
 from harness.model.traces.account import ReadNotes
-from harness.model.traces.links import CONTRADICTED
-from harness.model.traces.recording import TraceFile
+from harness.model.traces.links import CONTRADICTED, LAST_BLOCK
+from harness.model.traces.recording import NO_CACHE, TraceFile
 from tests.support.agent_logs import assistant, at, result, text, tool, user
 from tests.support.trace_rows import imported, trace_of, written
 
@@ -287,6 +287,33 @@ def test_a_weka_wait_that_is_not_what_its_instants_leave_is_labelled(
     trace = trace_of(tmp_path, [{"id": "s", "block_size": 64, "requests": requests}])
     assert trace.recordings[0].requests[1].wait_ns == round(more.get("think_time", 1.0) * NS_PER_S)
     assert any(CONTRADICTED in label for label in trace.head.labels) == is_labelled
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "keep", "label"),
+    [
+        ((1040, [*range(16)]), (1200, [*range(18)]), 1060, ""),
+        ((1040, [*range(16)]), (1200, [*range(15), 90, 91, 92]), 960, LAST_BLOCK),
+        ((1040, [*range(16)]), (1050, [*range(15), 90]), 960, ""),  # it did not grow by the answer: it was edited
+        ((1040, [*range(16)]), (1200, [*range(14), *range(90, 94)]), 896, ""),
+        ((50, []), (1200, [*range(18)]), 70, NO_CACHE),
+    ],
+)
+@pytest.mark.parametrize("form", ["weka", "agentic-mooncake"])
+def test_what_blocks_do_not_say_of_a_prompt_that_grew_is_labelled(
+    tmp_path: Path, form: str, first: tuple[int, list[int]], second: tuple[int, list[int]], keep: int, label: str
+) -> None:
+    rows: list[dict[str, Any]] = []
+    for place, (prompt, names) in enumerate((first, second)):
+        weka = {"t": 10.0 * place, "type": "n", "in": prompt, "out": 20, "hash_ids": names, "api_time": 1.0}
+        wait = {"wait_for": ["0"], "delay": 100} if place else {"wait_for": []}
+        sizes = {"input_length": prompt, "output_length": 20, "hash_ids": names}
+        rows.append(weka if form == "weka" else {"request_id": f"{place}", "session_id": "s"} | sizes | wait)
+    rows = [{"id": "s", "block_size": 64, "requests": rows}] if form == "weka" else rows
+    trace = trace_of(tmp_path, rows, block_tokens=64)
+    assert trace.recordings[0].requests[1].keep_tokens == keep
+    told = [each for each in (LAST_BLOCK, NO_CACHE) if f"1 x {each}" in trace.head.labels]
+    assert told == ([label] if label else [])
 
 
 @pytest.mark.parametrize("spent", [None, -1.0, "4 s"])

@@ -14,6 +14,7 @@ from harness.extras.formats.otel import (
     APART,
     FOLLOWING,
     JOINED,
+    LOGGED,
     NO_TOOLS,
     OPEN,
     ORPHANS,
@@ -345,6 +346,23 @@ def test_records_without_a_duration_are_said_to_have_waits_that_hold_their_own_t
     ]
     trace = trace_of(tmp_path, [{"resourceLogs": [{"scopeLogs": [{"logRecords": records}]}]}])
     assert said(trace, GAPS)
+
+
+@pytest.mark.parametrize("ids", [(), ("traceId", "spanId"), ("traceId",)])
+def test_a_call_that_a_span_and_a_record_of_a_log_tell_counts_once(tmp_path: Path, ids: tuple[str, ...]) -> None:
+    rows = [chat("a", "", 0, 500, 0), chat("b", "", 4, 600, 512), chat("c", "", 4.2, 600, 512)]
+    plain = trace_of(tmp_path, [{"spans": rows}])
+    named = {"traceId": "trace_id", "spanId": "span_id"}
+    records = [
+        {"timeUnixNano": row["end_ns"] + 50_000_000, "attributes": typed(row["attributes"])}
+        | {name: row[named[name]] for name in ids}
+        for row in rows
+    ]
+    both = trace_of(tmp_path, [{"spans": rows}, {"resourceLogs": [{"scopeLogs": [{"logRecords": records}]}]}])
+    assert [one.requests for one in both.recordings] == [one.requests for one in plain.recordings]
+    assert both.head.dropped == {LOGGED: 3}
+    logs = {"resourceLogs": [{"scopeLogs": [{"logRecords": records * 2}]}]}
+    assert sum(trace_of(tmp_path, [logs]).head.dropped.values()) == 3, "a record that stands twice"
 
 
 def ceiling(folder: Path) -> str:
