@@ -6,7 +6,6 @@ tune measures its costs and compiles its candidates too; its servers are simulat
 
 from __future__ import annotations
 
-import inspect
 import os
 import random
 import resource
@@ -14,22 +13,17 @@ import shutil
 import signal
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from harness.clock import NS_PER_S, MonotonicClock
 from harness.errors import HarnessError
-from harness.model.spec import ExperimentSpec, ServerSpec, parse_experiment
-from harness.runner import run_experiment
-from harness.runner.backends import backend_named
-from harness.stacks.rbln.launch.compile import CompileSpec, compile_artifact
+from harness.model.spec import parse_experiment
 from harness.tune import confirm, page
 from harness.tune.explore import QUICK
 from harness.tune.path import Tune, TuneStoppedError
 from tests.faults.disks import PAGE, mounted
 from tests.support.forked import start_forked
-from tests.support.stacks import STACK, write_artifact, write_environment
-from tests.tune.test_compiling import OPTIMUM, TRANSFORMERS
+from tests.tune.test_compiling import make_host, perform
 
 STAGES = ("diagnose", "explore", "confirm")
 DEVICE_STAGES = ("price", "compile")
@@ -155,16 +149,9 @@ def _host_fault(folder: Path) -> str:
 
 
 def _make_host(folder: Path) -> None:
-    """A host with a stack, a stand-in for its compiler, and the model that runs today."""
     folder.mkdir()
     os.chdir(folder)
-    versions = STACK | {"torch": "2.13.0", "transformers": "5.0.0"}
-    site = write_environment(Path("stack"), versions=versions) / "site"
-    (site / "optimum").mkdir()
-    (site / "optimum" / "rbln.py").write_text(OPTIMUM.format(write_artifact=inspect.getsource(write_artifact)))
-    (site / "transformers.py").write_text(TRANSFORMERS)
-    exporter = replace(backend_named("rbln").exporter(ServerSpec(environment="stack")), free_gib=0.001)
-    compile_artifact(CompileSpec(model="Qwen/Qwen3-4B"), Path("models"), exporter).folder.rename("models/today")
+    make_host()
 
 
 def _tune(folder: Path, stage: str, room: int, is_disk: bool) -> None:
@@ -179,17 +166,9 @@ def _tune(folder: Path, stage: str, room: int, is_disk: bool) -> None:
                 resource.RLIMIT_FSIZE, (room // 16, resource.RLIM_INFINITY)
             )
 
-    def perform(spec: ExperimentSpec, runs: Path, _until_ns: int, **options: object) -> object:
-        conditions = [
-            each.model_copy(update={"server": {key: value for key, value in each.server.items() if key != "artifact"}})
-            for each in spec.condition
-        ]
-        spec = spec.model_copy(update={"backend": "sim", "condition": tuple(conditions)})
-        return run_experiment(spec, runs_root=runs, resume=True, **options)  # type: ignore[arg-type]
-
     spec = parse_experiment(DEVICE if Path("models").is_dir() else EXPERIMENT, where="small")
     try:
-        Tune(spec, folder / "runs", perform, say, effort=QUICK.divided(6)).run()  # type: ignore[arg-type]
+        Tune(spec, folder / "runs", perform, say, effort=QUICK.divided(6)).run()
     except (HarnessError, TuneStoppedError, OSError) as error:
         print(f"{type(error).__name__}: {error}", flush=True)
         raise SystemExit(1) from None

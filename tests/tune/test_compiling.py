@@ -108,6 +108,21 @@ def perform(spec: ExperimentSpec, folder: Path, until_ns: int, **options: Any) -
     return run_experiment(spec, runs_root=folder, resume=True, **options)
 
 
+def make_host() -> None:
+    """In the working folder: a stack, a stand-in for its compiler, and the model that runs today."""
+    site = write_environment(Path("stack"), versions=STACK | {"torch": "2.13.0", "transformers": "5.0.0"}) / "site"
+    (site / "optimum").mkdir()
+    (site / "optimum" / "rbln.py").write_text(OPTIMUM.format(write_artifact=inspect.getsource(write_artifact)))
+    (site / "transformers.py").write_text(TRANSFORMERS)
+    compiled().rename(TODAY)
+
+
+def compiled(**changes: Any) -> Path:
+    """A model that was compiled beside today's."""
+    exporter = replace(backend_named("rbln").exporter(ServerSpec(environment="stack")), free_gib=0.001)
+    return compile_artifact(CompileSpec(model="Qwen/Qwen3-4B", **changes), TODAY.parent, exporter).folder
+
+
 def models() -> list[Path]:
     """What the tune has compiled."""
     return sorted(path for path in (FOLDER / "artifacts").iterdir() if path.is_dir())
@@ -126,10 +141,6 @@ class Refused(NamedTuple):
     said: list[str]
 
 
-def no_picture(*_: object) -> str:
-    return ""
-
-
 SIZES = ["--set", "decoder_batch_sizes=[1, 2, 4, 8]"]
 
 
@@ -138,14 +149,8 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Refused]:
     folder = tmp_path_factory.mktemp("host")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(confirm, "MOST_BLOCKS", 6)
-        patch.setattr("harness.tune.page._frontier", no_picture)
         patch.chdir(folder)
-        site = write_environment(Path("stack"), versions=STACK | {"torch": "2.13.0", "transformers": "5.0.0"}) / "site"
-        (site / "optimum").mkdir()
-        (site / "optimum" / "rbln.py").write_text(OPTIMUM.format(write_artifact=inspect.getsource(write_artifact)))
-        (site / "transformers.py").write_text(TRANSFORMERS)
-        exporter = replace(backend_named("rbln").exporter(ServerSpec(environment="stack")), free_gib=0.001)
-        compile_artifact(CompileSpec(model="Qwen/Qwen3-4B"), TODAY.parent, exporter).folder.rename(TODAY)
+        make_host()
         TROUBLE.write_text(REFUSES)
         said: list[str] = []
         yield Refused(folder, tune(said).run(), said)
@@ -253,9 +258,7 @@ def test_the_forecast_counts_a_compile_by_what_an_earlier_one_took() -> None:
 
 @pytest.mark.usefixtures("host")
 def test_slots_that_a_model_beside_todays_has_take_no_compile() -> None:
-    larger = CompileSpec(model="Qwen/Qwen3-4B", kvcache_num_blocks=24)
-    exporter = replace(backend_named("rbln").exporter(ServerSpec(environment="stack")), free_gib=0.001)
-    there = compile_artifact(larger, TODAY.parent, exporter).folder
+    there = compiled(kvcache_num_blocks=24)
     calls, said = CALLS.read_text(), list[str]()
     assert tune(said).run().answer.artifact == str(there)
     assert f"  best: {{1,2,4,8}}/8, 16 slots is served by {there}" in said

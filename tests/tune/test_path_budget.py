@@ -1,4 +1,3 @@
-# pyright: reportUnknownLambdaType=false
 """A budget is kept, and the forecast follows what the runs so far took, whatever was assumed before the first."""
 
 from __future__ import annotations
@@ -75,7 +74,6 @@ class Timed:
 def test_the_budget_is_kept_whether_servers_start_slower_or_faster_than_assumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, assumed_s: int, life_s: int
 ) -> None:
-    monkeypatch.setattr("harness.tune.page._frontier", lambda *_: "")
     # A rule that looks at the end alone takes all plans.
     monkeypatch.setattr("harness.tune.confirm.LOOKS", ())
     timed, said = Timed(life_s), list[str]()
@@ -107,9 +105,8 @@ def test_the_most_agents_are_narrowed_within_the_budget(tmp_path: Path) -> None:
 
 
 def test_a_budget_that_ends_after_the_search_leaves_the_prediction_and_names_one_that_confirms_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr("harness.tune.page._frontier", lambda *_: "")
     timed, said = Timed(30), list[str]()
     spec = experiment("emulator", tune={"may_change": ["kv_slots"], "budget": "5min"})
     answer = Tune(spec, tmp_path / "runs", timed, said.append, effort=QUICK.divided(6), clock=timed.clock).run().answer

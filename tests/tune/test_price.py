@@ -47,7 +47,6 @@ def test_todays_costs_are_measured_once_and_the_search_takes_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(confirm, "MOST_BLOCKS", 6)
-    monkeypatch.setattr("harness.tune.page._frontier", lambda *_: "")  # pyright: ignore[reportUnknownLambdaType]
 
     def tuned() -> tuple[Tune, list[str], Any]:
         said: list[str] = []
