@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal, NamedTuple, cast
 from pydantic import (
     AfterValidator,
     Field,
+    PlainSerializer,
     SerializerFunctionWrapHandler,
-    field_serializer,
     field_validator,
     model_serializer,
     model_validator,
@@ -61,6 +61,25 @@ ROUTERS_WITH_OWN_POLICIES = frozenset({"vllm-router", "sglang-router"})
 _HEADER_NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]*")
 
 
+def _no_option(name: str) -> str:
+    if name.startswith("-"):
+        raise ValueError("a name that starts with '-' would be read as an option; write ./ before it")
+    return name
+
+
+def _http_url(url: str) -> str:
+    if url and not re.match(r"https?://[^/@\s]+(/\S*)?$", url):
+        raise ValueError(f"{redacted_text(url)!r} is not http://HOST:PORT/metrics")
+    return url
+
+
+Operand = Annotated[str, AfterValidator(_no_option)]
+"""A name on a command line."""
+Words = Annotated[tuple[str, ...], PlainSerializer(redacted_arguments, when_used="json")]
+Url = Annotated[str, PlainSerializer(redacted_text, when_used="json")]
+MetricsUrl = Annotated[Url, AfterValidator(_http_url)]
+
+
 class RouterSpec(Spec):
     """The router to several replicas, and how it shares requests out."""
 
@@ -73,7 +92,7 @@ class RouterSpec(Spec):
     session_header: str = Field(
         default="X-Session-Id", description="header that names a request's session; the client sends it; empty: none"
     )
-    command: tuple[str, ...] = Field(
+    command: Words = Field(
         default=(),
         description="of kind 'command': the program and its words; {urls}, {hosts}, {host} and {port} are filled in; "
         "of other kinds: more words",
@@ -81,7 +100,7 @@ class RouterSpec(Spec):
     health: str = Field(
         default="/health", pattern=r"^/\S*$", description="path that answers 200 when the router is open"
     )
-    environment: str = Field(
+    environment: Operand = Field(
         default="", description="virtual environment that holds the router's program; default: the one on PATH"
     )
 
@@ -90,13 +109,6 @@ class RouterSpec(Spec):
     def _is_a_header(cls, name: str) -> str:
         if name and not _HEADER_NAME.fullmatch(name):
             raise ValueError(f"{name!r} is not the name of a header")
-        return name
-
-    @field_validator("environment")
-    @classmethod
-    def _no_option(cls, name: str) -> str:
-        if name.startswith("-"):
-            raise ValueError("a name that starts with '-' would be read as an option; write ./ before it")
         return name
 
     @model_validator(mode="after")
@@ -113,10 +125,6 @@ class RouterSpec(Spec):
         if self.policy == "session-affinity" and not self.session_header:
             raise ValueError("session-affinity needs session_header: the header that names a request's session")
         return self
-
-    @field_serializer("command", when_used="json")
-    def _command_without_secrets(self, words: tuple[str, ...]) -> tuple[str, ...]:
-        return redacted_arguments(words)
 
 
 class ServerShape(NamedTuple):
@@ -342,22 +350,26 @@ class ServerSpec(Spec):
     start_timeout_s: float = key(HARNESS, 60.0, "longest wait until the server answers", gt=0)
     stop_grace_s: float = key(HARNESS, 10.0, "time that it has to end by itself", gt=0)
     port: int = key(ServerKey("harness", "--port"), 0, "0: any free port", ge=0, le=65535)
-    model: str = key(
+    model: Operand = key(
         ServerKey("launch", "--model", "model", ("vllm", "attached")),
         "",
         "the model: of backend 'vllm' as `vllm serve` takes it; of 'attached' as the server lists it",
     )
-    speculative_model: str = key(DRAFTS._replace(kind="launch"), "", "backend 'vllm': the drafter, where one is named")
-    artifact: str = key(RBLN, "", "backend 'rbln': folder of the compiled model")
-    environment: str = key(
+    speculative_model: Operand = key(
+        DRAFTS._replace(kind="launch"), "", "backend 'vllm': the drafter, where one is named"
+    )
+    artifact: Operand = key(RBLN, "", "backend 'rbln': folder of the compiled model")
+    environment: Operand = key(
         STACKS, "", "virtual environment that holds vllm; default: the one on PATH. Twin: or a version"
     )
     devices: DeviceNumbers = key(RBLN, (), "NPUs that the server sees; default: what the artifact needs, from 0")
     patch: PatchMode = key(RBLN, "overlay", "how the [BUCKET] line gets into a real stack")
     observer: bool = key(STACKS, True, "real stacks: one record per engine step, from inside")
-    extra_args: tuple[str, ...] = key(STACKS, (), "more arguments of `vllm serve`; the last one counts")
-    env: dict[str, str] = key(STACKS, {}, "more environment variables of the server; secrets are left out of records")
-    url: str = key(ATTACHED, "", "backend 'attached': the server somebody else started")
+    extra_args: Words = key(STACKS, (), "more arguments of `vllm serve`; the last one counts")
+    env: Annotated[dict[str, str], PlainSerializer(redacted_env, when_used="json")] = key(
+        STACKS, {}, "more environment variables of the server; secrets are left out of records"
+    )
+    url: Url = key(ATTACHED, "", "backend 'attached': the server somebody else started")
     step_log: str = key(
         ATTACHED,
         "",
@@ -372,10 +384,10 @@ class ServerSpec(Spec):
     )
     declared: bool = key(HARNESS, False, "what nothing shows is as you say; reports call it declared, not verified")
     ssh: str = key(RBLN, "", "backend 'rbln': start the server on this host, over ssh")
-    device_metrics_url: str = key(
+    device_metrics_url: MetricsUrl = key(
         HARNESS, "", "of rbln-metrics-exporter, e.g. http://127.0.0.1:9090/metrics; read through every run"
     )
-    metrics_url: str = key(
+    metrics_url: MetricsUrl = key(
         ServerKey("harness", is_newer=True),
         "",
         "backend 'attached': where the server's metrics are, when not at url + /metrics; its key is sent there only if "
@@ -393,7 +405,7 @@ class ServerSpec(Spec):
         None,
         "the router before two or more replicas: kind, policy; default: the harness's, round-robin",
     )
-    replica_urls: tuple[str, ...] = key(
+    replica_urls: tuple[Url, ...] = key(
         ROUTED, (), "backend 'attached': the replicas' own addresses behind the router at url"
     )
     replica_header: str = key(ROUTED, "", "response header by which the router names the replica that answered")
@@ -414,29 +426,6 @@ class ServerSpec(Spec):
         unset = {key for key in NEWER_KEYS if getattr(self, key) == DEFAULTS[key]}
         return {key: value for key, value in table.items() if key not in unset}
 
-    @field_serializer("env", when_used="json")
-    def _env_without_secrets(self, env: dict[str, str]) -> dict[str, str]:
-        return redacted_env(env)
-
-    @field_serializer("url", "metrics_url", "device_metrics_url", when_used="json")
-    def _address_without_secrets(self, url: str) -> str:
-        return redacted_text(url)
-
-    @field_serializer("replica_urls", when_used="json")
-    def _addresses_without_secrets(self, urls: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(map(redacted_text, urls))
-
-    @field_serializer("extra_args", when_used="json")
-    def _arguments_without_secrets(self, words: tuple[str, ...]) -> tuple[str, ...]:
-        return redacted_arguments(words)
-
-    @field_validator("metrics_url", "device_metrics_url")
-    @classmethod
-    def _http_url(cls, url: str) -> str:
-        if url and not re.match(r"https?://[^/@\s]+(/\S*)?$", url):
-            raise ValueError(f"{redacted_text(url)!r} is not http://HOST:PORT/metrics")
-        return url
-
     @field_validator("ssh")
     @classmethod
     def _destination(cls, destination: str) -> str:
@@ -444,13 +433,6 @@ class ServerSpec(Spec):
         if destination and not SSH_DESTINATION.fullmatch(destination):
             raise ValueError("ssh is not HOST, USER@HOST or ssh://USER@HOST:PORT")
         return destination
-
-    @field_validator("model", "speculative_model", "artifact", "environment")
-    @classmethod
-    def _no_option(cls, name: str) -> str:
-        if name.startswith("-"):
-            raise ValueError("a name that starts with '-' would be read as an option; write ./ before it")
-        return name
 
     @field_validator("decode_buckets")
     @classmethod
