@@ -186,10 +186,8 @@ def tost_p(estimate: stats.Estimate, log_margin: float) -> float:
     return max(estimate.p_below(log_margin), 1 - estimate.p_below(-log_margin))
 
 
-def decide_equivalence(
-    rule: EquivalenceRule, ratios: ComparedBlocks, status: SequentialStatus | None = None
-) -> Decision:
-    """PASS where the cost ratio is shown to lie within the margin, FAIL where it is not.
+def decide_margin(rule: MarginRule, ratios: ComparedBlocks, status: SequentialStatus | None = None) -> Decision:
+    """PASS where the cost ratio is shown to lie within the margin, or below 1 - margin, as the rule asks; else FAIL.
 
     status: of the experiment under its stopping rule, if it declared one, whose interval then decides.
     """
@@ -197,6 +195,39 @@ def decide_equivalence(
     if isinstance(tested, Decision):
         return tested
     interval, estimate = tested
+    if isinstance(rule, EquivalenceRule):
+        what, (is_shown, label, reason, of_rule) = "equal", _equivalence(rule, ratios, interval, estimate)
+    else:
+        what, (is_shown, label, reason, of_rule) = "cheaper", _superiority(rule, ratios, interval, estimate)
+    numbers: dict[str, Number] = {
+        "ratio": interval.estimate,
+        "margin": rule.margin,
+        "alpha": rule.alpha,
+        "comparisons": ratios.family,
+        "num_blocks": len(ratios.values),
+        "channel": ratios.channel,
+        **of_rule,
+    }
+    word = f"Not shown to be {what}" if label == "NOT SHOWN" else "Yes" if is_shown else "No"
+    return Decision(
+        rule.name,
+        f"{ratios.condition} vs {ratios.baseline}",
+        Outcome.of(is_shown),
+        f"{reason}; {level_in_words(interval)}; {shape_in_words(ratios.blocks, ratios.replicates)}",
+        label,
+        numbers,
+        intervals={"ratio": interval},
+        sentence=f"{word}: {cost_sentence(ratios.condition, ratios.baseline, interval)}",
+    )
+
+
+_Shown = tuple[bool, str, str, dict[str, Number]]
+"""(whether it is shown, label, reason, numbers of the rule alone)."""
+
+
+def _equivalence(
+    rule: EquivalenceRule, ratios: ComparedBlocks, interval: stats.Interval, estimate: stats.Estimate | None
+) -> _Shown:
     limit = math.log1p(rule.margin)
     p = None if estimate is None else tost_p(estimate, limit)
     least, most = math.exp(-limit), math.exp(limit)
@@ -208,26 +239,15 @@ def decide_equivalence(
     ends = interval_text(interval.low, interval.high, between=", ")
     reason = (
         f"cost ratio {interval.estimate:.4f} [{ends}], margin {least:.4f} to "
-        f"{most:.4f}, {_basis(ratios, rule)}, {method}{tested_at}; "
-        f"{level_in_words(interval)}"
+        f"{most:.4f}, {_basis(ratios, rule)}, {method}{tested_at}"
     )
     label = "EQUIVALENT" if is_equivalent else "DIFFERENT" if is_different else "NOT SHOWN"
-    return _on_ratio(
-        rule, ratios, interval, Decision(rule.name, "", Outcome.of(is_equivalent), reason, label, {"p": p})
-    )
+    return is_equivalent, label, reason, {"p": p}
 
 
-def decide_superiority(
-    rule: SuperiorityRule, ratios: ComparedBlocks, status: SequentialStatus | None = None
-) -> Decision:
-    """PASS where the cost ratio is shown to lie below 1 - margin, FAIL where it is not.
-
-    status: of the experiment under its stopping rule, if it declared one, whose interval then decides.
-    """
-    tested = _tested(rule, ratios, status)
-    if isinstance(tested, Decision):
-        return tested
-    interval, estimate = tested
+def _superiority(
+    rule: SuperiorityRule, ratios: ComparedBlocks, interval: stats.Interval, estimate: stats.Estimate | None
+) -> _Shown:
     p = None if estimate is None else estimate.p_below(math.log(rule.limit))
     is_cheaper = interval.high < rule.limit if p is None else p < rule.alpha / ratios.family
     by = f" by at least {100 * rule.margin:g} %" if rule.margin else ""
@@ -237,35 +257,9 @@ def decide_superiority(
         side = "below" if is_cheaper else "not below"
         method = f"one-sided p = {p:.2g}, {side} {rule.alpha / ratios.family:.3g}, against a ratio of {rule.limit:g}"
         method += f" ({FALSE_SUPERIORITY})" if is_cheaper else ""
-    reason = f"{shown}shown to be cheaper{by}: cost ratio {interval.estimate:.4f}, {_basis(ratios, rule)}, {method}; "
-    reason += level_in_words(interval)
+    reason = f"{shown}shown to be cheaper{by}: cost ratio {interval.estimate:.4f}, {_basis(ratios, rule)}, {method}"
     label = "CHEAPER" if is_cheaper else "MORE EXPENSIVE" if interval.low > 1 else "NOT SHOWN"
-    numbers = {"limit": rule.limit, "p": p}
-    return _on_ratio(rule, ratios, interval, Decision(rule.name, "", Outcome.of(is_cheaper), reason, label, numbers))
-
-
-def _on_ratio(rule: MarginRule, ratios: ComparedBlocks, interval: stats.Interval, decision: Decision) -> Decision:
-    """The decision with its subject, its sentence and the numbers that both margin rules use."""
-    numbers: dict[str, Number] = {
-        "ratio": interval.estimate,
-        "margin": rule.margin,
-        "alpha": rule.alpha,
-        "comparisons": ratios.family,
-        "num_blocks": len(ratios.values),
-        "channel": ratios.channel,
-    }
-    shape = shape_in_words(ratios.blocks, ratios.replicates)
-    word = "Yes" if decision.outcome is Outcome.PASS else "No"
-    if decision.label == "NOT SHOWN":
-        word = f"Not shown to be {'equal' if isinstance(rule, EquivalenceRule) else 'cheaper'}"
-    return replace(
-        decision,
-        reason=f"{decision.reason}; {shape}",
-        subject=f"{ratios.condition} vs {ratios.baseline}",
-        numbers={**numbers, **decision.numbers},
-        intervals={"ratio": interval},
-        sentence=f"{word}: {cost_sentence(ratios.condition, ratios.baseline, interval)}",
-    )
+    return is_cheaper, label, reason, {"limit": rule.limit, "p": p}
 
 
 def _tested(

@@ -144,10 +144,8 @@ def _on_margin(
 
     Of a PASS it says whether so few plans pass too often, as far as a simulation tells.
     """
-    if isinstance(rule, EquivalenceRule):
-        claim, decision = (1 / (1 + rule.margin), 1 + rule.margin), decide.decide_equivalence(rule, ratios, status)
-    else:
-        claim, decision = (0.0, rule.limit), decide.decide_superiority(rule, ratios, status)
+    decision, most = decide.decide_margin(rule, ratios, status), 1 + rule.margin
+    claim = (1 / most, most) if isinstance(rule, EquivalenceRule) else (0.0, rule.limit)
     # What the model cannot know, as neighbours, is asked of B alone: A, which is blind to it, may only deny a claim.
     is_claim = decision.outcome is Outcome.PASS or decision.label in ("CHEAPER", "MORE EXPENSIVE")
     if is_claim or rule.channel != "b":

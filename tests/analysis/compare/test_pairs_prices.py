@@ -14,7 +14,7 @@ from harness.analysis.compare.stopping import compared_blocks
 from harness.analysis.figures import figures_at, run_figures
 from harness.analysis.stats import grouped
 from harness.analysis.summary import summarise
-from harness.judge.decisions.decide import decide_superiority
+from harness.judge.decisions.decide import decide_margin
 from harness.measure.records.run import SealedRun
 from harness.model.spec.rules import SuperiorityRule
 from harness.present.report.answers import answers
@@ -92,7 +92,7 @@ def test_conditions_of_one_experiment_are_priced_alike_in_every_view(
     assert "A of all is by the baseline" in page
     (ratios,) = compared_blocks(runs[0].spec, runs, "a")
     assert np.exp(np.mean(ratios.values)) == pytest.approx(answer.ratio)
-    assert "A of both by the costs of paper" in decide_superiority(SuperiorityRule.model_validate(RULE), ratios).reason
+    assert "A of both by the costs of paper" in decide_margin(SuperiorityRule.model_validate(RULE), ratios).reason
 
 
 def test_a_simulation_holds_its_costs_and_says_so(tmp_path: Path) -> None:

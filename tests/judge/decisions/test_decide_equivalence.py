@@ -11,7 +11,7 @@ import pytest
 from harness.analysis.compare.answer import ChannelWords
 from harness.analysis.compare.stopping import ComparedBlocks, ComparisonLooks, SequentialStatus, looks_at
 from harness.analysis.stats import of_blocks
-from harness.judge.decisions.decide import Outcome, decide_equivalence, decide_stopped, tost_p
+from harness.judge.decisions.decide import Outcome, decide_margin, decide_stopped, tost_p
 from harness.model.spec import StopSpec
 from harness.model.spec.rules import EquivalenceRule
 from tests.support.experiments import blocks_of
@@ -44,9 +44,9 @@ def test_p_is_that_of_statsmodels_ttost_mean(scale: float, p: float) -> None:
 
 
 def test_blocks_within_the_margin_pass_and_scattered_ones_show_nothing() -> None:
-    within = decide_equivalence(RULE, ratios_of(BLOCKS))
-    scattered = decide_equivalence(RULE, ratios_of([6 * value for value in BLOCKS]))
-    apart = decide_equivalence(RULE, ratios_of([value + 0.1 for value in BLOCKS]))
+    within = decide_margin(RULE, ratios_of(BLOCKS))
+    scattered = decide_margin(RULE, ratios_of([6 * value for value in BLOCKS]))
+    apart = decide_margin(RULE, ratios_of([value + 0.1 for value in BLOCKS]))
     assert (within.outcome, within.label) == (Outcome.PASS, "EQUIVALENT")
     assert (scattered.outcome, scattered.label) == (Outcome.FAIL, "NOT SHOWN")
     assert (apart.outcome, apart.label) == (Outcome.FAIL, "DIFFERENT")
@@ -54,15 +54,15 @@ def test_blocks_within_the_margin_pass_and_scattered_ones_show_nothing() -> None
 
 def test_of_data_that_were_looked_at_the_sequence_decides() -> None:
     values = tuple(2 * value for value in BLOCKS)
-    assert decide_equivalence(RULE, ratios_of(values)).outcome is Outcome.PASS
+    assert decide_margin(RULE, ratios_of(values)).outcome is Outcome.PASS
     # The sequence is wider by its looks, and does not show it yet.
-    decision = decide_equivalence(RULE, ratios_of(values), looked_at(values))
+    decision = decide_margin(RULE, ratios_of(values), looked_at(values))
     assert (decision.outcome, decision.label) == (Outcome.FAIL, "NOT SHOWN")
     assert "declared sequence" in decision.reason
-    none = decide_equivalence(RULE, ratios_of(BLOCKS[:1]), looked_at(BLOCKS[:1]))
+    none = decide_margin(RULE, ratios_of(BLOCKS[:1]), looked_at(BLOCKS[:1]))
     assert none.outcome is Outcome.WITHHELD
     sloppy = StopSpec(margin=0.02, budget=24, alpha=0.2)
-    assert "another rule" in decide_equivalence(RULE, ratios_of(values), looked_at(values, sloppy)).reason
+    assert "another rule" in decide_margin(RULE, ratios_of(values), looked_at(values, sloppy)).reason
 
 
 def test_a_stopping_rule_decides_once_it_has_an_answer() -> None:

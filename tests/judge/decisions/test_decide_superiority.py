@@ -14,7 +14,7 @@ from harness.analysis.compare.ratio import BlockCosts, estimate_of_blocks
 from harness.analysis.compare.stopping import ComparedBlocks, ComparisonLooks, SequentialStatus, looks_at
 from harness.analysis.cost.cost_errors import UNKNOWN
 from harness.analysis.stats import FloatArray, Interval
-from harness.judge.decisions.decide import Outcome, decide_superiority
+from harness.judge.decisions.decide import Outcome, decide_margin
 from harness.judge.planning.needed import log_ratio_values
 from harness.judge.planning.power import blocks_for_superiority, superiority_power
 from harness.model.spec import StopSpec
@@ -101,28 +101,28 @@ def test_nothing_shows_cheaper_what_is_not_below_the_limit() -> None:
 
 
 def test_a_cheaper_condition_passes_in_a_sentence_and_by_a_margin_only_where_that_is_shown() -> None:
-    passed = decide_superiority(RULE, ratios_of(CHEAPER))
+    passed = decide_margin(RULE, ratios_of(CHEAPER))
     assert (passed.outcome, passed.label) == (Outcome.PASS, "CHEAPER")
     assert passed.answer == "Yes: twelve-slots costs 4.2 % less than base (3.4 to 5.0 % less): PASS"
-    assert decide_superiority(RULE.model_copy(update={"margin": 0.04}), ratios_of(CHEAPER)).outcome is Outcome.FAIL
-    assert decide_superiority(RULE.model_copy(update={"margin": 0.03}), ratios_of(CHEAPER)).outcome is Outcome.PASS
-    dearer = decide_superiority(RULE, ratios_of(BASE, CHEAPER))
+    assert decide_margin(RULE.model_copy(update={"margin": 0.04}), ratios_of(CHEAPER)).outcome is Outcome.FAIL
+    assert decide_margin(RULE.model_copy(update={"margin": 0.03}), ratios_of(CHEAPER)).outcome is Outcome.PASS
+    dearer = decide_margin(RULE, ratios_of(BASE, CHEAPER))
     assert (dearer.outcome, dearer.label) == (Outcome.FAIL, "MORE EXPENSIVE")
     assert re.match(r"No: .* costs 4\.4 % more than base", dearer.answer)
 
 
 def test_a_scattered_difference_is_not_shown() -> None:
-    scattered = decide_superiority(RULE, ratios_of(SCATTERED))
+    scattered = decide_margin(RULE, ratios_of(SCATTERED))
     assert (scattered.outcome, scattered.label) == (Outcome.FAIL, "NOT SHOWN")
     assert re.match("Not shown to be cheaper: .*% less to ", scattered.sentence)
     assert "not shown to be cheaper" in scattered.reason
     assert ".031" not in scattered.reason
-    assert "simulated, .031 of equal conditions pass" in decide_superiority(RULE, ratios_of(CHEAPER)).reason
+    assert "simulated, .031 of equal conditions pass" in decide_margin(RULE, ratios_of(CHEAPER)).reason
     assert re.search(r"one-sided p = 0\.\d+, not below 0\.025, against a ratio of 1;", scattered.reason)
 
 
 def test_equal_costs_say_that_nothing_used_the_difference_and_what_to_do() -> None:
-    equal = decide_superiority(RULE, ratios_of(BASE))
+    equal = decide_margin(RULE, ratios_of(BASE))
     assert equal.outcome is Outcome.WITHHELD
     assert "no run used what the conditions differ in" in equal.reason
     assert "workload.num_sessions" in equal.reason
@@ -131,22 +131,22 @@ def test_equal_costs_say_that_nothing_used_the_difference_and_what_to_do() -> No
 def test_of_costs_that_were_checked_while_they_came_in_the_sequence_decides() -> None:
     ratios, stop = ratios_of(CHEAPER), StopSpec(margin=0.02, budget=24)
     looks = ComparisonLooks("twelve-slots", "base", ratios.blocks, tuple(looks_at(ratios.blocks, stop)), None)
-    decision = decide_superiority(RULE, ratios, SequentialStatus(stop, 6, (looks,)))
+    decision = decide_margin(RULE, ratios, SequentialStatus(stop, 6, (looks,)))
     assert decision.outcome is Outcome.PASS
     assert "declared sequence" in decision.reason
     sloppy = SequentialStatus(StopSpec(margin=0.02, budget=24, alpha=0.1), 6, (looks,))
-    assert decide_superiority(RULE, ratios, sloppy).outcome is Outcome.WITHHELD
+    assert decide_margin(RULE, ratios, sloppy).outcome is Outcome.WITHHELD
 
 
 def test_costs_without_a_step_log_say_that_modelled_device_time_is_missing() -> None:
-    reason = decide_superiority(RULE, ratios_of(CHEAPER, channel="b")).reason
+    reason = decide_margin(RULE, ratios_of(CHEAPER, channel="b")).reason
     assert "time in flight (B), as modelled device time (A) is not there (no step log)" in reason
 
 
 def test_a_rule_on_the_time_in_steps_names_it() -> None:
     on_steps = RULE.model_copy(update={"channel": "s"})
-    assert "6 blocks, time in steps (S)" in decide_superiority(on_steps, ratios_of(CHEAPER, channel="s")).reason
-    missing = decide_superiority(on_steps, ratios_of(CHEAPER, channel="b")).reason
+    assert "6 blocks, time in steps (S)" in decide_margin(on_steps, ratios_of(CHEAPER, channel="s")).reason
+    missing = decide_margin(on_steps, ratios_of(CHEAPER, channel="b")).reason
     assert "time in flight (B), as time in steps (S) is not there" in missing
 
 
