@@ -197,7 +197,7 @@ def _losses(valid: Sequence[SealedRun], figures: Sequence[RunFigures]) -> Iterat
     device_ns = [run.a_ns or 0 for run in figures]
     parts = {
         "lost reuse": [_lost_ns(run, each) for run, each in zip(valid, figures, strict=True)],
-        "padding": [_padding_ns(run, each) for run, each in zip(valid, figures, strict=True)],
+        "padding": [_padding_ns(run, each).total() for run, each in zip(valid, figures, strict=True)],
     }
     words = {"lost reuse": _reuse_in_words(figures), "padding": _padding_in_words(valid, figures)}
     if any(eager := [_eager(run) for run in valid]):
@@ -233,14 +233,12 @@ def _lost_ns(run: SealedRun, figures: RunFigures) -> int:
     )
 
 
-def _padding_ns(run: SealedRun, figures: RunFigures) -> int:
-    """Decode time of empty places, at f(b) - f(n)."""
-    model = run.cost_model
-    return sum(
-        count * (model.decode_step_ns(b, n) - model.decode_step_ns(n, n))
-        for (n, b), count in figures.steps_by_n_b.items()
-        if b > n
-    )
+def _padding_ns(run: SealedRun, figures: RunFigures) -> Counter[int]:
+    """Decode time of empty places by compiled size b, at f(b) - f(n)."""
+    by_size, step_ns = Counter[int](), run.cost_model.decode_step_ns
+    for (n, b), count in figures.steps_by_n_b.items():
+        by_size[b] += count * (step_ns(b, n) - step_ns(n, n)) if b > n else 0
+    return by_size
 
 
 def _blocked_ns(valid: Sequence[SealedRun], of_slots: int | None) -> int | None:
@@ -298,12 +296,9 @@ def _reuse_in_words(figures: Sequence[RunFigures]) -> str:
 
 def _padding_in_words(valid: Sequence[SealedRun], figures: Sequence[RunFigures]) -> str:
     """The sizes that lose most, each with the steps that it ran for fewer requests."""
-    by_size: Counter[int] = Counter()
-    steps: Counter[int] = Counter()
+    by_size = Counter[int]()
     for run, each in zip(valid, figures, strict=True):
-        for (n, b), count in each.steps_by_n_b.items():
-            steps[b] += count
-            by_size[b] += count * (run.cost_model.decode_step_ns(b, n) - run.cost_model.decode_step_ns(n, n))
+        by_size.update(_padding_ns(run, each))
     total = by_size.total()
     if total <= 0:
         return "every step ran at its own size"

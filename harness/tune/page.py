@@ -90,20 +90,13 @@ def _head(found: TuneResult) -> tuple[str, str]:
     state = found.answer.state
     where = f" ({made})" if (made := _made(found)) else ""
     mark = "" if state == "confirmed" else ' class="open"'
-    origin = "" if found.diagnosis is None else found.diagnosis.origin
-    banner = f'<p class="banner">{escape(origin)}</p>' if origin else ""
-    over = None if found.diagnosis is None else found.diagnosis.overload
-    alert = (
-        ""
-        if over is None
-        else f'<p class="banner alert">Overloaded: the sessions ask for {over:.1f} times what this server can do.</p>'
-    )
-    beside = [found.answer.rests, found.answer.why]
-    why = "".join(f'<p class="dim">{escape(unbroken(line))}</p>' for line in beside if line)
-    return (
-        f'<p class="tune-answer">{escape(unbroken(found.answer.sentence))}</p>',
-        f'<p class="tune-state"><b{mark}>{escape(state)}{where}</b></p>{banner}{alert}{why}',
-    )
+    parts = [f'<p class="tune-state"><b{mark}>{escape(state)}{where}</b></p>']
+    if found.diagnosis is not None:
+        over = found.diagnosis.overload
+        asked = f"Overloaded: the sessions ask for {over or 0:.1f} times what this server can do."
+        parts += [text(found.diagnosis.origin, "banner"), text("" if over is None else asked, "banner alert")]
+    parts += [text(unbroken(line), "dim") for line in (found.answer.rests, found.answer.why)]
+    return text(unbroken(found.answer.sentence), "tune-answer"), "".join(parts)
 
 
 def unbroken(sentence: str) -> str:
