@@ -121,9 +121,10 @@ def _calls(path: Path, place: int, names: BlockNames, notes: ReadNotes, progress
         if record.get("input_length") is None and (text := text_of(record, "text_input")):
             record = record | {"input_length": tokens_in(len(text))}
             notes.assume("prompt tokens estimated from the characters of text_input, 4 to a token")
-        lengths, blocks = lengths_of(record, notes), names.numbers(list_of(record, "hash_ids"))
+        lengths, blocks = lengths_of(record, notes), names.numbers(record.get("hash_ids"))
         times = _times(record, unit_ns)
-        if lengths is None or blocks is None or times is None:
+        is_sound = isinstance(record.get("wait_for") or [], list) and record.get("prefix_reset") in (None, True, False)
+        if lengths is None or blocks is None or times is None or not is_sound:
             return None
         has_delay = any(record.get(key) is not None for key in ("delay", "delay_ms", "tool_wait_ms"))
         waits = bool(list_of(record, "wait_for")) and not has_delay
@@ -145,7 +146,7 @@ def _calls(path: Path, place: int, names: BlockNames, notes: ReadNotes, progress
             prompt=lengths[0],
             generate=lengths[1],
             blocks=blocks,
-            is_reset=record.get("prefix_reset") is True,
+            is_reset=bool(record.get("prefix_reset")),
             keep=tokens_of(record.get("keep_tokens")),
             abort_ns=seconds_ns(record.get("abort_after_ms"), NS_PER_MS) or 0,
             abort_tokens=min(tokens_of(record.get("abort_after_tokens")) or 0, lengths[1] - 1),

@@ -82,7 +82,7 @@ def _steps(given: list[Record], session: str, at: str, notes: ReadNotes) -> Traj
             notes.assume(UNLINKED, len(_children(step)) * (not steps.calls))
         elif text_of(step, "source") != "agent":
             steps.unread.unknown(f"source {text_of(step, 'source')}", place)
-        elif step.get("llm_call_count") == 0:
+        elif tokens_of(step.get("llm_call_count")) == 0:
             notes.pass_over(f"no call: {PASSED['no call']}")
         elif not isinstance(counts := usage_of(record_of(step, "metrics")), Usage):
             steps.lose(counts, place)
@@ -92,18 +92,13 @@ def _steps(given: list[Record], session: str, at: str, notes: ReadNotes) -> Traj
             identity = None if moment_ns is None else ("atif", moment_ns, *counts[:3])
             call.identity = identity or ("atif", session, _number(step), *counts[:2])
             call.children = dict.fromkeys(_children(step), UNTIMED)
-            notes.assume("steps that are several calls, taken as one", _is_several(step))
+            notes.assume("steps that are several calls, taken as one", (tokens_of(step.get("llm_call_count")) or 1) > 1)
     return steps
 
 
 def _number(step: Record) -> int:
     number = step.get("step_id")
     return number if isinstance(number, int) else 0
-
-
-def _is_several(step: Record) -> bool:
-    count = step.get("llm_call_count")
-    return isinstance(count, int) and count > 1
 
 
 def _children(step: Record) -> list[str]:

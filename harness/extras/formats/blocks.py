@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from harness.errors import SpecError
 from harness.model.traces.account import ReadNotes
@@ -29,10 +29,12 @@ class BlockNames:
     def __init__(self) -> None:
         self._numbers: dict[object, int] = {}
 
-    def numbers(self, names: Iterable[object]) -> tuple[int, ...] | None:
-        """None where a name is neither a number nor a text."""
+    def numbers(self, names: object) -> tuple[int, ...] | None:
+        """None where names are no list, or one of them is neither a number nor a text; () where they are null."""
         numbers: list[int] = []
-        for name in names:
+        if not isinstance(names, (list, tuple)) and names is not None:
+            return None
+        for name in cast("Sequence[object]", names or ()):
             if not isinstance(name, (int, str)):
                 return None
             numbers.append(self._numbers.setdefault(name, len(self._numbers)))

@@ -13,7 +13,7 @@ from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import trace_format, types_of
 from harness.model.traces.calls import BACK, BURST_NS, LATE_NS, REPLAYED, AgentLog, Call, Conversation, Log, mark_replay
 from harness.model.traces.links import reader_of
-from harness.model.traces.values import Record, counts_of, instant_ns, record_of, text_of
+from harness.model.traces.values import Record, counts_of, instant_ns, record_of, text_of, tokens_of
 
 HELD_TO = "0.171.0"
 PASSED, ROLES, ITEMS = types_of(__file__).values()
@@ -204,6 +204,7 @@ class _Session(Conversation):
         if totals is not None and (self._totals or not (self._fork_of or self.parent)):
             sums = [counts[4] or counts[0] + counts[2] for counts in (totals, self._totals or [0] * 5)]
             self.notes.hold(STEPS, sums[0] - sums[1], (usage[0], usage[2]))
+        turn.total_tokens = tokens_of(record_of(info, "last_token_usage").get("total_tokens")) or None
         self._close(turn, usage, totals or (), moment_ns)
         self._totals = totals
 

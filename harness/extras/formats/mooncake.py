@@ -23,7 +23,7 @@ from harness.extras.formats.blocks import (
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import Progress, Read, trace_format
 from harness.model.traces.recording import RecordedRequest, Recording, hidden_name
-from harness.model.traces.values import Record, list_of, seconds_ns
+from harness.model.traces.values import Record, seconds_ns
 
 BAILIAN_BLOCK_TOKENS = 16
 # Requests a second of a whole service; instants in another unit are a thousand times off.
@@ -65,12 +65,14 @@ def _reader(block_tokens: int, unit_ns: int) -> Read:
 
 def _rows(path: Path, unit_ns: int, notes: ReadNotes, progress: Progress | None) -> Iterator[tuple[str, _Row]]:
     def row(record: Record, _: str) -> _Row | None:
-        at_ns, names = seconds_ns(record.get("timestamp"), unit_ns), list_of(record, "hash_ids")
+        at_ns, names = seconds_ns(record.get("timestamp"), unit_ns), record.get("hash_ids")
         if at_ns is None or BlockNames().numbers(names) is None:
             return None
         lengths = lengths_of(record, notes)
         chat = record.get("chat_id")
-        return None if lengths is None else _Row(at_ns, *lengths, tuple(names), None if chat is None else repr(chat))
+        return (
+            None if lengths is None else _Row(at_ns, *lengths, tuple(names or ()), None if chat is None else repr(chat))
+        )
 
     yield from parsed_lines([path], notes, progress, row, "a request without its time, lengths or block names")
 
@@ -120,7 +122,7 @@ def _named(
             if len(row.names) > -(-row.prompt // block_tokens):
                 notes.row_broken(TOO_MANY_NAMES, at, was_call=True)
                 continue
-            numbers = shared.numbers(f"{place} {name!r}" if is_anew else name for name in row.names) or ()
+            numbers = shared.numbers([f"{place} {name!r}" if is_anew else name for name in row.names]) or ()
             whole = numbers[: row.prompt // block_tokens]
             requests[-1].append((row.at_ns, RecordedRequest(None, (), 0, "none", row.prompt, 0, row.generate, whole)))
     return requests

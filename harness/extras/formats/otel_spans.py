@@ -28,13 +28,10 @@ COUNTS = frozenset(by_type(NAMES))
 FINAL = {form.format(reason) for reason in ("stop", "end_turn") for form in ("{}", "['{}']", '["{}"]')}
 LIKE_CACHED = re.compile(r"(usage|token).*cache|cache.*token", re.IGNORECASE)
 MESSAGE_OF = re.compile(r"(?:gen_ai\.prompt|llm\.input_messages)\.(\d{1,6})\.")
-NO_COUNTS = "a chat span without token counts, or messages to estimate them from"
-FAILED_WITH_COUNTS = "calls that failed and have counts: taken as calls of those counts"
+NO_COUNTS, FAILED_WITH_COUNTS, LINKED, ESTIMATED = TABLES["spans"].values()
 # Two services tokenise one prompt with a few tokens' difference.
 SLACK_TOKENS = 16
 SLACK_SHARE = 0.02
-LINKED = "spans without a parent that link to another span: what such a link means is not known"
-ESTIMATED = "chats whose lengths are estimated from characters, 4 to a token"
 
 
 @dataclass(eq=False)
@@ -213,8 +210,9 @@ def _call(record: Record, span: Span, notes: ReadNotes) -> Call | str:
 
 
 def _named(attributes: Record, names: Iterable[str]) -> str:
-    """The first text by these names, "" where there is none."""
-    return next((text for name in names if (text := text_of(attributes, name))), "")
+    """The first text or whole number by these names, as a text; "" where there is none."""
+    values = map(attributes.get, names)
+    return next((str(value) for value in values if isinstance(value, (str, int)) and value != ""), "")
 
 
 def _count(attributes: Record, names: Iterable[str]) -> int | None:

@@ -13,6 +13,7 @@ from harness.model.traces.links import through_calls
 from harness.model.traces.values import Record, instant_ns, records_of, text_of, tokens_of
 
 INPUTS = ("user_message", "tool_result")
+COUNTS = ("input_tokens_total", "prefix_tokens", "output_tokens", "newly_append_tokens")
 OUTPUTS = ("text", "reasoning", "tool_call")
 BROKEN = "a round without its tokens or times"
 Inputs = list[tuple[int, str]]
@@ -42,6 +43,7 @@ def tracelab_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress | 
             counts = (turn.input_tokens, turn.prefix_tokens, turn.output_tokens, turn.reasoning_tokens)
             history = hash((history, *counts))
             turn.history = ("tracelab", history)
+        log[-1].is_unanswered = bool(log[-1].tool_spans)
         mark_replay(log, [turn.end_ns for turn in log], log[0].submitted_ns, is_fork=False)
         yield log
 
@@ -56,8 +58,7 @@ def _round_of(record: Record, at: str) -> tuple[Call, Inputs, set[str]] | None:
         if kind in INPUTS and moment is not None
     ]
     outputs = [moment for kind, moment, _ in stamped if kind in OUTPUTS and moment is not None]
-    total, prefix = tokens_of(record.get("input_tokens_total")), tokens_of(record.get("prefix_tokens"))
-    output = tokens_of(record.get("output_tokens"))
+    total, prefix, output, new = (tokens_of(record.get(name)) for name in COUNTS)
     session, index = text_of(record, "session_id"), tokens_of(record.get("round_index")) or 0
     if not inputs or not outputs or not total or output is None or not session:
         return None
@@ -71,6 +72,7 @@ def _round_of(record: Record, at: str) -> tuple[Call, Inputs, set[str]] | None:
     call.tool_spans = [(start, end) for start, end in spans if start is not None and end is not None and end >= start]
     call.answer_characters = 0 if is_codex else sum(tokens_of(characters) or 0 for characters in said)
     call.identity = ("tracelab", submitted_ns, ended_ns, total, prefix, output)
+    call.total_tokens = None if new is None else (prefix or 0) + new + output
     asks = {text_of(tool, "tool_call_id") for tool in tools if text_of(tool, "tool_name") in ASK_A_PERSON}
     return call, inputs, asks
 

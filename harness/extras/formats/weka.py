@@ -16,7 +16,7 @@ from harness.model.traces.account import PLACEHOLDER_TOKENS, ReadNotes
 from harness.model.traces.base import Progress, json_records, read_tables, trace_format
 from harness.model.traces.calls import Call, Log
 from harness.model.traces.links import UNLINKED, recordings_of
-from harness.model.traces.recording import Recording
+from harness.model.traces.recording import Recording, hidden_name
 from harness.model.traces.values import Record, list_of, record_of, records_of, seconds_ns, text_of, tokens_of
 
 MOST_INPUT_TOKENS = 1_000_000  # the publisher's note: more is an overcount
@@ -42,7 +42,7 @@ class _Session:
         log: Log = []
         unknown_wait, before, seen = "", Record(), set[str]()
         for entry in map(record_of, self._in_order(entries)):
-            form, agent = text_of(entry, "type"), text_of(entry, "agent_id")
+            form, agent = text_of(entry, "type"), text_of(entry, "agent_id") or hidden_name(json.dumps(entry))
             if form == "subagent" and (agent in seen or depth >= DEEPEST_AGENT or not list_of(entry, "requests")):
                 self._notes.leave("a sub-agent that was there before, too deep, or without requests", self._at, 1)
             elif form == "subagent":
@@ -67,6 +67,7 @@ class _Session:
                 log.append(call)
                 before = entry
         if log:
+            log[-1].is_unanswered = before.get("stop") == "tool_use"
             self.logs.append(log)
         return log
 
@@ -91,7 +92,7 @@ class _Session:
         """The call of an entry; else what is wrong with it."""
         prompt, generate = tokens_of(entry.get("in")), tokens_of(entry.get("out"))
         at_ns, spent_ns = seconds_ns(entry.get("t")), seconds_ns(entry.get("api_time"))
-        names = self._names.numbers(list_of(entry, "hash_ids"))
+        names = self._names.numbers(entry.get("hash_ids"))
         if not prompt or prompt > MOST_INPUT_TOKENS or generate is None or at_ns is None or names is None:
             return "a request without its lengths or time, or above a million tokens"
         if len(names) > -(-prompt // self._block_tokens):

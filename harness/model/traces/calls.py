@@ -13,7 +13,7 @@ from pathlib import Path
 
 from harness.model.plan.model import WaitKind
 from harness.model.traces.account import ReadNotes, Unread
-from harness.model.traces.base import Progress, TraceLine, json_records
+from harness.model.traces.base import Progress, TraceLine, json_records, read_tables
 from harness.model.traces.values import EPOCH, Record, instant_ns, text_of, tokens_of
 
 Span = tuple[int, int]
@@ -30,10 +30,7 @@ ASK_A_PERSON = (
 REJECTED = ("The user doesn't want to proceed", "The user rejected", "exec command rejected", "patch rejected")
 # Tools that start one sub-agent, of Codex, Qwen Code and the SDK of OpenHands, whose results name none.
 START_AN_AGENT = ("spawn_agent", "agent", "task")
-AT_ONCE = "waits for a person and a tool that had answered at one instant: taken as a person's, if of 1 s and more"
-SHIFTED = "rows stamped before the one before them by more than 1 s: they and what follows are moved behind it"
-BACK = "the clock went back before their call"
-REPLAYED = "calls of a parent session that is not among the files, repeated at the start of a fork"
+AT_ONCE, SHIFTED, BACK, REPLAYED = read_tables(Path(__file__).with_name("labels.toml"))["calls"].values()
 UNTIMED = -1
 Message = tuple[bytes, int]
 """Digest and tokens of one message of a prompt."""

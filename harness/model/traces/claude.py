@@ -137,6 +137,7 @@ class _ClaudeChain(Chain):
     def __init__(self, session: str, notes: ReadNotes) -> None:
         super().__init__(session, notes)
         self._answers: dict[Hashable, tuple[Call, Counts]] = {}
+        self._by_name: dict[str, tuple[str, str]] = {}  # the latest answer of an id
 
     def take(self, kind: str, record: Record, moment_ns: int, at: str) -> None:
         message = record_of(record, "message")
@@ -184,7 +185,8 @@ class _ClaudeChain(Chain):
             self.unread.broken("an assistant row without its id or usage", at)
             return
         # A gateway may give every answer the same id; the id of the request then tells them apart.
-        identity = (name, text_of(record, "requestId"))
+        identity, known = (name, text_of(record, "requestId")), self._by_name.get(name)
+        identity = self._by_name[name] = known if known and "" in (known[1], identity[1]) else identity
         if identity in self._answers:
             self.notes.part()
         turn, _ = self._answers.get(identity) or (self.add(moment_ns, identity, at), counts)

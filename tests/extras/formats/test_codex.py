@@ -153,6 +153,17 @@ def test_where_the_clock_was_set_back_the_numbers_of_rows_say_their_order(tmp_pa
     assert not any("running totals" in label for label in trace.head.labels)
 
 
+def test_input_that_leaves_out_the_cache_by_the_sum_of_its_count_holds_it(tmp_path: Path) -> None:
+    rows = list(codex_rows("x"))
+    for row in rows:
+        if row["payload"].get("type") == "token_count":
+            usage = row["payload"]["info"]["last_token_usage"]
+            usage["total_tokens"] = sum(usage.values()) - usage["reasoning_output_tokens"]
+    trace = imported(written(tmp_path, rows, "x"))
+    assert [one.prompt_tokens for one in trace.recordings[0].requests] == [1000, 2200, 2400]
+    assert any("count the cache apart" in label or "counts the cache apart" in label for label in trace.head.labels)
+
+
 def test_calls_that_the_totals_count_and_the_file_lacks_are_labelled(tmp_path: Path) -> None:
     rows = list(codex_rows("x", 4))
     trace = imported(written(tmp_path, [*rows[:5], *rows[8:]], "x"))

@@ -14,9 +14,10 @@ from harness.errors import SpecError
 from harness.extras.formats.otel import SUMS
 from harness.extras.formats.weka import GAPS, PART_NAMED
 from harness.model.traces.account import ReadNotes
-from harness.model.traces.links import CONTRADICTED, LAST_BLOCK
+from harness.model.traces.links import CONTRADICTED, LAST_BLOCK, UNANSWERED
 from harness.model.traces.recording import NO_CACHE, TraceFile
 from tests.support.agent_logs import assistant, at, result, text, tool, user
+from tests.support.sound_traces import SOUND
 from tests.support.trace_rows import imported, trace_of, written
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -322,6 +323,41 @@ def test_a_weka_answer_without_a_length_leaves_a_gap_that_is_labelled(tmp_path: 
     trace = trace_of(tmp_path, [{"id": "s", "block_size": 64, "requests": [{"t": 0.0} | common, {"t": 5.0} | common]}])
     assert trace.recordings[0].requests[1].wait_ns == 5 * NS_PER_S
     assert f"1 x {GAPS}" in trace.head.labels
+
+
+def test_weka_agents_without_an_id_are_told_apart_by_what_they_hold(tmp_path: Path) -> None:
+    def call(at_s: float, stop: str) -> dict[str, Any]:
+        return {"t": at_s, "type": "n", "in": 128, "out": 20, "hash_ids": [1, 2], "api_time": 1.0, "stop": stop}
+
+    one, other = ({"t": 2.0, "type": "subagent", "requests": [call(at_s, "end_turn")]} for at_s in (2.0, 4.0))
+    rows = [call(0.0, "tool_use"), one, other, one, call(9.0, "tool_use")]
+    trace = trace_of(tmp_path, [{"id": "s", "block_size": 64, "requests": rows}])
+    assert trace.num_requests == 4
+    assert sum(trace.head.dropped.values()) == 1
+    assert f"1 x {UNANSWERED}" in trace.head.labels, "the last call asked for a tool"
+
+
+@pytest.mark.parametrize("names", ["1, 2", {"1": 2}, 3])
+@pytest.mark.parametrize("kind", ["weka", "mooncake", "bailian", "agentic-mooncake"])
+def test_names_of_blocks_that_are_no_list_break_their_row(tmp_path: Path, kind: str, names: object) -> None:
+    lines = [json.loads(line) for line in SOUND[kind]()]
+    (lines[0]["requests"] if kind == "weka" else lines)[2]["hash_ids"] = names
+    assert sum(trace_of(tmp_path, lines).head.broken.values()) == 1
+
+
+@pytest.mark.parametrize("more", [{"wait_for": "0-0"}, {"prefix_reset": "yes"}])
+def test_links_of_dynamo_of_another_type_break_their_row(tmp_path: Path, more: dict[str, Any]) -> None:
+    rows = [json.loads(line) for line in SOUND["agentic-mooncake"]()]
+    rows[1] |= more
+    assert sum(trace_of(tmp_path, rows).head.broken.values()) == 1
+
+
+def test_a_conversation_whose_id_is_a_number_is_one(tmp_path: Path) -> None:
+    rows = spans_of("gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens", "gen_ai.usage.cache_read.input_tokens")
+    for row in rows:
+        row |= {"trace_id": row["span_id"] * 2}
+        row["attributes"] |= {"gen_ai.operation.name": "chat", "gen_ai.conversation.id": 7}
+    assert len(trace_of(tmp_path, rows).recordings) == 1
 
 
 def test_a_weka_agent_without_requests_is_counted_and_a_time_that_is_no_number_leaves_a_gap(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from harness.clock import NS_PER_S
+from harness.model.traces.links import NO_READING
 from tests.support.agent_logs import at
 from tests.support.sound_traces import SOUND
 from tests.support.trace_rows import trace_of
@@ -66,6 +67,13 @@ def test_the_answer_to_a_tool_that_asks_a_person_is_a_persons_and_of_two_the_slo
         (kind, 6 * NS_PER_S),
         ("human", 7 * NS_PER_S),
     ]
+
+
+@pytest.mark.parametrize(("new", "is_labelled"), [(400, False), (500, True)])
+def test_new_tokens_that_do_not_sum_to_the_input_are_labelled(tmp_path: Path, new: int, is_labelled: bool) -> None:
+    rows = rounds()
+    rows[2]["newly_append_tokens"] = new
+    assert (f"1 x {NO_READING}" in trace_of(tmp_path, rows).head.labels) == is_labelled
 
 
 def test_waits_for_rounds_that_are_missing_by_their_number_are_unknown_and_labelled(tmp_path: Path) -> None:

@@ -173,6 +173,14 @@ def test_usage_that_grows_from_row_to_row_of_a_message_counts_once_and_last(tmp_
     assert not trace.head.labels
 
 
+def test_rows_of_one_message_without_the_id_of_their_request_are_one_call(tmp_path: Path) -> None:
+    rows = [json.loads(json.dumps(row)) for row in claude_rows("s")]
+    whole = imported(written(tmp_path, rows)).recordings
+    for place in (1, 5):  # the first row of an answer, or the second
+        del rows[place]["requestId"]
+    assert imported(written(tmp_path, rows)).recordings == whole
+
+
 def test_answers_of_a_gateway_that_share_one_id_are_told_apart_by_their_requests(tmp_path: Path) -> None:
     rows = list(claude_rows("a", 3))
     for row in rows:
