@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from harness.analysis.validity import invariants
+from harness.analysis.validity.evidence import Evidence
 from harness.cli.tree import app
+from harness.measure.records.findings import finding
+from harness.measure.records.manifest import Finding
 from harness.measure.records.store import RunStore
 
 pytestmark = pytest.mark.same_everywhere
@@ -46,11 +51,15 @@ def test_a_calibration_that_is_there_already_says_that_nothing_was_measured(tmp_
     assert "nothing was measured now: 1 runs were sealed before" in second.output
 
 
-@pytest.mark.live
 def test_an_invalid_calibration_is_measured_again_when_asked(tmp_path: Path) -> None:
-    words = ("--backend", "emulator", "--time-scale", "20", "--set", "max_num_seqs=1")
-    failed = calibrate(tmp_path, *words, "--set", "limits.start_spread_ms=0.000001")
-    assert "no valid sealed run to fit; all/0: " in str(failed.exception)
+    def late(_run: Evidence) -> Iterator[Finding]:
+        yield finding("rearrival-late", "as on a busy machine")
+
+    words = ("--backend", "sim", "--set", "max_num_seqs=1")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(invariants, "CHECKS", (late,))
+        failed = calibrate(tmp_path, *words)
+    assert "no valid sealed run to fit; all/0: rearrival-late" in str(failed.exception)
     repeated = calibrate(tmp_path, *words, "--resume")
     assert "nothing was measured now" in repeated.output
     assert "--resume --retry-invalid measures the INVALID ones again" in repeated.output

@@ -15,6 +15,7 @@ import string
 import struct
 import sys
 import termios
+from contextlib import suppress
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any
@@ -65,13 +66,13 @@ def test_lines_of_a_message_stay_lines() -> None:
 STYLES = re.compile(r"\x1b\[[\d;?]*[a-zA-Z]")
 
 
-def on_a_terminal(words: list[str], folder: Path) -> str:
-    """What a command writes to a real terminal of 80 columns, without its colours."""
+def on_a_terminal(commands: tuple[str, ...], folder: Path) -> dict[str, str]:
+    """What each command writes to a real terminal of 80 columns, without its colours."""
     outer, inner = pty.openpty()
     fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 24, WIDTH, 0, 0))
     variables = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
     of_process = {"cwd": folder, "variables": variables | {"TERM": "xterm"}, "out": Path(os.devnull)}
-    started = start_forked(_call, words, DupFd(inner), **of_process, err=Path(os.devnull))
+    started = start_forked(_call, commands, DupFd(inner), **of_process, err=Path(os.devnull))
     os.close(inner)
     seen = bytearray()
     try:
@@ -83,26 +84,33 @@ def on_a_terminal(words: list[str], folder: Path) -> str:
     started.join()
     lines = STYLES.sub("", seen.decode()).replace("\r\n", "\n").split("\n")
     # What a progress bar drew and took away again is no line.
-    return "\n".join(line.rpartition("\r")[2] for line in lines)
+    shown = "\n".join(line.rpartition("\r")[2] for line in lines).split(ENDED)
+    return dict(zip(commands, shown[:-1], strict=True))
 
 
-def _call(words: list[str], terminal: Any) -> None:
-    sys.argv, number = ["harness", *words], terminal.detach()
+ENDED = "a command has ended\n"
+
+
+def _call(commands: tuple[str, ...], terminal: Any) -> None:
+    number = terminal.detach()
     for stream in (0, 1, 2):
         os.dup2(number, stream)
     os.close(number)
     sys.stdout, sys.stderr = (os.fdopen(stream, "w") for stream in (1, 2))
-    main()
+    for command in commands:
+        sys.argv = ["harness", *shlex.split(command)]
+        with suppress(SystemExit):
+            main()
+        sys.stderr.flush()
+        print(ENDED, end="", flush=True)
 
 
 @pytest.mark.same_everywhere
-@pytest.mark.parametrize("command", ["simulate demo --draws 3", "watch --runs runs --once", "run nothing.toml"])
-def test_a_real_terminal_of_80_columns_shows_whole_lines(command: str, tmp_path: Path) -> None:
-    if "runs" in command:
-        run_experiment(small_experiment(backend="sim"), runs_root=tmp_path / "runs")
-    shown = on_a_terminal(shlex.split(command), tmp_path)
-    assert shown.strip()
-    assert lines_beyond(shown) == []
+def test_a_real_terminal_of_80_columns_shows_whole_lines(titled: Path) -> None:
+    commands = ("simulate demo --draws 3", "watch --runs runs --once", "run nothing.toml")
+    for command, shown in on_a_terminal(commands, titled).items():
+        assert shown.strip(), command
+        assert lines_beyond(shown) == [], command
 
 
 ESC = "\x1b]0;mine\x07\x1b[2J\x9b31m"
@@ -118,25 +126,17 @@ def titled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.same_everywhere
-@pytest.mark.parametrize(
-    "command",
-    [
-        "table small",
-        "table small --format csv",
-        "table small --format markdown",
-        "table small --format latex",
-        "compare small",
-        "runs",
-        "watch --once",
-        "query 'select chr(27) || chr(7)'",
-        "query 'select chr(27) || chr(7)' --format csv",
-    ],
-)
-def test_escapes_in_a_file_reach_no_terminal(command: str, titled: Path) -> None:
-    shown = on_a_terminal([*shlex.split(command), *(["--runs", "runs"] if "small" not in command else [])], titled)
-    assert "Traceback" not in shown
-    assert not {*ESC} - {*string.printable} & {*shown}, shown
-    assert "x1b" in shown or command not in ("table small", "table small --format markdown"), shown
+def test_escapes_in_a_file_reach_no_terminal(titled: Path) -> None:
+    forms = ("", " --format csv", " --format markdown", " --format latex")
+    commands = (*(f"table small{form}" for form in forms), "compare small", "runs --runs runs")
+    commands += (
+        "watch --once --runs runs",
+        *(f"query 'select chr(27) || chr(7)' --runs runs{form}" for form in forms[:2]),
+    )
+    for command, shown in on_a_terminal(commands, titled).items():
+        assert "Traceback" not in shown
+        assert not {*ESC} - {*string.printable} & {*shown}, shown
+        assert "x1b" in shown or command not in ("table small", "table small --format markdown"), shown
 
 
 @pytest.mark.same_everywhere
