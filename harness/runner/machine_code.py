@@ -18,8 +18,7 @@ from harness.model.engine.paged import warm_up as warm_up_paged_engine
 from harness.model.engine.scheduler import ENTRYPOINTS
 from harness.model.engine.scheduler import warm_up as warm_up_engine
 from harness.model.plan.model import Plan, RequestPlan, SessionPlan
-from harness.model.sim.kernel.events import run_plans
-from harness.model.sim.kernel.paged_events import run_paged_plans
+from harness.model.sim.kernel.loop import run_paged_plans, run_plans
 from harness.model.sim.plans import plan_arrays
 from harness.model.sim.simulate import run_batch
 from harness.model.spec import ExperimentSpec, ServerSpec

@@ -6,41 +6,38 @@ sent. Equal decode steps of a replica are taken at once, when they are over or w
 
 from __future__ import annotations
 
-from harness.compiled import by_kind, compiled, jit
+from harness.compiled import compiled, jit
 from harness.compiled.records import Several
 from harness.extras.replicas.routing import RoutedReplica, Router, reset_router, route
 from harness.model.engine.paged_state import PagedState
-from harness.model.engine.paged_steps import more_equal_steps, paged_has_work
-from harness.model.engine.state import ROW_RUNNING, STEP_DECODE, STEP_IDLE, STEP_PREFILL, EngineState
-from harness.model.engine.steps import FAR, IDLE_STEP_NS, finish_steps, reset, schedule
+from harness.model.engine.state import ROW_RUNNING, STEP_DECODE, STEP_IDLE, STEP_PREFILL
+from harness.model.engine.steps import FAR, IDLE_STEP_NS
 from harness.model.sim.kernel.arrays import Scratch
 from harness.model.sim.kernel.arrivals import (
     AnyRun,
-    PagedRun,
-    SlotRun,
     arrive,
     begin,
     clear,
-    complete,
     heap_pop,
     leave,
-    load_head_keys,
     next_abort_ns,
     next_to_leave,
     row_of,
 )
-from harness.model.sim.kernel.events import decodes_until, note_losses, run_decode, run_prefill, steps_ahead, take_costs
-from harness.model.sim.kernel.paged_events import (
+from harness.model.sim.kernel.events import STEP_STUCK, take_costs
+from harness.model.sim.kernel.loop import (
+    decide,
+    decodes_until,
     end_steps,
-    find_returns,
-    note_decision,
-    note_evicted,
-    paged_decodes_until,
-    reset_drafting,
-    run_decodes,
-    run_mixed,
-    schedule_paged,
+    has_room,
+    has_work,
+    reset_server,
+    run_equal_steps,
+    run_prompts,
+    steps_ahead,
+    stuck_row,
 )
+from harness.model.sim.kernel.paged_events import find_returns
 
 
 @jit
@@ -83,112 +80,23 @@ def first_of_replicas(router: Router, scratch: Scratch, expected: int) -> int:
 
 
 @jit
-def begin_slots(run: SlotRun, plan: int, router: Router, place: int, now_ns: int) -> bool:
+def begin_steps(run: AnyRun, plan: int, router: Router, place: int, now_ns: int) -> bool:
     """An idle replica decides its next step, if it has work; False: its work can never be done."""
-    server, replica = run.state.server[0], router.replicas[place]
-    if server.num_running + server.num_waiting == 0:
+    replica = router.replicas[place]
+    if has_work(run.state) == 0:
         return True
-    replica.loaded = load_head_keys(run.plans, plan, run.state, int(replica.loaded))
-    kind = schedule(run.state)
-    if server.num_evicted > 0 or server.num_preempted > 0:
-        note_losses(run, plan, now_ns)
-    replica.start_ns, replica.taken, replica.most = now_ns, 1, 0
+    loaded, kind = decide(run, plan, int(replica.loaded), now_ns)
+    replica.loaded, replica.start_ns, replica.end_ns, replica.taken, replica.most = loaded, now_ns, now_ns, 1, 0
     if kind == STEP_PREFILL:
-        replica.loaded = -1  # after a preemption it may return with more blocks
-        replica.end_ns = now_ns + run_prefill(run, plan, now_ns)
+        replica.end_ns = now_ns + run_prompts(run, plan, now_ns)
     elif kind == STEP_DECODE:
         abort_ns, most = next_of_replica(run, plan, router, place)
         most = min(most, steps_ahead(run.state, FAR))
         _, spent_ns = decodes_until(run, plan, now_ns, FAR, abort_ns, most)
         replica.most, replica.abort_ns, replica.end_ns = most, abort_ns, now_ns + spent_ns
-    else:
+    elif kind == STEP_IDLE:
         replica.end_ns = now_ns + IDLE_STEP_NS
-        return bool(kind != STEP_IDLE or server.num_preempted > 0)
-    return True
-
-
-@jit
-def begin_paged(run: PagedRun, plan: int, router: Router, place: int, now_ns: int) -> bool:
-    """As ``begin_slots``."""
-    server, replica = run.state.server[0], router.replicas[place]
-    if paged_has_work(run.state) == 0:
-        return True
-    server.now_ns = now_ns
-    replica.loaded = schedule_paged(run, plan, int(replica.loaded))
-    if server.num_evicted > replica.num_evicted:
-        note_evicted(run, plan, int(server.num_evicted - replica.num_evicted), now_ns)
-        replica.num_evicted = server.num_evicted
-    note_decision(run, plan, now_ns)
-    step = run.state.steps[server.current]
-    replica.start_ns, replica.most, replica.end_ns = now_ns, 0, now_ns
-    if step.num_chunk_tokens > 0:
-        replica.end_ns = now_ns + run_mixed(run, plan, now_ns)
-    elif step.num_scheduled > 0:
-        abort_ns, most = next_of_replica(run, plan, router, place)
-        most = min(most, 1 + more_equal_steps(run.state))
-        _, spent_ns = paged_decodes_until(run, plan, now_ns, FAR, abort_ns, most)
-        replica.most, replica.abort_ns, replica.end_ns = most, abort_ns, now_ns + spent_ns
-    elif step.num_preempted == 0:
-        return bool(server.num_running + server.num_waiting == 0)
-    return True
-
-
-@jit
-def has_room_in_slots(state: EngineState) -> bool:
-    """Whether a request that comes now could be admitted beside those that run."""
-    server = state.server[0]
-    return bool(server.num_waiting == 0 and server.num_running < server.active_limit)
-
-
-@jit
-def has_room_paged(state: PagedState) -> bool:
-    """As ``has_room_in_slots``."""
-    server = state.server[0]
-    return bool(server.num_waiting == 0 and server.num_running < server.limit)
-
-
-@jit
-def finish_in_slots(run: SlotRun, plan: int, replica: RoutedReplica, expected: int, now_ns: int) -> int:
-    """The requests that end with the running steps of a replica; returns the new number of expected arrivals."""
-    num_finished = finish_steps(run.state, int(replica.taken))
-    replica.open -= num_finished
-    for place in range(num_finished):
-        expected = complete(run, plan, expected, int(run.state.places[place].finished), now_ns)
-    return expected
-
-
-@jit
-def finish_in_blocks(run: PagedRun, plan: int, replica: RoutedReplica, expected: int, now_ns: int) -> int:
-    """As ``finish_in_slots``."""
-    expected = end_steps(run, plan, expected, now_ns)
-    replica.open -= run.state.server[0].num_finished
-    return expected
-
-
-@jit
-def stuck_in_slots(state: EngineState) -> int:
-    """The row of a request that can never be admitted."""
-    return int(state.server[0].wait_head)
-
-
-@jit
-def stuck_paged(state: PagedState) -> int:
-    """As ``stuck_in_slots``."""
-    return int(max(state.server[0].skipped_head, state.server[0].wait_head))
-
-
-@jit
-def reset_slots(run: SlotRun) -> None:
-    """Make it a freshly started server."""
-    reset(run.state)
-
-
-reset_server = by_kind({SlotRun: reset_slots, PagedRun: reset_drafting})
-begin_steps = by_kind({SlotRun: begin_slots, PagedRun: begin_paged})
-run_equal_steps = by_kind({SlotRun: run_decode, PagedRun: run_decodes})
-has_room = by_kind({EngineState: has_room_in_slots, PagedState: has_room_paged})
-finish_requests = by_kind({SlotRun: finish_in_slots, PagedRun: finish_in_blocks})
-stuck_row = by_kind({EngineState: stuck_in_slots, PagedState: stuck_paged})
+    return bool(kind != STEP_STUCK)
 
 
 @jit
@@ -221,7 +129,8 @@ def end_replica(run: AnyRun, plan: int, router: Router, place: int, expected: in
     replica = router.replicas[place]
     take_decodes(run, plan, replica, FAR)
     replica.end_ns = FAR
-    expected = finish_requests(run, plan, replica, expected, now_ns)
+    expected = end_steps(run, plan, int(replica.taken), expected, now_ns)
+    replica.open -= run.state.server[0].num_finished
     while True:
         session = first_with_enough(run, plan, router, place)
         if session < 0:

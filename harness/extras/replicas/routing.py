@@ -52,7 +52,7 @@ class RoutedReplica:
 
     start_ns, end_ns: of its running steps; FAR: it is idle. most: of equal decode steps, which end with the one that
     runs when a request arrives; 0: the end is fixed. abort_ns: when a client leaves one of its requests. taken: steps.
-    loaded: the row whose keys its server holds. num_evicted: so far. open: requests. matched: leading blocks of the
+    loaded: the row whose keys its server holds. open: requests. matched: leading blocks of the
     prompt being routed that it was sent.
     """
 
@@ -62,7 +62,6 @@ class RoutedReplica:
     abort_ns: int
     taken: int
     loaded: int
-    num_evicted: int
     open: int
     matched: int
 
@@ -130,7 +129,6 @@ def reset_router(router: Router, sent: Several[PagedState]) -> None:
         replica = router.replicas[place]
         replica.end_ns = FAR
         replica.loaded = -1
-        replica.num_evicted = 0
         replica.open = 0
         if router.choice[0].policy == PREFIX_AWARE:
             reset_paged(sent[place])

@@ -27,7 +27,7 @@ from harness.model.experiment import build_plan
 from harness.model.plan.model import Plan
 from harness.model.sim.kernel import arrays as layout
 from harness.model.sim.kernel.arrivals import SlotRun
-from harness.model.sim.kernel.events import run_plans
+from harness.model.sim.kernel.loop import run_plans
 from harness.model.sim.plans import check_slots, check_times, plan_arrays
 from harness.model.sim.simulate import run_paged
 from harness.model.spec import ServerShape, WindowSpec

@@ -23,9 +23,8 @@ from harness.model.engine.steps import FAR
 from harness.model.plan.model import Plan
 from harness.model.sim.kernel import arrays as layout
 from harness.model.sim.kernel.arrivals import PagedRun, SlotRun
-from harness.model.sim.kernel.events import run_plans
+from harness.model.sim.kernel.loop import run_paged_plans, run_plans
 from harness.model.sim.kernel.paged_costs import paged_costs
-from harness.model.sim.kernel.paged_events import run_paged_plans
 from harness.model.sim.plans import check_slots, check_times, plan_arrays
 from harness.model.spec import ServerSpec
 

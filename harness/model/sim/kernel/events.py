@@ -1,28 +1,19 @@
-"""The simulator's inner loop: plans as arrays in, times and counts as arrays out; compiled, integer nanoseconds.
+"""Steps of a simulated server with slots: what each takes and what is recorded of it; compiled, integer nanoseconds.
 
-It moves virtual time from one decision of the engine to the next and takes equal decode steps together. It allocates
-nothing, so one call can run many plans. Steps and evictions are recorded as far as the given tables have room.
+Steps and evictions are recorded as far as the given tables have room.
 """
 
 from __future__ import annotations
 
-from harness.compiled import always_inline, compiled, jit
+from harness.compiled import always_inline, jit
 from harness.model.engine.state import FS_PER_NS, STEP_DECODE, STEP_IDLE, STEP_PREFILL, EngineState
-from harness.model.engine.steps import FAR, IDLE_STEP_NS, equal_steps, finish_steps, reset, schedule
+from harness.model.engine.steps import FAR, equal_steps, finish_steps, reset, schedule
 from harness.model.sim.kernel.arrays import CostArrays, SimOutcome, noise_place
-from harness.model.sim.kernel.arrivals import (
-    SlotRun,
-    arrive,
-    begin,
-    complete,
-    heap_pop,
-    leave_by,
-    leave_with_enough,
-    load_head_keys,
-    next_abort_ns,
-    steps_to_enough,
-)
+from harness.model.sim.kernel.arrivals import SlotRun, load_head_keys
 from harness.model.sim.kernel.paged_costs import PagedCosts
+
+STEP_STUCK, STEP_NOTHING = -1, -2
+"""No step begins: a request can never be admitted; or nothing is to be done now."""
 
 
 @jit
@@ -157,7 +148,7 @@ def prefill_ns(cost: CostArrays, computed: int, cached: int) -> int:
 
 
 @jit
-def steps_ahead(state: EngineState, max_steps: int) -> int:
+def slot_steps_ahead(state: EngineState, max_steps: int) -> int:
     """How many equal decode steps may be taken before any decision can change, arrivals apart."""
     server = state.server[0]
     if server.num_waiting > 0 and server.num_running < state.server[0].active_limit:
@@ -170,7 +161,9 @@ def steps_ahead(state: EngineState, max_steps: int) -> int:
 
 
 @always_inline
-def decodes_until(run: SlotRun, plan: int, now_ns: int, until_ns: int, abort_ns: int, most: int) -> tuple[int, int]:
+def slot_decodes_until(
+    run: SlotRun, plan: int, now_ns: int, until_ns: int, abort_ns: int, most: int
+) -> tuple[int, int]:
     """How many decode steps are taken from the one just scheduled on, at most ``most``, and their time.
 
     Further steps start before ``until_ns`` and end before ``abort_ns``.
@@ -214,27 +207,14 @@ def record_decodes(run: SlotRun, plan: int, now_ns: int, taken: int) -> None:
 
 @always_inline
 def run_decode(run: SlotRun, plan: int, now_ns: int, until_ns: int, abort_ns: int, most: int) -> tuple[int, int]:
-    """Take the decode step just scheduled, and the equal steps after it; see ``decodes_until``."""
-    taken, spent_ns = decodes_until(run, plan, now_ns, until_ns, abort_ns, most)
+    """Take the decode step just scheduled, and the equal steps after it; see ``slot_decodes_until``."""
+    taken, spent_ns = slot_decodes_until(run, plan, now_ns, until_ns, abort_ns, most)
     if len(run.outcome.steps) > 0:
         record_decodes(run, plan, now_ns, taken)
     run.outcome.totals[plan].decode_steps += taken
     run.outcome.totals[plan].decode_ns += spent_ns
     run.outcome.histogram[plan, int(run.state.server[0].num_batch)] += taken
     return taken, spent_ns
-
-
-@jit
-def run_decode_to_next(run: SlotRun, plan: int, expected: int, now_ns: int, max_steps: int) -> tuple[int, int]:
-    """As ``run_decode``, up to the next arrival that could be admitted and the next client that leaves."""
-    server = run.state.server[0]
-    until_ns, abort_ns, most = FAR, FAR, steps_ahead(run.state, max_steps)
-    if run.plans.plans[plan].num_abortable > 0:
-        abort_ns = next_abort_ns(run.scratch)
-        most = min(most, steps_to_enough(run, plan))
-    if server.num_waiting == 0 and server.num_running < server.active_limit and expected > 0:
-        until_ns = int(run.scratch.heap[0].at_ns)
-    return run_decode(run, plan, now_ns, until_ns, abort_ns, most)
 
 
 @jit
@@ -253,53 +233,49 @@ def note_losses(run: SlotRun, plan: int, now_ns: int) -> None:
 
 
 @jit
-def run_plan(run: SlotRun, plan: int, max_steps: int) -> None:  # noqa: C901, PLR0912  # one compiled loop
-    """Simulate one plan from a fresh server to its last completion.
+def decide_in_slots(run: SlotRun, plan: int, loaded: int, now_ns: int) -> tuple[int, int]:
+    """(row whose keys are loaded now, kind of the step that begins). loaded: the row whose keys were loaded before."""
+    server = run.state.server[0]
+    loaded = load_head_keys(run.plans, plan, run.state, loaded)
+    kind = schedule(run.state)
+    if server.num_evicted > 0 or server.num_preempted > 0:
+        note_losses(run, plan, now_ns)
+    if kind == STEP_PREFILL:
+        loaded = -1  # after a preemption it may return with more blocks
+    elif kind == STEP_IDLE and server.num_preempted == 0:
+        kind = STEP_STUCK
+    return loaded, kind
 
-    Its totals name the session whose request can never be admitted, or -1.
-    """
-    server, totals = run.state.server[0], run.outcome.totals
-    first_request = int(run.plans.plans[plan].first_request)
+
+@jit
+def finish_in_slots(run: SlotRun, _plan: int, taken: int, _now_ns: int) -> None:
+    """So many steps are over: their requests that end are in ``state.places``."""
+    finish_steps(run.state, taken)
+
+
+@jit
+def has_work_in_slots(state: EngineState) -> int:
+    """How many requests run or wait."""
+    return int(state.server[0].num_running + state.server[0].num_waiting)
+
+
+@jit
+def has_room_in_slots(state: EngineState) -> bool:
+    """Whether a request that comes now could be admitted beside those that run."""
+    server = state.server[0]
+    return bool(server.num_waiting == 0 and server.num_running < server.active_limit)
+
+
+@jit
+def stuck_in_slots(state: EngineState) -> int:
+    """The row of a request that can never be admitted."""
+    return int(state.server[0].wait_head)
+
+
+@jit
+def reset_slots(run: SlotRun) -> None:
+    """Make it a freshly started server."""
     reset(run.state)
-    expected = begin(run, plan, int(server.limit))
-    row_with_keys = -1
-    has_aborts = run.plans.plans[plan].num_abortable > 0
-    # Read instead of written as 0: numba would compile every function that takes it a second time for the constant.
-    now_ns = int(totals[plan].end_ns)
-    while True:
-        while expected > 0 and run.scratch.heap[0].at_ns <= now_ns:
-            session = heap_pop(run.scratch.heap, expected)
-            expected -= 1
-            arrive(run, plan, session)
-        if server.num_running + server.num_waiting == 0:
-            if expected == 0:
-                break
-            now_ns = int(run.scratch.heap[0].at_ns)
-            continue
-        row_with_keys = load_head_keys(run.plans, plan, run.state, row_with_keys)
-        kind = schedule(run.state)
-        if kind == STEP_PREFILL:
-            row_with_keys = -1  # after a preemption it may return with more blocks
-        if server.num_evicted > 0 or server.num_preempted > 0:
-            note_losses(run, plan, now_ns)
-        taken = 1
-        if kind == STEP_PREFILL:
-            now_ns += run_prefill(run, plan, now_ns)
-        elif kind == STEP_DECODE:
-            taken, spent_ns = run_decode_to_next(run, plan, expected, now_ns, max_steps)
-            now_ns += spent_ns
-        else:
-            if kind == STEP_IDLE and server.num_preempted == 0:
-                totals[plan].stuck_session = run.plans.requests[first_request + server.wait_head].session
-                break
-            now_ns += IDLE_STEP_NS
-        if has_aborts:
-            expected = leave_by(run, plan, expected, now_ns)
-        for i in range(finish_steps(run.state, taken)):
-            expected = complete(run, plan, expected, int(run.state.places[i].finished), now_ns)
-        if has_aborts:
-            expected = leave_with_enough(run, plan, expected, now_ns)
-    totals[plan].end_ns = now_ns
 
 
 @jit
@@ -312,11 +288,3 @@ def take_costs(cost: CostArrays | PagedCosts, draw: int) -> None:
     for i in range(size):
         cost.batch[i] = cost.drawn_batch[draw * size + i]  # pyright: ignore[reportArgumentType]
     cost.other[0] = cost.drawn_other[draw]  # pyright: ignore[reportArgumentType]
-
-
-@compiled
-def run_plans(run: SlotRun, first_plan: int, last_plan: int, max_steps: int) -> None:
-    """Simulate plans [first_plan, last_plan), each on a fresh server: the kernel's only entrypoint."""
-    for plan in range(first_plan, last_plan):
-        take_costs(run.cost, plan - first_plan)
-        run_plan(run, plan, max_steps)

@@ -1,38 +1,30 @@
-"""The inner loop of a simulated server with paged KV memory: plans in, times and counts out; compiled, integer ns.
-
-It plays a plan as ``events`` does on a server with slots: the same clients, the same records. It allocates nothing.
-"""
+"""Steps of a simulated server with paged KV memory, as ``events`` has those of slots; compiled, integer ns."""
 
 from __future__ import annotations
 
-from harness.compiled import compiled, jit
+from harness.compiled import jit
+from harness.model.engine.paged_state import PagedState
 from harness.model.engine.paged_steps import (
     decide_running,
     decide_waiting,
     finish_paged,
     more_equal_steps,
     next_ahead,
-    paged_has_work,
     reset_paged,
     skip_steps,
     take_ahead,
 )
 from harness.model.engine.state import CALLER_REQUEST, ROW_GONE, STEP_DECODE, STEP_PREFILL
 from harness.model.engine.steps import FAR
-from harness.model.sim.kernel.arrivals import (
-    AnyRun,
-    PagedRun,
-    arrive,
-    begin,
-    complete,
-    heap_pop,
-    leave_by,
-    leave_with_enough,
-    load_keys,
-    next_abort_ns,
-    steps_to_enough,
+from harness.model.sim.kernel.arrivals import AnyRun, PagedRun, load_keys
+from harness.model.sim.kernel.events import (
+    STEP_NOTHING,
+    STEP_STUCK,
+    noisy_ns,
+    record_eviction,
+    record_step,
+    steps_so_far,
 )
-from harness.model.sim.kernel.events import noisy_ns, record_eviction, record_step, steps_so_far, take_costs
 from harness.model.sim.kernel.paged_costs import batch_place, chunk_ns, paged_step_ns
 
 STEP_MIXED = 3
@@ -112,11 +104,12 @@ def note_decision(run: PagedRun, plan: int, now_ns: int) -> None:
 
 
 @jit
-def note_evicted(run: PagedRun, plan: int, count: int, now_ns: int) -> None:
-    """Record blocks with content that the step used again; a block belongs to no request."""
-    run.outcome.totals[plan].evictions += count
-    for _ in range(count):
+def note_evicted(run: PagedRun, plan: int, now_ns: int) -> None:
+    """Record blocks with content that were used again since the last step; a block belongs to no request."""
+    totals = run.outcome.totals[plan]
+    for _ in range(run.state.server[0].num_evicted - totals.evictions):
         record_eviction(run.outcome, plan, now_ns, -1, CALLER_REQUEST, -1, -1)
+    totals.evictions = run.state.server[0].num_evicted
 
 
 @jit
@@ -184,44 +177,53 @@ def run_decodes(run: PagedRun, plan: int, now_ns: int, until_ns: int, abort_ns: 
 
 
 @jit
-def run_decodes_to_next(run: PagedRun, plan: int, expected: int, now_ns: int, max_steps: int) -> int:
-    """As ``run_decodes``, up to the next arrival that could be admitted and the next client that leaves."""
-    server = run.state.server[0]
-    until_ns, abort_ns, most = FAR, FAR, max_steps
+def paged_steps_ahead(state: PagedState, max_steps: int) -> int:
+    """As ``slot_steps_ahead``."""
+    most = max_steps
     if most > 1:
-        most = min(most, 1 + more_equal_steps(run.state))
-    if run.plans.plans[plan].num_abortable > 0:
-        abort_ns = next_abort_ns(run.scratch)
-        most = min(most, steps_to_enough(run, plan))
-    if server.num_waiting == 0 and server.num_running < server.limit and expected > 0:
-        until_ns = int(run.scratch.heap[0].at_ns)
-    _, spent_ns = run_decodes(run, plan, now_ns, until_ns, abort_ns, most)
-    return spent_ns
+        most = min(most, 1 + more_equal_steps(state))
+    return int(most)
 
 
 @jit
-def run_step(run: PagedRun, plan: int, expected: int, now_ns: int, max_steps: int) -> int:
-    """The step that was just decided, and equal steps after it; returns how long they take."""
-    step = run.state.steps[run.state.server[0].current]
-    if step.num_scheduled == 0:
-        return 0
+def decide_in_blocks(run: PagedRun, plan: int, loaded: int, now_ns: int) -> tuple[int, int]:
+    """As ``decide_in_slots``. A step with parts of prompts is a prefill here."""
+    server = run.state.server[0]
+    server.now_ns = now_ns
+    loaded = schedule_paged(run, plan, loaded)
+    note_evicted(run, plan, now_ns)
+    note_decision(run, plan, now_ns)
+    step, kind = run.state.steps[server.current], STEP_NOTHING
     if step.num_chunk_tokens > 0:
-        return run_mixed(run, plan, now_ns)
-    return run_decodes_to_next(run, plan, expected, now_ns, max_steps)
+        kind = STEP_PREFILL
+    elif step.num_scheduled > 0:
+        kind = STEP_DECODE
+    elif step.num_preempted == 0 and server.num_running + server.num_waiting > 0:
+        kind = STEP_STUCK
+    return loaded, kind
 
 
 @jit
-def end_steps(run: PagedRun, plan: int, expected: int, now_ns: int) -> int:
-    """The running step is over; returns the number of expected arrivals. Steps taken at once give no first token."""
+def finish_in_blocks(run: PagedRun, plan: int, _taken: int, now_ns: int) -> None:
+    """As ``finish_in_slots``. Steps taken at once give nobody its first token."""
     server, first_request = run.state.server[0], run.plans.plans[plan].first_request
     server.now_ns = now_ns
-    num_finished = finish_paged(run.state)
+    finish_paged(run.state)
     for place in range(server.num_first):
         run.outcome.requests[first_request + run.state.places[place].first].first_token_ns = now_ns
-    for place in range(num_finished):
-        row = int(run.state.places[place].finished)
-        expected = complete(run, plan, expected, row, now_ns)
-    return expected
+
+
+@jit
+def has_room_paged(state: PagedState) -> bool:
+    """As ``has_room_in_slots``."""
+    server = state.server[0]
+    return bool(server.num_waiting == 0 and server.num_running < server.limit)
+
+
+@jit
+def stuck_paged(state: PagedState) -> int:
+    """As ``stuck_in_slots``."""
+    return int(max(state.server[0].skipped_head, state.server[0].wait_head))
 
 
 @jit
@@ -229,53 +231,3 @@ def reset_drafting(run: PagedRun) -> None:
     """Make it a freshly started server, which accepts drafts by draws of this plan and replica."""
     reset_paged(run.state)
     run.state.server[0].draw_seed = run.cost.other[0].noise_seed
-
-
-@jit
-def run_paged_plan(run: PagedRun, plan: int, max_steps: int) -> None:
-    """Simulate one plan from a fresh server to its last completion.
-
-    Its totals name the session whose request can never be admitted, or -1.
-    """
-    reset_drafting(run)
-    find_returns(run, plan)
-    server, totals = run.state.server[0], run.outcome.totals[plan]
-    expected, loaded, num_evicted = begin(run, plan, int(server.limit)), -1, 0
-    has_aborts = run.plans.plans[plan].num_abortable > 0
-    now_ns = int(totals.end_ns)
-    while True:
-        while expected > 0 and run.scratch.heap[0].at_ns <= now_ns:
-            session = heap_pop(run.scratch.heap, expected)
-            expected -= 1
-            arrive(run, plan, session)
-        if paged_has_work(run.state) == 0:
-            if expected == 0:
-                break
-            now_ns = int(run.scratch.heap[0].at_ns)
-            continue
-        server.now_ns = now_ns
-        loaded = schedule_paged(run, plan, loaded)
-        if server.num_evicted > num_evicted:
-            note_evicted(run, plan, int(server.num_evicted - num_evicted), now_ns)
-            num_evicted = int(server.num_evicted)
-        note_decision(run, plan, now_ns)
-        step = run.state.steps[server.current]
-        if step.num_scheduled == 0 and step.num_preempted == 0 and server.num_running + server.num_waiting > 0:
-            row = max(server.skipped_head, server.wait_head)
-            totals.stuck_session = run.plans.requests[run.plans.plans[plan].first_request + row].session
-            break
-        now_ns += run_step(run, plan, expected, now_ns, max_steps)
-        if has_aborts:
-            expected = leave_by(run, plan, expected, now_ns)
-        expected = end_steps(run, plan, expected, now_ns)
-        if has_aborts:
-            expected = leave_with_enough(run, plan, expected, now_ns)
-    totals.end_ns = now_ns
-
-
-@compiled
-def run_paged_plans(run: PagedRun, first_plan: int, last_plan: int, max_steps: int) -> None:
-    """Simulate plans [first_plan, last_plan), each on a fresh server: this module's only entrypoint."""
-    for plan in range(first_plan, last_plan):
-        take_costs(run.cost, plan - first_plan)
-        run_paged_plan(run, plan, max_steps)
