@@ -160,7 +160,7 @@ class _Session(Conversation):
             self.notes.part()
             self.is_compacted = self.is_compacted or kind == "compacted"
             if role == "result" and call:
-                self.result(call, moment_ns, text_of(payload, "output"))
+                self.result(call, moment_ns, payload.get("output"))
             elif role in INPUTS:
                 self.take_input(moment_ns, is_human=role in ("person", "turn"), is_hint=role in ("hint", "turn"))
             elif self._open is not None or role == "output":

@@ -151,7 +151,8 @@ class _Session(Conversation):
         ended_ns = instant_ns(tool.get("timestamp"))
         if ended_ns is not None and name not in self._ended and text_of(tool, "status") in ENDED:
             self._ended.add(name)  # older releases write no row of its result
-            self.result(name, ended_ns)
+            said = (text_of(part, "functionResponse", "response", "error") for part in records_of(tool, "result"))
+            self.result(name, ended_ns, "".join(said))
         if child := text_of(tool, "agentId"):
             turn.children[child] = UNTIMED if ended_ns is None else ended_ns
 
@@ -163,10 +164,9 @@ class _Session(Conversation):
 
 def take_parts(conversation: Conversation, parts: Iterable[object], moment_ns: int, *, is_human: bool) -> None:
     """What a message's parts say to the model: results of tools, else what is_human tells."""
-    found = (record_of(part, "functionResponse") for part in parts)
-    results = [text_of(each, "id") for each in found if each]
-    for result in results:
-        conversation.result(result, moment_ns)
+    results = [each for part in parts if (each := record_of(part, "functionResponse"))]
+    for each in results:
+        conversation.result(text_of(each, "id"), moment_ns, text_of(each, "response", "error"))
     if not results:
         conversation.take_input(moment_ns, is_human=is_human)
 

@@ -254,8 +254,8 @@ def import_tracelab(  # noqa: PLR0913  # keywords with defaults, of one call
         "# Between p50, p90 and p99 the inverse CDF is log-linear; above flat; below p50 log-normal.\n\n"
     )
     excluded = [{"name": tool, "calls": calls} for tool, calls in sorted(summary.excluded.items())]
-    table = _wait_table(name, f"tool calls of {summary.source}", _provenance(summary), summary.tools)
-    _write_waits(output, {**table, "excluded": excluded}, note, may_replace=may_replace)
+    head = {"name": name, "description": f"tool calls of {summary.source}", "provenance": _provenance(summary)}
+    _write_waits(output, head, summary.tools, note, may_replace=may_replace, excluded=excluded)
     return summary
 
 
@@ -272,7 +272,11 @@ def summarise_tracelab(source: Path, *, tables: tuple[str, ...] = (), max_malfor
             summary.malformed += 1
             summary.malformed_lines = [*summary.malformed_lines, number][:NUM_NAMED_LINES]
             if summary.malformed > max_malformed:
-                raise _too_many_malformed(source, summary, number) from error
+                lines = ", ".join(map(str, summary.malformed_lines[:5]))
+                what = f"is not a TraceLab release: {summary.malformed} of the first {number} lines are no JSON "
+                what += f"objects with a `tools` list (lines {lines} ...)"
+                hint = "Give the release's round_trace JSONL (gzipped or not) or its DuckDB file"
+                raise SpecError(what, where=str(source), hint=hint) from error
             continue
         summary.rows += 1
         has_tools = has_tools or "tools" in row.model_fields_set
@@ -302,15 +306,6 @@ def _count(summary: ImportSummary, latencies_us: dict[str, array[int]], call: _C
         summary.non_positive[tool] += 1
     else:
         latencies_us.setdefault(tool, array("q")).append(max(round(latency_ms * 1000), 1))
-
-
-def _too_many_malformed(source: Path, summary: ImportSummary, number: int) -> SpecError:
-    return SpecError(
-        f"is not a TraceLab release: {summary.malformed} of the first {number} lines are no JSON objects with a "
-        f"`tools` list (lines {', '.join(map(str, summary.malformed_lines[:5]))} ...)",
-        where=str(source),
-        hint="Give the release's round_trace JSONL (gzipped or not) or its DuckDB file",
-    )
 
 
 def _nothing_to_use(source: Path, summary: ImportSummary) -> SpecError:
@@ -368,25 +363,23 @@ def import_recorded_waits(
         "quantiles": "numpy.percentile, linear",
     }
     described = f"waits for tools of recorded agents ({chosen})"
-    table = _wait_table(name, described, provenance, [_quantiles("tools", waited_ms)])
-    _write_waits(output, table, may_replace=may_replace)
+    head = {"name": name, "description": described, "provenance": provenance}
+    _write_waits(output, head, [_quantiles("tools", waited_ms)], may_replace=may_replace)
     return provenance
 
 
-def _wait_table(
-    name: str, description: str, provenance: Mapping[str, Any], tools: Sequence[ToolQuantiles]
-) -> dict[str, Any]:
+def _write_waits(
+    output: Path,
+    head: dict[str, Any],
+    tools: Sequence[ToolQuantiles],
+    note: str = "",
+    *,
+    may_replace: bool,
+    **more: Any,
+) -> None:
     """A distribution with where it comes from; without a time stamp, so that the same input gives the same file."""
-    return {
-        "name": name,
-        "description": description,
-        "provenance": provenance,
-        "waits": {"distribution": "mixture", "tool": [asdict(tool) for tool in tools]},
-    }
-
-
-def _write_waits(output: Path, table: Mapping[str, Any], note: str = "", *, may_replace: bool) -> None:
-    text = note + tomli_w.dumps(table)
+    waits = {"distribution": "mixture", "tool": [asdict(tool) for tool in tools]}
+    text = note + tomli_w.dumps({**head, "waits": waits, **more})
     parse_waits(tomllib.loads(text), where=str(output))  # Never hand out a file that would be refused.
     if output.is_file() and output.read_bytes() == text.encode():
         return

@@ -14,7 +14,7 @@ from pathlib import Path
 from harness.model.plan.model import WaitKind
 from harness.model.traces.account import ReadNotes, Unread
 from harness.model.traces.base import Progress, TraceLine, json_records, read_tables
-from harness.model.traces.values import EPOCH, Record, instant_ns, text_of, tokens_of
+from harness.model.traces.values import EPOCH, Record, instant_ns, list_of, text_of, tokens_of
 
 Span = tuple[int, int]
 # No model call takes less: calls that close within it of one another were written down again, not made.
@@ -26,8 +26,13 @@ ASK_A_PERSON = (
     *("AskUserQuestion", "ExitPlanMode", "EnterPlanMode", "request_user_input", "request_permissions", "question"),
     *("plan_enter", "plan_exit", "ask_user_question", "ask_user", "ask_followup_question", "exit_plan_mode"),
 )
-# What Claude Code, opencode and Codex write as the result of a tool that a person did not allow begins so.
-REJECTED = ("The user doesn't want to proceed", "The user rejected", "exec command rejected", "patch rejected")
+# What Claude Code, opencode, Codex, Gemini CLI and Qwen Code write as the result of a tool that a person did not allow
+# begins so, or ends so before its quotes and brackets.
+REJECTED = (
+    *("The user doesn't want to proceed", "The user rejected", "exec command rejected", "patch rejected"),
+    *(f"[Operation Cancelled] Reason: User {said}" for said in ("denied execution", "did not allow tool call")),
+)
+REJECTED_LAST = (r"Rejected(\"rejected by user", "user rejected MCP tool call", "user cancelled MCP tool call")
 # Tools that start one sub-agent, of Codex, Qwen Code and the SDK of OpenHands, whose results name none.
 START_AN_AGENT = ("spawn_agent", "agent", "task")
 AT_ONCE, SHIFTED, BACK, REPLAYED = read_tables(Path(__file__).with_name("labels.toml"))["calls"].values()
@@ -138,6 +143,12 @@ def whose(ended_ns: int, tools_ns: int | None, persons_ns: int | None) -> WaitKi
     return "human" if persons_ns - tools_ns > max(tools_ns - ended_ns, 0) else "tool"
 
 
+def is_refusal(said: object) -> bool:
+    """Whether the result of a tool, as text or in parts, tells that a person did not allow it."""
+    texts = [said] if isinstance(said, str) else [text_of(part, "text") for part in list_of(said)]
+    return any(text.startswith(REJECTED) or text.rstrip('\\"}]) \n').endswith(REJECTED_LAST) for text in texts)
+
+
 Log = list[Call]
 """The calls of one conversation in one file, in order."""
 
@@ -235,13 +246,14 @@ class Conversation:
         turn.num_agents += tool in START_AN_AGENT
         self._unanswered.add(name)
 
-    def result(self, name: str, moment_ns: int, said: str = "") -> Call | None:
+    def result(self, name: str, moment_ns: int, said: object = "") -> Call | None:
         """The result of a tool came, an input: a person's where one was asked, or did not allow it; the tool's call."""
         self._unanswered.discard(name)
         turn, started_ns, asked_a_person = self._tools.get(name, (None, 0, False))
         is_told_again = name in self._answered and bool(self._inputs)
         self._answered.add(name)
-        asked_a_person = asked_a_person or said.startswith(REJECTED)
+        # A program refuses sooner, by its settings.
+        asked_a_person = asked_a_person or (is_refusal(said) and moment_ns - started_ns >= LATE_NS)
         self.take_input(moment_ns, is_human=max(self._inputs)[1] if is_told_again else asked_a_person)
         if turn is None:
             self._is_in_doubt = True

@@ -189,12 +189,22 @@ RUN = {"type": "function_call", "call_id": "c", "name": "exec_command"}
 RESULT = (8.0, "response_item", "function_call_output")
 
 
+CREATE = 'exec_command failed for `rm x`: CreateProcess { message: "Rejected(\\"rejected by user\\")" }'
+REFUSALS = (
+    *("exec command rejected by user", CREATE, "user rejected MCP tool call", "Error: user cancelled MCP tool call"),
+    'Wall time: 60 seconds\nOutput:\n[{"type":"text","text":"user rejected MCP tool call"}]',
+)
+
+
 @pytest.mark.parametrize(
     ("call", "between", "kind", "wait_s"),
     [
         (RUN, [RESULT], "tool", 5),
         (RUN | {"name": "request_user_input"}, [(63.0, *RESULT[1:])], "human", 60),
-        (RUN, [(63.0, *RESULT[1:], "exec command rejected by user")], "human", 60),
+        *((RUN, [(63.0, *RESULT[1:], said)], "human", 60) for said in REFUSALS),
+        (RUN, [(63.0, *RESULT[1:], "the user rejected MCP tool call of before: done")], "tool", 60),
+        # What a program without a person refuses by itself.
+        (RUN, [(3.2, *RESULT[1:], "user cancelled MCP tool call")], "tool", 0.2),
         # A message that came while the tool ran waits for the tool; so does what a program writes beside its result.
         (RUN, [RESULT, (8.1, "event_msg", "user_message")], "tool", 5.1),
         (RUN, [(5.0, "event_msg", "user_message"), RESULT], "tool", 5),

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.importing import read_recordings
 from harness.model.traces.links import AFTER_SUMMARY, UNANSWERED
@@ -67,6 +69,24 @@ def test_a_call_that_was_cancelled_or_failed_is_counted_and_the_wait_after_it_un
     rows = [row for row in rows_of() if row.get("type") != "user"]
     _, notes = read(tmp_path / "idle", [*rows, {"id": "i", "timestamp": at(90), **ends[0]}])
     assert not notes.left, "nothing was asked for"
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"), [("[Operation Cancelled] Reason: User denied execution.", "human"), ("no such file", "tool")]
+)
+@pytest.mark.parametrize("has_tool", [True, False], ids=["in its answer", "in a row of its own"])
+def test_a_tool_that_was_refused_was_waited_for_by_a_person(
+    tmp_path: Path, said: str, kind: str, *, has_tool: bool
+) -> None:
+    rows = rows_of(turns=2)
+    result = [{"functionResponse": {"id": "s-c0", "response": {"error": said}}}]
+    for row in rows:
+        for tool in row.get("toolCalls", ()):
+            tool |= {"status": "cancelled", "timestamp": at(8), "result": result} if has_tool else {}
+    rows = [row for row in rows if not (row.get("id") == "s-r0" and has_tool)]
+    rows = [row | {"content": result} if row.get("id") == "s-r0" else row for row in rows]
+    (recording,), _ = read(tmp_path, rows)
+    assert waits_s(recording)[1:] == [(5, kind)]
 
 
 def test_a_resumed_session_goes_on(tmp_path: Path) -> None:

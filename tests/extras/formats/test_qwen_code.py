@@ -66,6 +66,14 @@ def test_a_call_that_only_telemetry_tells_of_is_counted(tmp_path: Path) -> None:
     assert notes.left == {BESIDE: 1}
 
 
+def test_a_tool_that_was_refused_was_waited_for_by_a_person(tmp_path: Path) -> None:
+    rows = list(qwen_rows("s"))
+    for part in rows[2]["message"]["parts"]:
+        part["functionResponse"]["response"] = {"error": "[Operation Cancelled] Reason: User did not allow tool call"}
+    (recording,), _ = read(tmp_path, s=rows)
+    assert [request.wait_kind for request in recording.requests[1:]] == ["human", "tool"]
+
+
 def test_a_row_of_an_unknown_kind_makes_the_waits_unknown(tmp_path: Path) -> None:
     rows = list(qwen_rows("s"))
     rows.insert(3, system("a_new_kind", 9))

@@ -193,14 +193,18 @@ def waits_of(trace: TraceFile) -> list[tuple[str, float]]:
     return [(one.wait_kind, one.wait_ns / NS_PER_S) for one in trace.recordings[0].requests]
 
 
+@pytest.mark.parametrize("is_list", [False, True])
 @pytest.mark.parametrize("asks", ["AskUserQuestion", "ExitPlanMode", "exit_plan_mode", REJECTED[0]])
-def test_a_tool_that_asks_a_person_or_is_not_allowed_is_a_wait_for_a_person(tmp_path: Path, asks: str) -> None:
+def test_a_tool_that_asks_a_person_or_is_not_allowed_is_a_wait_for_a_person(
+    tmp_path: Path, asks: str, *, is_list: bool
+) -> None:
+    content = [{"type": "text", "text": asks}] if is_list else asks
     first, second = (assistant(name, at_s, (10, 0, 0, 50), tool(name)) for name, at_s in (("a", 3.0), ("b", 66.0)))
     first["message"]["content"][0]["name"] = asks
     rows = [
         user(0.0),
         first,
-        user(63.0, [{"type": "tool_result", "tool_use_id": "a", "content": asks}]),
+        user(63.0, [{"type": "tool_result", "tool_use_id": "a", "content": content}]),
         second,
         result("b", 68.0),
         assistant("c", 70.0, (10, 0, 0, 50), text()),
