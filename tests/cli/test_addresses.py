@@ -103,17 +103,6 @@ def test_a_table_shows_itself_in_a_notebook_without_names_that_reorder_it() -> N
     assert "8 slots \\u202ewin &lt;b&gt;" in shown
 
 
-def test_a_table_becomes_a_data_frame_or_says_what_is_missing() -> None:
-    table = Table("T", "", ("n",), ((1,), (2,)))
-    try:
-        import pandas  # noqa: F401  (whether it is there decides)
-    except ImportError:
-        with pytest.raises(SpecError, match="pandas is not installed"):
-            table.to_pandas()
-    else:
-        assert table.to_pandas()["n"].tolist() == [1, 2]
-
-
 def test_the_command_that_continues_a_run_repeats_its_options() -> None:
     repeated = asked_again(['server.url="http://h:1"', "replicates=2"], "attached", None, "0,1")
     assert repeated == " --set 'server.url=\"http://h:1\"' --set replicates=2 --backend attached --devices 0,1"

@@ -144,23 +144,6 @@ def test_a_foreign_trace_file_is_refused_and_writes_nothing(tmp_path: Path):
     assert not output.exists()
 
 
-def test_an_edited_plan_is_refused(tmp_path: Path):
-    built = harness("plan", "build", str(write(tmp_path)), "-o", str(tmp_path))
-    assert built.returncode == 0, built.stderr
-    [path] = tmp_path.glob("*.jsonl")
-    path.write_text(path.read_text().replace(",8,", ",9,", 1))
-    result = harness("plan", "show", str(path))
-    assert result.returncode == 2
-    assert "edited" in result.stderr
-
-
-def test_bad_sql_is_one_line(tmp_path: Path):
-    run_experiment(small_experiment(backend="sim"), runs_root=tmp_path)
-    result = harness("query", "select nothing from nowhere", "--runs", str(tmp_path))
-    assert result.returncode == 2
-    assert "nowhere" in result.stderr
-
-
 @pytest.mark.live
 def test_a_busy_port_names_the_port_and_seals_nothing(tmp_path: Path):
     import socket

@@ -84,36 +84,31 @@ class Reply(NamedTuple):
     after: str = KEEP
 
 
-class RawServer:
-    """Serves on a loopback port for the life of a ``with`` block; ``asked``: every request, in order of arrival."""
+class Listener:
+    """A loopback port for the life of a ``with`` block; a thread serves each connection."""
 
-    def __init__(self, answer: Callable[[Asked], Reply], port: int = 0) -> None:
-        self._answer = answer
-        self.asked: list[Asked] = []
-        self.host, self.port = "127.0.0.1", port
-        self._ended = threading.Event()
-        self._open: set[socket.socket] = set()
+    host: str = "127.0.0.1"
+    port: int = 0
+
+    def _serve(self, peer: socket.socket) -> None:
+        raise NotImplementedError
 
     def __enter__(self) -> Self:
+        self._open = set[socket.socket]()
         self._listener = socket.create_server((self.host, self.port), backlog=256)
         self.port = int(self._listener.getsockname()[1])
         threading.Thread(target=self._accept, daemon=True).start()
         return self
 
     def __exit__(self, *_exception: object) -> None:
-        self._ended.set()
         # A blocked accept is woken by the shutdown, not by the close.
-        for sock in (self._listener, *self._open):
+        for sock in (self._listener, *list(self._open)):
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
             sock.close()
 
-    @property
-    def url(self) -> str:
-        return f"http://{self.host}:{self.port}"
-
     def _accept(self) -> None:
-        while not self._ended.is_set():
+        while True:
             try:
                 peer, _ = self._listener.accept()
             except OSError:
@@ -122,6 +117,23 @@ class RawServer:
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._open.add(peer)
             threading.Thread(target=self._serve, args=(peer,), daemon=True).start()
+
+
+class RawServer(Listener):
+    """``asked``: every request, in order of arrival."""
+
+    def __init__(self, answer: Callable[[Asked], Reply], port: int = 0) -> None:
+        self._answer, self.port = answer, port
+        self.asked: list[Asked] = []
+        self._ended = threading.Event()
+
+    def __exit__(self, *_exception: object) -> None:
+        self._ended.set()
+        super().__exit__()
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}:{self.port}"
 
     def _serve(self, peer: socket.socket) -> None:
         with contextlib.suppress(OSError), peer:

@@ -13,15 +13,15 @@ import struct
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Generator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from tests.support.raw_server import Listener
+
 RECEIVE_BYTES = 65_536
-TIMEOUT_S = 120.0
 
 
 class Served(Protocol):
@@ -75,8 +75,8 @@ def trusting(made: Path) -> Generator[None]:
 
 
 @dataclass
-class TlsFront:
-    """Speaks TLS on a port of its own before a plain server, for the life of a ``with`` block.
+class TlsFront(Listener):
+    """Speaks TLS before a plain server.
 
     piece_bytes: encrypted bytes are sent in such pieces; 0: as they are. ends: says the end of TLS before it closes.
     closes: closes the socket then. behind: "end" or "garbage", with the first of an answer in one send; it closes then.
@@ -93,43 +93,21 @@ class TlsFront:
     is_mute: bool = False
     leaves: bool = False
     newest: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3
-    host: str = "127.0.0.1"
-    port: int = 0
 
     def __enter__(self) -> TlsFront:
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._context.load_cert_chain(key_and_certificate(self.made))
         self._context.maximum_version = self.newest
         self._context.set_alpn_protocols(["http/1.1"])
-        self._open: set[socket.socket] = set()
         # What each client asked for: the name of the host, and the protocol that was agreed on.
         self.names: list[str | None] = []
         self.protocols: list[str | None] = []
         self._context.sni_callback = lambda _tls, name, _context: self.names.append(name)
-        self._listener = socket.create_server((self.host, 0), backlog=256)
-        self.port = int(self._listener.getsockname()[1])
-        threading.Thread(target=self._accept, daemon=True).start()
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        for sock in (self._listener, *list(self._open)):
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-            sock.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                peer, _ = self._listener.accept()
-            except OSError:
-                return
-            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            peer.settimeout(TIMEOUT_S)
-            self._open.add(peer)
-            if not self.is_mute:
-                threading.Thread(target=self._serve, args=(peer,), daemon=True).start()
+        return super().__enter__()
 
     def _serve(self, peer: socket.socket) -> None:
+        if self.is_mute:
+            return
         if self.leaves:
             with peer:
                 peer.recv(RECEIVE_BYTES)

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from harness.analysis.serving import latencies
@@ -31,7 +33,6 @@ from harness.tune.predict import Predictor
 from harness.tune.setups import Baseline, Setup, best_for_steps, checked_levers, ladder
 from harness.tune.space import Thoroughness
 from harness.tune.targets import Targets, gaps_ns, share_met
-from tests.support.naive_tune import NEW_SEED, costs, every_setup, ratio
 
 pytestmark = pytest.mark.same_everywhere
 BRIEF = QUICK.divided(12)._replace(space=Thoroughness(2, 40), few=4)
@@ -100,17 +101,38 @@ def test_a_server_that_loses_nothing_is_kept() -> None:
     assert "kv_slots: 9; more changes nothing" in explored.bounds
 
 
+def every_setup(most_limit: int, most_slots: int, most_sizes: int) -> Iterator[Setup]:
+    """Every limit, every set of sizes that ends at it, every number of KV slots from the limit on."""
+    for limit in range(1, most_limit + 1):
+        for others in range(min(most_sizes, limit)):
+            for chosen in combinations(range(1, limit), others):
+                for slots in range(limit, max(limit, most_slots) + 1):
+                    yield Setup(limit, (*chosen, limit), slots, None)
+
+
 def test_no_configuration_within_the_bounds_beats_the_best_on_plans_that_the_search_never_saw() -> None:
     server = ServerSpec(max_num_seqs=2)
     workload = WorkloadSpec(num_sessions=3, requests_per_session=3, wait_cap_s=5.0)
     explored = found(server, workload)
-    plans = [draw_plan(workload, NEW_SEED, replicate) for replicate in range(8)]
+    plans = [draw_plan(workload, 7_000_003, replicate) for replicate in range(8)]
+
+    def device_ns(setup: Setup) -> npt.NDArray[np.float64]:
+        changes = {
+            "max_num_seqs": setup.max_num_seqs,
+            "decode_buckets": setup.decode_buckets,
+            "kv_slots": setup.kv_slots,
+        }
+        changed = server.model_validate(server.model_dump(exclude_unset=True) | changes)
+        return np.array([simulate(plan, changed).device_ns for plan in plans], dtype=np.float64)
+
     # The bounds: 4 requests at once, 8 KV slots, 4 sizes.
-    spent = {tuple(setup): costs(server, plans, setup) for setup in every_setup(4, 8, 4)}
+    spent = {setup[:3]: device_ns(setup) for setup in every_setup(4, 8, 4)}
     assert explored.best is not None
-    best = spent[tuple(explored.best.setup[:3])]
-    value, width = ratio(best, spent[tuple(explored.baseline[:3])])
-    assert explored.best.ratio.ratio == pytest.approx(value, abs=2 * width)
+    best, base = spent[explored.best.setup[:3]], spent[explored.baseline[:3]]
+    value = best.sum() / base.sum()
+    # Two half-widths at 95 % over plans, by the delta method.
+    width = 2 * 1.96 * (best - value * base).std(ddof=1) * len(plans) ** 0.5 / base.sum()
+    assert explored.best.ratio.ratio == pytest.approx(value, abs=width)
     assert min(other.sum() for other in spent.values()) > 0.98 * best.sum()
     assert explored.ceiling.ratio < explored.best.ratio.ratio * 1.005
 
