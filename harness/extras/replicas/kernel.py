@@ -10,7 +10,7 @@ from harness.compiled import compiled, jit
 from harness.compiled.records import Several
 from harness.extras.replicas.routing import RoutedReplica, Router, reset_router, route
 from harness.model.engine.paged_state import PagedState
-from harness.model.engine.state import ROW_RUNNING, STEP_DECODE, STEP_IDLE, STEP_PREFILL
+from harness.model.engine.state import STEP_DECODE, STEP_IDLE, STEP_PREFILL
 from harness.model.engine.steps import FAR, IDLE_STEP_NS
 from harness.model.sim.kernel.arrays import Scratch
 from harness.model.sim.kernel.arrivals import (
@@ -18,9 +18,11 @@ from harness.model.sim.kernel.arrivals import (
     arrive,
     begin,
     clear,
+    has_enough,
     heap_pop,
     leave,
     next_abort_ns,
+    next_leaves,
     next_to_leave,
     row_of,
 )
@@ -38,36 +40,6 @@ from harness.model.sim.kernel.loop import (
     stuck_row,
 )
 from harness.model.sim.kernel.paged_events import find_returns
-
-
-@jit
-def next_of_replica(run: AnyRun, plan: int, router: Router, place: int) -> tuple[int, int]:
-    """When the first client leaves a request of a replica, and how many decode steps until one has enough tokens."""
-    abort_ns, most = FAR, FAR
-    for watched in range(run.scratch.num_watched[0]):
-        session = int(run.scratch.sessions[watched].watched)
-        if router.sessions[session].replica != place:
-            continue
-        abort_ns = min(abort_ns, int(run.scratch.sessions[session].abort_at_ns))
-        row = row_of(run, plan, session)
-        tokens = run.plans.requests[run.plans.plans[plan].first_request + row].abort_tokens
-        if tokens > 0 and run.state.rows[row].status == ROW_RUNNING:
-            most = min(most, max(1, int(tokens - run.state.rows[row].output)))
-    return abort_ns, most
-
-
-@jit
-def first_with_enough(run: AnyRun, plan: int, router: Router, place: int) -> int:
-    """The first session of a replica whose client has received the tokens after which it leaves; -1: none."""
-    first = -1
-    for watched in range(run.scratch.num_watched[0]):
-        session = int(run.scratch.sessions[watched].watched)
-        if router.sessions[session].replica != place or (0 <= first < session):
-            continue
-        row = row_of(run, plan, session)
-        if 0 < run.plans.requests[run.plans.plans[plan].first_request + row].abort_tokens <= run.state.rows[row].output:
-            first = session
-    return first
 
 
 @jit
@@ -90,7 +62,7 @@ def begin_steps(run: AnyRun, plan: int, router: Router, place: int, now_ns: int)
     if kind == STEP_PREFILL:
         replica.end_ns = now_ns + run_prompts(run, plan, now_ns)
     elif kind == STEP_DECODE:
-        abort_ns, most = next_of_replica(run, plan, router, place)
+        abort_ns, most = next_leaves(run, plan, place)
         most = min(most, steps_ahead(run.state, FAR))
         _, spent_ns = decodes_until(run, plan, now_ns, FAR, abort_ns, most)
         replica.most, replica.abort_ns, replica.end_ns = most, abort_ns, now_ns + spent_ns
@@ -117,7 +89,7 @@ def take_decodes(run: AnyRun, plan: int, replica: RoutedReplica, at_ns: int) -> 
 @jit
 def leave_replica(runs: Several[AnyRun], plan: int, router: Router, expected: int, session: int, at_ns: int) -> int:
     """The client leaves the current request of a session; returns the new number of expected arrivals."""
-    place = int(router.sessions[session].replica)
+    place = int(runs[0].scratch.sessions[session].replica)
     take_decodes(runs[place], plan, router.replicas[place], FAR)
     router.replicas[place].open -= 1
     return leave(runs[place], plan, expected, session, at_ns)
@@ -132,7 +104,7 @@ def end_replica(run: AnyRun, plan: int, router: Router, place: int, expected: in
     expected = end_steps(run, plan, int(replica.taken), expected, now_ns)
     replica.open -= run.state.server[0].num_finished
     while True:
-        session = first_with_enough(run, plan, router, place)
+        session = has_enough(run, plan, place)
         if session < 0:
             return expected
         replica.open -= 1
@@ -158,6 +130,7 @@ def run_plan(  # noqa: C901  # one compiled loop
             session = heap_pop(scratch.heap, expected)
             expected -= 1
             place = route(plans, plan, router, sent, session, row_of(runs[0], plan, session))
+            scratch.sessions[session].replica = place
             # After steps of no length a request may come when the next steps of this instant have begun.
             take_decodes(runs[place], plan, router.replicas[place], now_ns + (began_ns == now_ns))
             arrive(runs[place], plan, session)

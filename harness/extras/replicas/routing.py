@@ -67,9 +67,8 @@ class RoutedReplica:
 
 
 class RoutedSession:
-    """Where the current request of the session at this place is, and the home of this whole session; -1: none."""
+    """The home of the whole session at this place; -1: none."""
 
-    replica: int
     home: int
 
 
@@ -133,7 +132,6 @@ def reset_router(router: Router, sent: Several[PagedState]) -> None:
         if router.choice[0].policy == PREFIX_AWARE:
             reset_paged(sent[place])
     for session in range(len(router.sessions)):
-        router.sessions[session].replica = -1
         router.sessions[session].home = -1
 
 
@@ -198,5 +196,4 @@ def route(plans: PlanArrays, plan: int, router: Router, sent: Several[PagedState
     place = choose(plans, plan, router, sent, session, row)
     router.choice[0].last = place
     router.replicas[place].open += 1
-    router.sessions[session].replica = place
     return place

@@ -141,7 +141,7 @@ class SessionScratch:
     """State of the session at this place, except ``watched``, a list of its own in no order.
 
     num_missing: sessions that it still waits for. watched: sessions whose current request the client may leave.
-    abort_at_ns: when the client leaves this session's request.
+    abort_at_ns: when the client leaves this session's request. replica: which of several servers has it.
     """
 
     arrival_ns: int
@@ -149,6 +149,7 @@ class SessionScratch:
     num_missing: int
     watched: int
     abort_at_ns: int
+    replica: int
 
 
 class SessionReturn:

@@ -105,28 +105,33 @@ def row_of(run: AnyRun, plan: int, session: int) -> int:
 
 
 @jit
-def has_enough(run: AnyRun, plan: int) -> int:
-    """The first session whose client has received the tokens after which it leaves; -1: none."""
+def has_enough(run: AnyRun, plan: int, replica: int) -> int:
+    """The first session of a server whose client has received the tokens after which it leaves; -1: none."""
     first = -1
     for place in range(run.scratch.num_watched[0]):
         session = int(run.scratch.sessions[place].watched)
+        if run.scratch.sessions[session].replica != replica or 0 <= first < session:
+            continue
         row = row_of(run, plan, session)
-        tokens = run.plans.requests[run.plans.plans[plan].first_request + row].abort_tokens
-        if 0 < tokens <= run.state.rows[row].output and (first < 0 or session < first):
+        if 0 < run.plans.requests[run.plans.plans[plan].first_request + row].abort_tokens <= run.state.rows[row].output:
             first = session
     return first
 
 
 @jit
-def steps_to_enough(run: AnyRun, plan: int) -> int:
-    """How many decode steps may be taken until some client has received the tokens after which it leaves."""
-    most = FAR
+def next_leaves(run: AnyRun, plan: int, replica: int) -> tuple[int, int]:
+    """When the first client leaves a request of a server, and how many decode steps until one has enough tokens."""
+    abort_ns, most = FAR, FAR
     for place in range(run.scratch.num_watched[0]):
-        row = row_of(run, plan, int(run.scratch.sessions[place].watched))
+        session = int(run.scratch.sessions[place].watched)
+        if run.scratch.sessions[session].replica != replica:
+            continue
+        abort_ns = min(abort_ns, int(run.scratch.sessions[session].abort_at_ns))
+        row = row_of(run, plan, session)
         tokens = run.plans.requests[run.plans.plans[plan].first_request + row].abort_tokens
         if tokens > 0 and run.state.rows[row].status == ROW_RUNNING:
-            most = min(most, tokens - run.state.rows[row].output)
-    return max(most, 1)
+            most = min(most, max(1, int(tokens - run.state.rows[row].output)))
+    return abort_ns, most
 
 
 @jit
@@ -342,6 +347,7 @@ def begin(run: AnyRun, plan: int, limit: int) -> int:
     waiting = 0
     for session in range(run.plans.plans[plan].num_sessions):
         run.scratch.sessions[session].next_request = 0
+        run.scratch.sessions[session].replica = 0
         run.scratch.sessions[session].num_missing = run.plans.sessions[first_session + session].num_before
         if run.scratch.sessions[session].num_missing == 0:
             run.scratch.sessions[session].arrival_ns = run.plans.sessions[first_session + session].start_ns
@@ -406,7 +412,7 @@ def leave_by(run: AnyRun, plan: int, expected: int, end_ns: int) -> int:
 def leave_with_enough(run: AnyRun, plan: int, expected: int, now_ns: int) -> int:
     """Clients leave that have received the tokens after which they leave, in the order of their sessions."""
     while True:
-        session = has_enough(run, plan)
+        session = has_enough(run, plan, 0)
         if session < 0:
             return expected
         expected = leave(run, plan, expected, session, now_ns)

@@ -22,8 +22,7 @@ from harness.model.sim.kernel.arrivals import (
     heap_pop,
     leave_by,
     leave_with_enough,
-    next_abort_ns,
-    steps_to_enough,
+    next_leaves,
 )
 from harness.model.sim.kernel.events import STEP_STUCK, take_costs
 from harness.model.sim.kernel.paged_events import find_returns
@@ -45,8 +44,8 @@ def run_to_next(run: AnyRun, plan: int, expected: int, now_ns: int, max_steps: i
     """``run_equal_steps`` up to the next arrival that could be admitted and the next client that leaves."""
     until_ns, abort_ns, most = FAR, FAR, steps_ahead(run.state, max_steps)
     if run.plans.plans[plan].num_abortable > 0:
-        abort_ns = next_abort_ns(run.scratch)
-        most = min(most, steps_to_enough(run, plan))
+        abort_ns, to_enough = next_leaves(run, plan, 0)
+        most = min(most, to_enough)
     if expected > 0 and has_room(run.state):
         until_ns = int(run.scratch.heap[0].at_ns)
     return run_equal_steps(run, plan, now_ns, until_ns, abort_ns, most)
