@@ -30,7 +30,7 @@ from harness.model.traces.account import DrawnWaits, ReadNotes, tokens_in
 from harness.model.traces.base import Progress, read_tables, trace_format
 from harness.model.traces.links import doubt_of, kept_tokens
 from harness.model.traces.recording import RecordedRequest, Recording, hidden_name
-from harness.model.traces.values import Record, list_of, seconds_ns, text_of, tokens_of
+from harness.model.traces.values import Record, first_of, list_of, seconds_ns, text_of, tokens_of
 
 ALONE, BY_DELAY, BY_INSTANT, WHOSE, UNSAID = read_tables(Path(__file__).with_name("labels.toml"))["agentic"].values()
 Key = tuple[int, str]
@@ -126,9 +126,8 @@ def _calls(path: Path, place: int, names: BlockNames, notes: ReadNotes, progress
         is_sound = isinstance(record.get("wait_for") or [], list) and record.get("prefix_reset") in (None, True, False)
         if lengths is None or blocks is None or times is None or not is_sound:
             return None
-        has_delay = any(record.get(key) is not None for key in ("delay", "delay_ms", "tool_wait_ms"))
-        waits = bool(list_of(record, "wait_for")) and not has_delay
-        notes.assume("requests that wait for others and have no delay: taken to start at once", waits)
+        waits = list_of(record, "wait_for") and first_of(record, "delay", "delay_ms", "tool_wait_ms") is None
+        notes.assume("requests that wait for others and have no delay: taken to start at once", bool(waits))
         said: WaitKind | None = next((kind for kind in WAIT_KINDS if kind == text_of(record, "wait_kind")), None)
         kind = said or ("tool" if record.get("tool_wait_ms") else None)
         notes.assume(WHOSE, bool(list_of(record.get("wait_for")) and times[1] and not kind))
@@ -140,7 +139,7 @@ def _calls(path: Path, place: int, names: BlockNames, notes: ReadNotes, progress
             at=at,
             session=str(session) if isinstance(session, (str, int)) and session != "" else identity,
             wait_for=[str(before) for before in list_of(wait_for)] if isinstance(wait_for, list) else None,
-            has_delay=record.get("delay", record.get("delay_ms")) is not None,
+            has_delay=first_of(record, "delay", "delay_ms") is not None,
             at_ns=times[0],
             wait_ns=times[1],
             prompt=lengths[0],
@@ -159,9 +158,9 @@ def _calls(path: Path, place: int, names: BlockNames, notes: ReadNotes, progress
 
 def _times(record: Record, unit_ns: int) -> tuple[int | None, int] | None:
     """(instant or None, wait) of a row; None where one is no time, or is negative."""
-    delays = record.get("delay", record.get("delay_ms")), record.get("tool_wait_ms")
-    given = record.get("timestamp", record.get("created_time"))
-    values = [seconds_ns(each, unit_ns) for each in (delays[0] or 0, delays[1] or 0, 0 if given is None else given)]
+    given = first_of(record, "timestamp", "created_time")
+    times = first_of(record, "delay", "delay_ms"), record.get("tool_wait_ms"), given
+    values = [seconds_ns(0 if each is None else each, unit_ns) for each in times]
     known = [value for value in values if value is not None]
     return (None if given is None else known[2], known[0] + known[1]) if len(known) == len(values) else None
 

@@ -13,7 +13,7 @@ from typing import TypeVar, cast
 from harness.errors import SpecError
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import Progress, json_records
-from harness.model.traces.values import Record, tokens_of
+from harness.model.traces.values import Record, first_of, tokens_of
 
 Parsed = TypeVar("Parsed")
 MOONCAKE_BLOCK_TOKENS = 512
@@ -67,8 +67,8 @@ class NameOrder:
 
 def lengths_of(record: Record, notes: ReadNotes) -> tuple[int, int] | None:
     """(prompt, answer) in tokens, by either name that Mooncake's writers use; None where they make no request."""
-    prompt = tokens_of(record.get("input_length", record.get("input_tokens")))
-    generate = tokens_of(record.get("output_length", record.get("output_tokens")))
+    prompt = tokens_of(first_of(record, "input_length", "input_tokens"))
+    generate = tokens_of(first_of(record, "output_length", "output_tokens"))
     if not prompt or generate is None:
         return None
     return prompt, notes.answered(generate)

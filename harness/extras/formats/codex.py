@@ -21,7 +21,6 @@ ENDINGS = {"_call": "output", "_output": "result"}
 STEPS = "steps of the running totals that are not the next call: calls are missing or changed"
 UNCOUNTED = "calls without a token count: interrupted, or the file is cut off"
 COPIED = "a fork's first call: the result before it is a copy, stamped anew"
-JOINS = ("wait", "wait_agent")
 INPUTS = ("person", "result", "hint", "turn")
 USAGE = ("input_tokens", "cached_input_tokens", "output_tokens", "reasoning_output_tokens")
 TOTALS = (*USAGE, "total_tokens")
@@ -168,7 +167,7 @@ class _Session(Conversation):
                 # Only a tool that runs beside the model has an output of the same id.
                 if call and kind.endswith("_call"):
                     self.call(call, turn, moment_ns, tool := text_of(payload, "name"))
-                    turn.joins = turn.joins or tool in JOINS
+                    turn.joins = turn.joins or tool in ("wait", "wait_agent")
 
     def _output(self, moment_ns: int, at: str) -> Call:
         """The round that this output belongs to; what was asked for after the open round's output is of another one."""
@@ -206,6 +205,8 @@ class _Session(Conversation):
             self.notes.hold(STEPS, sums[0] - sums[1], (usage[0], usage[2]))
         turn.total_tokens = tokens_of(record_of(info, "last_token_usage").get("total_tokens")) or None
         self._close(turn, usage, totals or (), moment_ns)
+        if (last := record_of(info, "last_token_usage")) and last.get("cached_input_tokens") is None:
+            turn.prefix_tokens = None
         self._totals = totals
 
     def _usage_record(self, payload: Record, moment_ns: int, at: str) -> None:

@@ -43,7 +43,9 @@ class GeminiLog(AgentLog):
             self._session = self._sessions.setdefault(name, _Session(name or self.name, self.notes))
             # A sub-agent lies in a folder of its parent's id.
             self._session.parent = self.folder if text_of(record, "kind") == "subagent" else ""
-        if messages := list_of(record, "messages"):
+        if "messages" in record and not isinstance(record["messages"], list):
+            self.notes.row_broken("a session whose messages are no list", at)
+        elif messages := list_of(record, "messages"):
             self.notes.holds(len(messages))
             what = "messages of a session out of order of time"
             for place, message in enumerate(self.notes.in_order(map(record_of, messages), _moment_ns, what)):
@@ -90,25 +92,24 @@ class _Session(Conversation):
     def take(self, message: Record, at: str) -> None:
         """Read one message."""
         kind, name, moment_ns = text_of(message, "type"), text_of(message, "id"), _moment_ns(message)
+        parts = list_of(message, "content") or [message.get("content")]
+        has_content = all(part if isinstance(part, str) else any(record_of(part).values()) for part in parts)
         self.unread.num_rows += 1
         if kind == "gemini" and name and moment_ns:
             self._answer(message, name, moment_ns, at)
         elif kind in ("gemini", "user"):
             if name in self._said:
                 self.notes.leave("rows that their own file holds already", at, 1)
-            elif kind == "gemini" or not moment_ns:
-                self.unread.broken("a message without its id or time", at)
+            elif kind == "gemini" or not moment_ns or not has_content:
+                self.unread.broken("a message without its id, time or content", at)
             else:
                 self._said += [name] * bool(name)
-                self._input(message, moment_ns)
+                take_parts(self, parts, moment_ns, is_human=True)
+                self.notes.part()
         elif not self.notes.passes(kind, PASSED):
             self.unread.unknown(f"message {kind}", at)
         elif kind == "error" or text_of(message, "content") == CANCELLED:
             self.end_without_row(at)
-
-    def _input(self, message: Record, moment_ns: int) -> None:
-        take_parts(self, list_of(message, "content"), moment_ns, is_human=True)
-        self.notes.part()
 
     def _answer(self, message: Record, name: str, moment_ns: int, at: str) -> None:
         tokens, tools = record_of(message, "tokens"), records_of(message, "toolCalls")
@@ -164,7 +165,8 @@ class _Session(Conversation):
 
 def take_parts(conversation: Conversation, parts: Iterable[object], moment_ns: int, *, is_human: bool) -> None:
     """What a message's parts say to the model: results of tools, else what is_human tells."""
-    results = [each for part in parts if (each := record_of(part, "functionResponse"))]
+    found = (record_of(part).get("functionResponse") for part in parts)
+    results = [record_of(each) for each in found if each is not None]
     for each in results:
         conversation.result(text_of(each, "id"), moment_ns, text_of(each, "response", "error"))
     if not results:

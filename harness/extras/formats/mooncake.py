@@ -25,7 +25,6 @@ from harness.model.traces.base import Progress, Read, trace_format
 from harness.model.traces.recording import RecordedRequest, Recording, hidden_name
 from harness.model.traces.values import Record, seconds_ns
 
-BAILIAN_BLOCK_TOKENS = 16
 # Requests a second of a whole service; instants in another unit are a thousand times off.
 LIKELY_RATES = (0.01, 20.0)
 REPEATED = "rows that another file holds already"
@@ -142,4 +141,4 @@ def check_instants(instants_ns: Sequence[int], unit_ns: int, notes: ReadNotes) -
 
 
 FORMAT = trace_format(__file__, "mooncake", _reader(MOONCAKE_BLOCK_TOKENS, NS_PER_MS))
-BAILIAN = trace_format(__file__, "bailian", _reader(BAILIAN_BLOCK_TOKENS, NS_PER_S))
+BAILIAN = trace_format(__file__, "bailian", _reader(16, NS_PER_S))

@@ -18,8 +18,6 @@ from harness.model.traces.links import of_documents
 from harness.model.traces.values import Record, list_of, record_of, records_of, seconds_ns, text_of, tokens_of
 
 HELD_TO = "1.18.33"
-SEVERAL = "an answer of several calls"
-SEVERAL_BEFORE = "an answer of several calls before theirs was not read"
 NO_END = "answers without text: they are taken to end where their first tool starts, or with their message"
 
 
@@ -86,8 +84,8 @@ class _Session(Conversation):
             self.lose(() if counts else _values(tokens), at)
             return
         if num_steps > 1:
-            self.notes.row_broken(SEVERAL, at)
-            self.lost = SEVERAL_BEFORE
+            self.notes.row_broken("an answer of several calls", at)
+            self.lost = "an answer of several calls before theirs was not read"
             return
         ended_ns = self._end_ns(info, parts)
         turn = self.add(ended_ns, ("opencode", moment_ns, ended_ns, *counts), at)

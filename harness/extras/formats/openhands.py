@@ -47,8 +47,7 @@ def openhands_logs(lines: Lines, notes: ReadNotes) -> Iterator[Log]:
         if "stats" in record:
             notes.part()
             conversations[str(folder)].usages |= _usages(record)
-        elif "history" in record:
-            of_line = list(_flat(record["history"]))
+        elif of_line := list(_flat(record.get("history"))):
             notes.holds(len(of_line))
             conversations[at].events += [(f"{at}, event {place}", event) for place, event in enumerate(of_line)]
         elif "timestamp" in record:

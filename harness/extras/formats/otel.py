@@ -307,5 +307,4 @@ class _Tree:
                 self._notes.assume(WHOSE)
 
 
-_HELD = f"semantic conventions {HELD_TO}"
-FORMAT = trace_format(__file__, "otel", of_lines(otel_logs), passed=PASSED, held_to=_HELD)
+FORMAT = trace_format(__file__, "otel", of_lines(otel_logs), passed=PASSED, held_to=f"semantic conventions {HELD_TO}")

@@ -20,7 +20,6 @@ from harness.model.traces.values import Record, counts_of, record_of, records_of
 HELD_TO = "0.24.4"
 TABLES = read_tables(Path(__file__).with_suffix(".toml"))
 PASSED = by_type(TABLES["passed"])
-# Names of the counts of an answer, in its row and in its telemetry.
 COUNTS, TOLD = TABLES["counts"], TABLES["told"]
 BESIDE = "calls that the program made beside the conversation: its telemetry counts them, no row holds them"
 NEWS = ("notification", "cron", "goal_runtime")

@@ -21,7 +21,7 @@ from harness.stacks.vllm.inside.vllm_step_log.sessions import UNUSUAL
 FORMAT_NUMBER = 1
 MOST_NS = 1 << 62
 LABELS = read_tables(Path(__file__).with_name("labels.toml"))
-NOT_ENDED, BEFORE, OWN, NO_NAMES = LABELS["vllm-requests"].values()
+NOT_ENDED, BEFORE, OWN, NO_NAMES, NO_LIMIT = LABELS["vllm-requests"].values()
 UNKNOWN_WAITS, PROMPTS_ALONE, EARLY, LOST, HIDDEN, CUT, AFTER_ROTATION, RESTARTS = LABELS["vllm-sessions"].values()
 Block = tuple[int, int]
 """A KV block: the request that had it first, and its place there."""
@@ -235,7 +235,7 @@ def _came(record: Record, server: Recorder, at: str) -> ObservedRequest | None:
 def _end(record: Record, server: Recorder) -> End | None:
     numbers = _numbers(record, "end", "end_ns", "preemptions", "known", "blocks")
     generated, like = tokens_of(record.get("generated_tokens")), _ns(record.get("like"), -1)
-    if numbers is None or generated is None or like is None:
+    if numbers is None or generated is None or like is None or not text_of(record, "reason"):
         return None
     number, end_ns, preemptions, known, blocks = numbers
     if known > blocks:
@@ -407,6 +407,7 @@ def _requests(tree: list[ObservedRequest], blocks: tuple[int, ...], notes: ReadN
         if end.reason == "abort":
             left_tokens = end.generated
             left_ns = 0 if left_tokens else max(end.end_ns - request.arrival_ns, 1)
+            notes.assume(NO_LIMIT, request.most is None)
             generate = max(request.most or 0, end.generated + 1)
         elif not end.generated:
             notes.assume("answers of no token taken as 1 token")
@@ -414,9 +415,4 @@ def _requests(tree: list[ObservedRequest], blocks: tuple[int, ...], notes: ReadN
         yield RecordedRequest(base, after, wait_ns, "none", *lengths, () if after else blocks, left_ns, left_tokens)
 
 
-PASSED = {
-    "the settings of a server": "its header",
-    "the recorder stopped": "its limit of disk was reached",
-    BEFORE: "nothing is known of how they began",
-}
-FORMAT = trace_format(__file__, "vllm-sessions", _recordings, passed=PASSED)
+FORMAT = trace_format(__file__, "vllm-sessions", _recordings, passed=LABELS["vllm-passed"])

@@ -33,7 +33,6 @@ from harness.processes import optional
 if TYPE_CHECKING:
     import duckdb
 
-BATCH_ROWS = 2_000
 _FOREIGN_STARTS = {
     b"PAR1": "a Parquet file",
     b"SQLite format 3": "an SQLite file",
@@ -78,7 +77,7 @@ def _rows(source: Path, wanted: tuple[str, ...]) -> Iterator[object]:
         with duckdb.connect(str(source), read_only=True, config={"memory_limit": "1GB"}) as connection:
             for query in _queries(connection, source, wanted):
                 cursor = connection.execute(query)
-                while batch := cursor.fetchmany(BATCH_ROWS):
+                while batch := cursor.fetchmany(2_000):
                     yield from (_as_round(tools) for (tools,) in batch)
     except duckdb.Error as error:
         hint = "Close other programs that have it open, or use the release's JSONL"
@@ -142,7 +141,6 @@ def _no_table(source: Path, what: str, names: list[str]) -> SpecError:
 HUMAN_TOOLS = (*ASK_A_PERSON, "TaskOutput")
 CREDIT = "TraceLab, SyFI Lab, University of Washington (CC BY 4.0)"
 QUANTILE_RULE = "linear between the two nearest calls, as numpy.percentile; latencies rounded to 1 us"
-NUM_NAMED_LINES = 20
 ROWS_BEFORE_FOREIGN = 10_000
 # Above 10^15 ms (30,000 years) a latency is a stamp or a slip, and not exact as a float.
 MOST_MS = 1e15
@@ -270,7 +268,7 @@ def summarise_tracelab(source: Path, *, tables: tuple[str, ...] = (), max_malfor
             row = _Round.model_validate(record)
         except ValidationError as error:
             summary.malformed += 1
-            summary.malformed_lines = [*summary.malformed_lines, number][:NUM_NAMED_LINES]
+            summary.malformed_lines = [*summary.malformed_lines, number][:20]
             if summary.malformed > max_malformed:
                 lines = ", ".join(map(str, summary.malformed_lines[:5]))
                 what = f"is not a TraceLab release: {summary.malformed} of the first {number} lines are no JSON "

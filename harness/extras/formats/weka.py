@@ -24,7 +24,7 @@ DEEPEST_AGENT = 32
 TYPES = ("n", "s", "")
 AFTER: dict[str, WaitKind] = {"tool_result": "tool", "tool_use": "tool", "text": "human", "end_turn": "human"}
 LABELS = read_tables(Path(__file__).with_name("labels.toml"))
-GAPS, RELATIVE, PART_NAMED, FEW_NAMES, INTERLEAVED = LABELS["weka"].values()
+GAPS, RELATIVE, PART_NAMED, FEW_NAMES, INTERLEAVED, WHOSE = LABELS["weka"].values()
 
 
 class _Session:
@@ -62,6 +62,7 @@ class _Session:
                 call.kind = said[0] if said else "none"
                 call.unknown_wait, unknown_wait = unknown_wait, ""
                 if log:
+                    self._notes.assume(WHOSE, not said)
                     self._notes.assume(GAPS, call.wait_ns is None and seconds_ns(before.get("api_time")) is None)
                     self._notes.assume(INTERLEAVED, call.submitted_ns < log[-1].end_ns)
                 log.append(call)

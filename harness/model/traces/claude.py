@@ -18,15 +18,12 @@ from harness.model.traces.values import Record, counts_of, instant_ns, record_of
 
 HELD_TO = "2.1.157"
 PASSED = types_of(__file__)["passed"]
-SYNTHETIC = "<synthetic>"
+SAID = ("content", "parts")
 INPUTS = {"text", "image", "document", "tool_result", "tool_reference"}
 USAGE = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens")
 # By the session's own model; of others by an advisor, or by the model it fell back to.
 OWN_PASSES = ("message", "compaction")
 OTHER_MODEL = "passes of another model within an answer: an advisor's, or one that took over"
-# What releases without ``origin`` begin the news of a task's end with.
-NEWS = "<task-notification>"
-NEWS_ORIGIN = "task-notification"
 # Counts of an answer, and of each pass that it lists by its type.
 Counts = list[tuple[str, list[int | None]]]
 
@@ -79,6 +76,8 @@ class ClaudeLog(AgentLog):
             chain.unread.unknown(kind, at)
         elif moment_ns is None:
             chain.unread.broken("a row without its time", at)
+        elif kind == "user" and not any(get(record, "message", name) for get in (text_of, records_of) for name in SAID):
+            chain.unread.broken("a user's row without its message", at)
         else:
             self.came_at(moment_ns)
             num_calls = len(chain.calls)
@@ -104,6 +103,7 @@ class ClaudeLog(AgentLog):
     def _session(self, record: Record) -> str:
         """The conversation that a row belongs to: the session, a sub-agent of it, or a side chain by its first row."""
         session = text_of(record, "sessionId") or self.name
+        self.notes.assume("rows that name no session: taken as of that of their file", not text_of(record, "sessionId"))
         if record.get("isSidechain") is not True:
             return session
         if agent := text_of(record, "agentId"):
@@ -152,9 +152,9 @@ class _ClaudeChain(Chain):
             if text_of(record, "compactMetadata", "trigger") == "auto":
                 self.lost = "a summary was made before theirs, by a call that the log does not hold"
         said = [text_of(message, "content"), *(text_of(part, "text") for part in parts)]
-        is_news = any(each.startswith(NEWS) for each in said)
+        is_news = any(each.startswith("<task-notification>") for each in said)  # of releases without ``origin``
         origin = text_of(record, "origin", "kind")
-        if is_news or origin == NEWS_ORIGIN:
+        if is_news or origin == "task-notification":
             self.take_news(moment_ns)
         elif origin in ("", "human") and not results:
             self.take_input(moment_ns, is_human=not is_hint, is_hint=is_hint)
@@ -178,7 +178,7 @@ class _ClaudeChain(Chain):
             self.notes.drop_call("calls that failed, after all tries: the program tells their error", at)
             self.lost = "a call before theirs failed"
             return
-        if text_of(message, "model") == SYNTHETIC:
+        if text_of(message, "model") == "<synthetic>":
             self.notes.pass_over("messages that the program wrote in the model's name")
             return
         if not name or not counts:

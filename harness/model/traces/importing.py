@@ -28,7 +28,6 @@ from harness.model.traces.values import Record, list_of, parsed_json, record_of
 from harness.plugins import Registry
 
 LINES_LOOKED_AT = 50
-PACKED = (".gz", ".zst")
 # What the ends of files' names say of files that no reader takes.
 OTHER_ENDS = {
     **dict.fromkeys((".xz", ".bz2", ".zip", ".tar", ".tgz", ".7z", ".br", ".lz4"), "packed: unpack them first"),
@@ -222,7 +221,7 @@ def _distinct(files: list[tuple[Path, bool]], notes: ReadNotes) -> list[tuple[Pa
 
 def _unpacked(path: Path) -> str:
     """A file's name without the end of a packed one."""
-    return path.stem if path.suffix in PACKED else path.name
+    return path.stem if path.suffix in (".gz", ".zst") else path.name
 
 
 def detect(path: Path) -> str | None:

@@ -68,6 +68,11 @@ def _six_digits(text: str) -> str:
     return f"{head}.{tail[:digits][:6].ljust(6, '0')}{tail[digits:]}"
 
 
+def first_of(record: Record, *names: str) -> object:
+    """The first value by these names that is not null; None where there is none."""
+    return next((record[name] for name in names if record.get(name) is not None), None)
+
+
 def _at(value: object, path: Iterable[str]) -> object:
     for key in path:
         value = cast("Record", value).get(key) if isinstance(value, dict) else None

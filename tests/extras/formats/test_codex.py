@@ -11,6 +11,7 @@ from harness.clock import NS_PER_S
 from harness.extras.formats.codex import UNCOUNTED
 from harness.model.traces.calls import BACK
 from harness.model.traces.links import AFTER_SUMMARY, MISSING, UNLINKED
+from harness.model.traces.recording import NO_CACHE
 from tests.support.agent_logs import at
 from tests.support.sound_traces import codex_count, codex_rows
 from tests.support.trace_rows import imported, written
@@ -162,6 +163,17 @@ def test_input_that_leaves_out_the_cache_by_the_sum_of_its_count_holds_it(tmp_pa
     trace = imported(written(tmp_path, rows, "x"))
     assert [one.prompt_tokens for one in trace.recordings[0].requests] == [1000, 2200, 2400]
     assert any("count the cache apart" in label or "counts the cache apart" in label for label in trace.head.labels)
+
+
+@pytest.mark.parametrize("is_null", [True, False])
+def test_a_call_that_does_not_count_its_cached_tokens_has_no_zero_of_them(tmp_path: Path, is_null: bool) -> None:
+    rows = list(codex_rows("x"))
+    usage = rows[6]["payload"]["info"]["last_token_usage"]
+    del usage["cached_input_tokens"]
+    usage |= {"cached_input_tokens": None} if is_null else {}
+    trace = imported(written(tmp_path, rows, "x"))
+    assert [one.keep_tokens for one in trace.recordings[0].requests] == [0, 1080, 1000]
+    assert f"1 x {NO_CACHE}" in trace.head.labels
 
 
 def test_calls_that_the_totals_count_and_the_file_lacks_are_labelled(tmp_path: Path) -> None:

@@ -345,6 +345,28 @@ def test_names_of_blocks_that_are_no_list_break_their_row(tmp_path: Path, kind: 
     assert sum(trace_of(tmp_path, lines).head.broken.values()) == 1
 
 
+@pytest.mark.parametrize(("stop", "num"), [("tool_use", 0), ("end_turn", 0), ("", 1), (None, 1), ("max_tokens", 1)])
+def test_a_weka_wait_after_a_stop_that_names_nobody_is_labelled(tmp_path: Path, stop: str | None, num: int) -> None:
+    (line, _) = [json.loads(line) for line in SOUND["weka"]()]
+    line["requests"][0]["stop"] = stop
+    labels = trace_of(tmp_path, [line]).head.labels
+    assert sum("whose they were is not known" in label for label in labels) == num
+
+
+@pytest.mark.parametrize(
+    ("more", "num_broken", "wait_s"),
+    [({"delay": []}, 1, None), ({"delay": {}}, 1, None), ({"delay": None, "delay_ms": 900}, 0, 0.9)],
+)
+def test_a_delay_of_dynamo_is_the_first_that_is_given(
+    tmp_path: Path, more: dict[str, Any], num_broken: int, wait_s: float | None
+) -> None:
+    rows = [json.loads(line) for line in SOUND["agentic-mooncake"]()]
+    rows[2] |= more
+    trace = trace_of(tmp_path, rows)
+    assert sum(trace.head.broken.values()) == num_broken
+    assert wait_s is None or trace.recordings[0].requests[2].wait_ns == wait_s * NS_PER_S
+
+
 @pytest.mark.parametrize("more", [{"wait_for": "0-0"}, {"prefix_reset": "yes"}])
 def test_links_of_dynamo_of_another_type_break_their_row(tmp_path: Path, more: dict[str, Any]) -> None:
     rows = [json.loads(line) for line in SOUND["agentic-mooncake"]()]

@@ -119,6 +119,18 @@ def test_what_was_rewound_is_no_compaction(tmp_path: Path) -> None:
     assert not notes.left
 
 
+@pytest.mark.parametrize("content", [None, 3, [], [None], [{}], [{"functionResponse": None}]])
+def test_a_users_message_without_content_is_broken_and_leaves_no_wait_known(tmp_path: Path, content: object) -> None:
+    rows = rows_of()
+    place = max(place for place, row in enumerate(rows[:-1]) if row.get("type") == "user")
+    rows[place] = rows[place] | {"content": content}
+    (recording,), notes = read(tmp_path, rows)
+    assert notes.broken == {"a message without its id, time or content": 1}
+    assert recording.requests[-1].is_drawn
+    _, notes = read(tmp_path, [*rows_of(), {"sessionId": "t", "projectHash": "x", "messages": content or 3}])
+    assert sum(notes.broken.values()) == 1 or isinstance(content, list)
+
+
 def test_tools_in_a_message_of_their_own_belong_to_the_answer_before_them(tmp_path: Path) -> None:
     held: list[Any] = []
     rows: list[Any] = []

@@ -154,6 +154,14 @@ def test_a_branch_goes_on_from_the_call_that_its_parent_event_stands_behind(tmp_
     assert [one.after for one in recording.requests] == [(), (0,), (1,), (2,)]
 
 
+@pytest.mark.parametrize("history", [None, "x", {}, []])
+def test_a_line_whose_history_is_no_list_of_events_is_broken(tmp_path: Path, history: object) -> None:
+    lines = [{"instance_id": "a", "history": [*openhands_events("a")]}, {"instance_id": "b", "history": history}]
+    source = tmp_path / "output.jsonl"
+    source.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert imported(source).head.broken == {"no event": 1}
+
+
 def test_a_rejection_is_a_persons_and_a_condensers_answer_is_nobodys_history(tmp_path: Path) -> None:
     folder = tmp_path / "conversation"
     (folder / "events").mkdir(parents=True)

@@ -173,6 +173,22 @@ def test_usage_that_grows_from_row_to_row_of_a_message_counts_once_and_last(tmp_
     assert not trace.head.labels
 
 
+@pytest.mark.parametrize("message", [None, "x", {"role": "user"}, {"content": []}, {"content": 3}])
+def test_a_users_row_without_its_message_is_broken_and_leaves_no_wait_known(tmp_path: Path, message: object) -> None:
+    rows = [json.loads(json.dumps(row)) for row in claude_rows("s")]
+    rows[3]["message"] = message
+    trace = imported(written(tmp_path, rows))
+    assert trace.head.broken == {"a user's row without its message": 1}
+    assert trace.recordings[0].requests[1].is_drawn
+
+
+def test_rows_without_the_id_of_their_session_are_labelled(tmp_path: Path) -> None:
+    rows = [json.loads(json.dumps(row)) for row in claude_rows("s")]
+    del rows[3]["sessionId"]
+    labels = imported(written(tmp_path, rows)).head.labels
+    assert "1 x rows that name no session: taken as of that of their file" in labels
+
+
 def test_rows_of_one_message_without_the_id_of_their_request_are_one_call(tmp_path: Path) -> None:
     rows = [json.loads(json.dumps(row)) for row in claude_rows("s")]
     whole = imported(written(tmp_path, rows)).recordings
