@@ -11,15 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness.clock import NS_PER_MS, NS_PER_S
-from harness.extras.formats.blocks import (
-    MOONCAKE_BLOCK_TOKENS,
-    TOO_MANY_NAMES,
-    BlockNames,
-    NameOrder,
-    lengths_of,
-    parsed_lines,
-    settled_block_tokens,
-)
+from harness.extras.formats import blocks
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import Progress, Read, trace_format
 from harness.model.traces.recording import RecordedRequest, Recording, hidden_name
@@ -49,7 +41,7 @@ def _reader(block_tokens: int, unit_ns: int) -> Read:
         read_rows = [list(_rows(path, unit, notes, progress)) for path in paths]
         num_repeated = notes.dropped[REPEATED]
         rows_of = _once_each(read_rows, notes)
-        size = settled_block_tokens(
+        size = blocks.settled_block_tokens(
             ((row.prompt, len(row.names)) for rows in rows_of for _, row in rows), block_tokens, notes, str(paths[0])
         )
         requests = _named(rows_of, size, notes, is_one_set=notes.dropped[REPEATED] > num_repeated)
@@ -65,15 +57,15 @@ def _reader(block_tokens: int, unit_ns: int) -> Read:
 def _rows(path: Path, unit_ns: int, notes: ReadNotes, progress: Progress | None) -> Iterator[tuple[str, _Row]]:
     def row(record: Record, _: str) -> _Row | None:
         at_ns, names = seconds_ns(record.get("timestamp"), unit_ns), record.get("hash_ids")
-        if at_ns is None or BlockNames().numbers(names) is None:
+        if at_ns is None or blocks.BlockNames().numbers(names) is None:
             return None
-        lengths = lengths_of(record, notes)
+        lengths = blocks.lengths_of(record, notes)
         chat = record.get("chat_id")
         return (
             None if lengths is None else _Row(at_ns, *lengths, tuple(names or ()), None if chat is None else repr(chat))
         )
 
-    yield from parsed_lines([path], notes, progress, row, "a request without its time, lengths or block names")
+    yield from blocks.parsed_lines([path], notes, progress, row, "a request without its time, lengths or block names")
 
 
 def _once_each(files: Sequence[Sequence[tuple[str, _Row]]], notes: ReadNotes) -> list[list[tuple[str, _Row]]]:
@@ -100,9 +92,9 @@ def _named(
     files: Sequence[Sequence[tuple[str, _Row]]], block_tokens: int, notes: ReadNotes, *, is_one_set: bool
 ) -> list[list[tuple[int, RecordedRequest]]]:
     """(instant, request) of the rows of each file, with block names as numbers."""
-    orders = [NameOrder() for _ in files]
+    orders = [blocks.NameOrder() for _ in files]
     for order, rows in zip(orders, files, strict=True):
-        names = BlockNames()
+        names = blocks.BlockNames()
         for _, row in rows:
             order.add(row.names, names.numbers(row.names) or ())
     num_unchained = sum(order.num_unchained for order in orders)
@@ -113,13 +105,13 @@ def _named(
         what = "other blocks than those of the other files" if is_anew else "the same blocks in all files"
         notes.assume(f"files whose block names are taken as {what}", num_named)
         notes.assume("files whose instants are taken to be of one clock", num_named)
-    shared = BlockNames()
+    shared = blocks.BlockNames()
     requests: list[list[tuple[int, RecordedRequest]]] = []
     for place, rows in enumerate(files):
         requests.append([])
         for at, row in rows:
             if len(row.names) > -(-row.prompt // block_tokens):
-                notes.row_broken(TOO_MANY_NAMES, at, was_call=True)
+                notes.row_broken(blocks.TOO_MANY_NAMES, at, was_call=True)
                 continue
             numbers = shared.numbers([f"{place} {name!r}" if is_anew else name for name in row.names]) or ()
             whole = numbers[: row.prompt // block_tokens]
@@ -140,5 +132,5 @@ def check_instants(instants_ns: Sequence[int], unit_ns: int, notes: ReadNotes) -
             notes.assume(f"{what}If they are in another unit, give --time-unit", len(instants_ns))
 
 
-FORMAT = trace_format(__file__, "mooncake", _reader(MOONCAKE_BLOCK_TOKENS, NS_PER_MS))
+FORMAT = trace_format(__file__, "mooncake", _reader(blocks.MOONCAKE_BLOCK_TOKENS, NS_PER_MS))
 BAILIAN = trace_format(__file__, "bailian", _reader(16, NS_PER_S))

@@ -23,7 +23,7 @@ from harness.errors import SpecError
 from harness.inputs import open_regular
 from harness.model.plan.waits import parse_waits
 from harness.model.spec.base import tomllib
-from harness.model.traces.base import bounded_lines, opened, sha256_of
+from harness.model.traces.base import bounded_lines, opened, read_tables, sha256_of
 from harness.model.traces.calls import ASK_A_PERSON
 from harness.model.traces.importing import check_new, read_recordings
 from harness.model.traces.values import parsed_json
@@ -33,14 +33,7 @@ from harness.processes import optional
 if TYPE_CHECKING:
     import duckdb
 
-_FOREIGN_STARTS = {
-    b"PAR1": "a Parquet file",
-    b"SQLite format 3": "an SQLite file",
-    b"PK\x03\x04": "a ZIP archive: unpack it first",
-    b"\x28\xb5\x2f\xfd": "compressed with zstd: unpack it first",
-    b"BZh": "compressed with bzip2: unpack it first",
-    b"\xfd7zXZ": "compressed with xz: unpack it first",
-}
+_FOREIGN_STARTS = read_tables(Path(__file__).with_name("labels.toml"))["foreign-starts"]
 _LATENCIES = ("tool_internal_latency_ms", "tool_wall_latency_ms")
 
 
@@ -64,7 +57,7 @@ def is_duckdb(source: Path) -> bool:
     with opened(source, open_regular) as stream:
         start = stream.read(16)
     for magic, meaning in _FOREIGN_STARTS.items():
-        if start.startswith(magic):
+        if start.startswith(magic.encode("latin-1")):
             hint = "Give the release's JSONL, JSONL.gz or DuckDB file"
             raise SpecError(f"is {meaning}", where=str(source), hint=hint)
     return start[8:12] == b"DUCK"

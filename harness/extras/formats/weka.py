@@ -1,20 +1,22 @@
 """Weka's agent sessions (cc-traces): one a line or a file, with chained block hashes, think times and sub-agents.
 
-Built to the format's description (semianalysisai/cc-traces-weka on Hugging Face), without a sample at hand.
+Built to the format's description (semianalysisai/cc-traces-weka on Hugging Face) and to the files of kv-cache-tester.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from harness.clock import NS_PER_MS
 from harness.extras.formats.blocks import TOO_MANY_NAMES, BlockNames
 from harness.model.plan.model import WaitKind
 from harness.model.traces.account import PLACEHOLDER_TOKENS, ReadNotes
 from harness.model.traces.base import Progress, json_records, read_tables, trace_format
-from harness.model.traces.calls import Call, Log
+from harness.model.traces.calls import LATE_NS, Call, Log
 from harness.model.traces.links import UNLINKED, recordings_of
 from harness.model.traces.recording import Recording, hidden_name
 from harness.model.traces.values import Record, list_of, record_of, records_of, seconds_ns, text_of, tokens_of
@@ -24,14 +26,17 @@ DEEPEST_AGENT = 32
 TYPES = ("n", "s", "")
 AFTER: dict[str, WaitKind] = {"tool_result": "tool", "tool_use": "tool", "text": "human", "end_turn": "human"}
 LABELS = read_tables(Path(__file__).with_name("labels.toml"))
-GAPS, RELATIVE, PART_NAMED, FEW_NAMES, INTERLEAVED, WHOSE = LABELS["weka"].values()
+GAPS, RELATIVE, ENDED, UNSURE, PART_NAMED, FEW_NAMES, INTERLEAVED, WHOSE = LABELS["weka"].values()
 
 
 class _Session:
     """The calls of one session and of its sub-agents."""
 
-    def __init__(self, size: int, at: str, notes: ReadNotes, shared: BlockNames | None, *, is_relative: bool) -> None:
-        self._block_tokens, self._at, self._notes, self._is_relative = size, at, notes, is_relative
+    def __init__(
+        self, size: int, at: str, notes: ReadNotes, shared: BlockNames | None, times: tuple[bool, bool]
+    ) -> None:
+        self._block_tokens, self._at, self._notes = size, at, notes
+        self._is_end, self._is_relative = times
         # Else names belong to the session: the same number in another session is another block.
         self._shared, self._names = shared, shared or BlockNames()
         self.logs: list[Log] = []
@@ -73,8 +78,11 @@ class _Session:
         return log
 
     def _agent(self, entry: Record, name: str, starter: Call | None, began_ns: int, depth: int) -> None:
+        self._notes.assume(ENDED, self._is_end)
         self._notes.assume(RELATIVE, self._is_relative)
-        began_ns += (seconds_ns(entry.get("t")) or 0) if self._is_relative else 0
+        began_ns += _began_ns(entry, self._is_end) if self._is_relative else 0
+        is_sure = starter is None or _is_near(began_ns, [starter.end_ns])
+        self._notes.assume(UNSURE, self._is_relative and not is_sure)
         log = self.read(list_of(entry, "requests"), name, starter, began_ns, depth + 1)
         if log and starter is None:
             self._notes.assume(UNLINKED)
@@ -87,7 +95,8 @@ class _Session:
         rows = [(at, entry) for entry in entries if (at := seconds_ns(record_of(entry).get("t"))) is not None]
         if len(rows) < len(entries):
             return entries
-        return [entry for _, entry in self._notes.in_order(rows, lambda row: row[0], "requests out of order of time")]
+        rows = self._notes.in_order(rows, lambda row: row[0], "requests out of order of time")
+        return [entry for _, entry in sorted(rows, key=lambda row: _began_ns(record_of(row[1]), self._is_end))]
 
     def _call(self, entry: Record, name: str, log: Log, began_ns: int) -> Call | str:
         """The call of an entry; else what is wrong with it."""
@@ -105,29 +114,59 @@ class _Session:
             self._notes.assume("answers that call a tool in 1 or 2 tokens: likely placeholders, kept as recorded")
         call = Call(name, began_ns + at_ns, began_ns + at_ns + (spent_ns or 0), prompt, None, generate, at=self._at)
         call.index, call.is_concurrent = len(log), True
-        call.wait_ns = seconds_ns(entry.get("think_time"))
+        call.wait_ns = (
+            seconds_ns(entry.get("think_time")) if log else None
+        )  # a first one comes after no call of its own
         call.block_tokens, call.blocks = self._block_tokens, names[: prompt // self._block_tokens]
         call.names = call.blocks if self._shared else ()
         return call
 
 
-def _is_relative(path: Path) -> bool:
-    """Whether times within sub-agents count from their start: one of them would else begin before it."""
+def _began_ns(entry: Record, is_end: bool) -> int:
+    """When an entry began: at its time; or, for a sub-agent whose time is its end, so long before as it took."""
+    took_ns = seconds_ns(entry.get("duration_ms"), NS_PER_MS) if is_end and "requests" in entry else 0
+    return max((seconds_ns(entry.get("t")) or 0) - (took_ns or 0), 0)
 
-    def is_before_start(entry: Record) -> bool:
-        within = records_of(entry, "requests")
-        times = [at_ns for each in within if (at_ns := seconds_ns(each.get("t"))) is not None]
-        return min(times, default=1 << 62) < (seconds_ns(entry.get("t")) or 0) or any(map(is_before_start, within))
 
-    entries = (each for *_, record in json_records(path, ReadNotes()) for each in list_of(record, "requests"))
-    return any(map(is_before_start, map(record_of, entries)))
+def _is_near(began_ns: int, ends_ns: Sequence[int]) -> bool:
+    """Whether a sub-agent begins as one of these answers, in order, ends."""
+    place = bisect_left(ends_ns, began_ns - 2 * LATE_NS)
+    return place < len(ends_ns) and ends_ns[place] <= began_ns + LATE_NS
+
+
+def _times_of_agents(path: Path) -> tuple[bool, bool]:
+    """Of a file's sub-agents: whether their time is their end, and whether times within count from their begin.
+
+    They begin as an answer of their parent ends. Times count from there where one of them would else be before it.
+    """
+    num_near, are_before = [0, 0], [False, False]
+
+    def look(record: Record) -> None:
+        entries = records_of(record, "requests")
+        ends_ns = sorted(
+            _began_ns(each, False) + (seconds_ns(each.get("api_time")) or 0)
+            for each in entries
+            if "requests" not in each
+        )
+        for each in (each for each in entries if "requests" in each):
+            times = [at_ns for one in records_of(each, "requests") if (at_ns := seconds_ns(one.get("t"))) is not None]
+            for is_end in (False, True):
+                began_ns = _began_ns(each, is_end)
+                num_near[is_end] += _is_near(began_ns, ends_ns)
+                are_before[is_end] |= min(times, default=1 << 62) < began_ns - LATE_NS * is_end
+            look(each)
+
+    for *_, record in json_records(path, ReadNotes()):
+        look(record)
+    is_end = num_near[True] > num_near[False]
+    return is_end, are_before[is_end]
 
 
 def _recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Recording]:
     """A recording for each session."""
     seen, names, shared = set[bytes](), set[str](), BlockNames()
     for path in files:
-        is_relative = _is_relative(path)
+        times = _times_of_agents(path)
         for _, at, record in json_records(path, notes, progress):
             entries = list_of(record, "requests")
             block_tokens = notes.options.block_tokens or tokens_of(record.get("block_size", 64))
@@ -147,7 +186,7 @@ def _recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | No
             notes.num_rows -= 1  # its entries are the rows
             is_global = text_of(record, "hash_id_scope") == "global" and notes.block_tokens in (None, block_tokens)
             notes.block_tokens = block_tokens if is_global else notes.block_tokens
-            session = _Session(block_tokens, at, notes, shared if is_global else None, is_relative=is_relative)
+            session = _Session(block_tokens, at, notes, shared if is_global else None, times)
             session.read(entries, name, None, 0, 0)
             yield from recordings_of(session.logs, notes)
 

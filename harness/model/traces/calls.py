@@ -21,21 +21,9 @@ Span = tuple[int, int]
 BURST_NS = 100_000_000
 # Rows of one moment may be written in any order.
 LATE_NS = 1_000_000_000
-# Tools that ask a person, of Claude Code, Codex, Qwen Code, opencode and Gemini CLI: their result is a person's answer.
-ASK_A_PERSON = (
-    *("AskUserQuestion", "ExitPlanMode", "EnterPlanMode", "request_user_input", "request_permissions", "question"),
-    *("plan_enter", "plan_exit", "ask_user_question", "ask_user", "ask_followup_question", "exit_plan_mode"),
-)
-# What Claude Code, opencode, Codex, Gemini CLI and Qwen Code write as the result of a tool that a person did not allow
-# begins so, or ends so before its quotes and brackets.
-REJECTED = (
-    *("The user doesn't want to proceed", "The user rejected", "exec command rejected", "patch rejected"),
-    *(f"[Operation Cancelled] Reason: User {said}" for said in ("denied execution", "did not allow tool call")),
-)
-REJECTED_LAST = (r"Rejected(\"rejected by user", "user rejected MCP tool call", "user cancelled MCP tool call")
-# Tools that start one sub-agent, of Codex, Qwen Code and the SDK of OpenHands, whose results name none.
-START_AN_AGENT = ("spawn_agent", "agent", "task")
-AT_ONCE, SHIFTED, BACK, REPLAYED = read_tables(Path(__file__).with_name("labels.toml"))["calls"].values()
+TABLES = read_tables(Path(__file__).with_name("labels.toml"))
+AT_ONCE, SHIFTED, BACK, REPLAYED = TABLES["calls"].values()
+ASK_A_PERSON, REJECTED, REJECTED_LAST, START_AN_AGENT = map(tuple, TABLES["words"].values())
 UNTIMED = -1
 Message = tuple[bytes, int]
 """Digest and tokens of one message of a prompt."""

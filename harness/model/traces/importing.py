@@ -12,17 +12,9 @@ from itertools import islice
 from pathlib import Path
 
 from harness.errors import PlanError, SpecError
-from harness.model.traces import claude
+from harness.model.traces import base, claude
 from harness.model.traces.account import PLACEHOLDER_TOKENS, TYPE_NAME, ReadNotes, ReadOptions
-from harness.model.traces.base import (
-    MAX_LINE_BYTES,
-    Progress,
-    TraceFormat,
-    json_records,
-    opened,
-    read_tables,
-    sha256_of,
-)
+from harness.model.traces.base import Progress, TraceFormat, json_records, opened, read_tables, sha256_of
 from harness.model.traces.recording import Arrivals, Recording, TraceHead, check_recording, trace_sha256, write_trace
 from harness.model.traces.values import Record, list_of, parsed_json, record_of
 from harness.plugins import Registry
@@ -258,7 +250,7 @@ def _nothing_read(files: Sequence[Path], chosen: str, notes: ReadNotes, *, is_gi
 def _inner_records(path: Path) -> list[Record]:
     """The first object of each list, of a document that is a list of lists."""
     with opened(path) as stream:
-        document = parsed_json(stream.read(MAX_LINE_BYTES))
+        document = parsed_json(stream.read(base.MAX_LINE_BYTES))
     return [record_of(each) for inner in list_of(document)[:LINES_LOOKED_AT] for each in list_of(inner)[:1]]
 
 

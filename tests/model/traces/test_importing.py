@@ -93,6 +93,34 @@ def test_a_weka_session_keeps_its_stream_and_its_parent_waits_for_a_gating_sub_a
     assert (compacted.keep_tokens, compacted.wait_kind, compacted.wait_ns) == (64, "human", 20 * NS_PER_S)
 
 
+@pytest.mark.parametrize("is_absolute", [False, True])
+@pytest.mark.parametrize("is_end", [True, False])
+def test_a_weka_agent_begins_where_an_answer_of_its_parent_ends_by_whichever_end_it_is_stamped(
+    tmp_path: Path, *, is_end: bool, is_absolute: bool
+) -> None:
+    def agent(name: str, took_s: float) -> dict[str, Any]:
+        first_s = 6.0 * is_absolute
+        within = [weka(first_s, 70, [9], think_time=0.0), weka(first_s + took_s - 1.5, 90, [9], think_time=1.0)]
+        stamps = {"t": 6.0 + took_s * is_end, "duration_ms": 1000 * took_s, "agent_id": name, "status": "completed"}
+        return {"type": "subagent", **stamps, "requests": within}
+
+    before, after = weka(0.0, 130, [1, 2], api_time=5.0, stop="tool_use"), weka(60.0, 260, [1, 2, 3, 4])
+    requests = [weka(0, 70, [1]), before | {"t": 1.0, "api_time": 4.0}, agent("a", 20.0), agent("b", 30.0), after]
+    trace = trace_of(tmp_path, [{"id": "s", "block_size": 64, "requests": [*requests, weka(90.0, 300, [1, 2, 3])]}])
+    requests = [(request.after, request.wait_ns / NS_PER_S) for request in trace.recordings[0].requests]
+    assert requests[2:4] == [((1,), 1.0), ((2,), 1.0)]
+    assert requests[6] == ((1, 3, 5), 60 - (6 + 29.5))
+    assert sum("time is taken as their end" in label for label in trace.head.labels) == is_end
+    assert not any("when they began is not known" in label for label in trace.head.labels)
+
+
+def test_a_weka_agent_that_begins_at_no_answers_end_is_labelled(tmp_path: Path) -> None:
+    agent = {"type": "subagent", "t": 40.0, "duration_ms": 9000, "agent_id": "k", "requests": [weka(0.5, 70, [9])]}
+    requests = [weka(0.0, 130, [1, 2], stop="tool_use"), agent, weka(60.0, 260, [1, 2, 3, 4])]
+    labels = trace_of(tmp_path, [{"id": "s", "block_size": 64, "requests": requests}]).head.labels
+    assert any("when they began is not known" in label for label in labels)
+
+
 @pytest.mark.parametrize(("scope", "names"), [("global", [(0, 1), (0, 2)]), ("local", [(), ()])])
 def test_weka_names_that_hold_in_every_trace_are_kept(tmp_path: Path, scope: str, names: list[Any]) -> None:
     rows = [{"id": each, "block_size": 64, "requests": [weka(0.0, 130, [7, ord(each)])]} for each in "ab"]
