@@ -359,6 +359,7 @@ def figures_at(run: SealedRun, cost_model: CostModel) -> RunFigures:
     prompt, cached = prompt_tokens(known), cached_tokens(known)
     is_reuse_known = cached is not None
     servers = servers_in(run)
+    evicted_for = schema.rows_where(kv_events, "kind", "eviction").column("caller").to_pylist()
     a = modelled_of(servers, known, engine_of, cost_model) if is_observed and is_reuse_known else None
     if a is not None:
         a = replace(a, prefill_ns=a.prefill_ns + loading_ns(run.manifest, run.table("metrics"), rule.block_tokens))
@@ -379,7 +380,7 @@ def figures_at(run: SealedRun, cost_model: CostModel) -> RunFigures:
         computed_prefill_tokens=when_known(operator.sub, prompt, cached),
         cached_tokens=cached_tokens(requests),
         reuse=ReuseFigures(tuple(rearrivals(known, plan, rule, engine_of))),
-        evictions=_evictions(kv_events),
+        evictions=Counter(caller or "unknown" for caller in evicted_for) if kv_events.num_rows else None,
         waiting_session_ns=sum_or_none(
             waiting_session_ns(server.kv_events, own, cost_model)
             for server, own in zip(servers, split_requests(known, engine_of, len(servers)), strict=True)
@@ -487,8 +488,3 @@ def place_of(run: SealedRun) -> RunPlace:
         neighbours=len(fleet.neighbours),
         is_emulated=run.manifest.kind.has_device is False,
     )
-
-
-def _evictions(events: pa.Table) -> Counter[str] | None:
-    callers = schema.rows_where(events, "kind", "eviction").column("caller").to_pylist()
-    return Counter(caller or "unknown" for caller in callers) if events.num_rows else None

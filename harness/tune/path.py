@@ -244,11 +244,6 @@ class Tune:
         return blocks_within(left_s, num_conditions * self._today_s, self.settings.budget_s - left_s, most)
 
     @property
-    def _most_plans(self) -> int:
-        """Plans of a measurement at most: as many as show the share of [slo]; 0 without it."""
-        return 0 if self._targets is None else plans_needed(*self._targets)
-
-    @property
     def _store(self) -> RunStore:
         return RunStore(self.runs / folder_name(self.spec.name))
 
@@ -335,8 +330,11 @@ class Tune:
         """Every stage that is not done, and the answer; HarnessError where a stage cannot be made."""
         _ = self.until_ns
         self._check()
+        # Without defaults, so that a key that a later version adds makes it no other tune; nor does its budget.
+        settings = self.settings.model_dump(mode="json", exclude={"budget"}, exclude_defaults=True)
+        asked = {"experiment": self.spec.model_dump(mode="json", exclude_defaults=True), "tune": settings}
         with one_at_a_time(self.runs, folder_name(self.spec.name), f"tuning {self.spec.name}"):
-            return self._run(TuneFolder.begun(self.runs, self.spec.name, self._asked()), only_explore=only_explore)
+            return self._run(TuneFolder.begun(self.runs, self.spec.name, asked), only_explore=only_explore)
 
     def _run(self, folder: TuneFolder, *, only_explore: bool) -> TuneResult:
         diagnosis = None
@@ -367,15 +365,6 @@ class Tune:
         """The costs of a search before any run, where nobody named those of the device."""
         is_known = names_costs(self.spec) or kind_named(self.spec.backend).has_device is False
         return "" if is_known else f"no costs are named; the search takes those of {self.first.server.cost_model!r}"
-
-    def _asked(self) -> dict[str, Any]:
-        """What makes it another tune; its budget does not."""
-        settings = self.settings.model_dump(mode="json", exclude={"budget"}, exclude_defaults=True)
-        # Without defaults, so that a key that a later version adds makes it no other tune.
-        return {
-            "experiment": self.spec.model_dump(mode="json", exclude_defaults=True),
-            "tune": settings,
-        }
 
     def _calibrate(self, folder: TuneFolder) -> None:
         """Measure today's costs where none are named and the backend can start servers."""
@@ -524,7 +513,8 @@ class Tune:
         if not candidates:
             return answer(self.spec, explored, why=why, borrowed=self.borrowed)
         why = f"not measured, as it has no {place_key(self.spec)}: {', '.join(without)}" if without else ""
-        blocks = LEAST_BLOCKS if folder.frozen() else self._blocks(1 + len(candidates), most=self._most_plans)
+        most = 0 if self._targets is None else plans_needed(*self._targets)
+        blocks = LEAST_BLOCKS if folder.frozen() else self._blocks(1 + len(candidates), most=most)
         wanted = Measurement(candidates, blocks, base, places, self.channel)
         self._hold(wanted)
         spec = freeze(folder, self.spec, wanted)

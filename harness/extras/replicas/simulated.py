@@ -34,7 +34,8 @@ class RecordedReplicas(ReplicaRun):
         # The step log of paged rules has a row for each step.
         self.takes_equal_steps = not server.is_paged
         self.rows = ClientRows(run.plan, run.spec.client.stream)
-        self._step_logs = [_step_log(layout.replica_folder(folder, place)) for place in self._places(server)]
+        num_logs = len(self.cores) if server.is_paged else 0
+        self._step_logs = [_step_log(layout.replica_folder(folder, place)) for place in range(num_logs)]
         self._records = [
             EngineRecord(server, self._step_logs[place] if self._step_logs else None)
             for place in range(len(self.cores))
@@ -43,10 +44,6 @@ class RecordedReplicas(ReplicaRun):
         self._folder = folder
         requested = {"router": run.server.routing.model_dump(mode="json")}
         self.facts: dict[str, Any] = {"replicas": [{"backend": "sim"} for _ in self.cores], "requested": requested}
-
-    def _places(self, server: ServerSpec) -> range:
-        """The replicas that write a step log."""
-        return range(len(self.cores) if server.is_paged else 0)
 
     def play(self) -> int:
         """Everything; returns the instant of the last token."""

@@ -31,7 +31,6 @@ from harness.measure.emulator.recorded import recorded
 from harness.model.engine import DECODE, IDLE, PREFILL, EngineConfig
 from harness.model.engine.config import settings_of
 from harness.model.engine.core import EngineRequest, StepEnd
-from harness.model.engine.scheduler import Step
 from harness.stacks.rbln.rules.dialect import dialect_of
 
 PREEMPTIONS_PER_REQUEST = "request_num_preemptions"
@@ -302,8 +301,10 @@ class ServerMetrics:
         Source: vLLM 0.30.0, v1/metrics/stats.py.
         """
         end_ns = end.start.end_ns
-        self._observe_external(end.start.step)
         external = end.start.step.external_hits
+        if end.start.step.external_queries:
+            self._add("external_prefix_cache_queries", end.start.step.external_queries)
+            self._add("external_prefix_cache_hits", external)
         for lookup in end.start.lookups:
             # What the second memory gave is counted there alone.
             loaded = min(external, lookup.cached_tokens)
@@ -327,11 +328,6 @@ class ServerMetrics:
                 self._add("spec_decode_num_accepted_tokens", part.accepted)
                 for position in range(part.accepted):
                     self._add("spec_decode_num_accepted_tokens_per_pos", 1, str(position))
-
-    def _observe_external(self, step: Step) -> None:
-        if step.external_queries:
-            self._add("external_prefix_cache_queries", step.external_queries)
-            self._add("external_prefix_cache_hits", step.external_hits)
 
     def _observe_lookup(self, num_tokens: int, num_hits: int) -> None:
         if self._looks_up:

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from harness.stacks.vllm.core_steps import CoreStep
 from harness.stacks.vllm.step_log import StepLog
 
 
@@ -59,7 +58,7 @@ def draft_figures(log: StepLog) -> DraftFigures | None:
                 num_padded += name in padded_ids
                 for place in range(min(accepted, log.num_drafts)):
                     accepted_at[place] += 1
-        if not _is_decode(step):
+        if step.details is None or step.details.context_requests or not step.details.generation_requests:
             continue
         num_steps += 1
         if (size := step.values["padded_tokens"]) is not None:
@@ -68,7 +67,3 @@ def draft_figures(log: StepLog) -> DraftFigures | None:
             eager[len(step.tokens), sum(step.tokens)] += 1
     by_size = dict(sorted(eager.items()))
     return DraftFigures(num_steps, num_drafts, draft_tokens, tuple(accepted_at), num_padded, tokens, padded, by_size)
-
-
-def _is_decode(step: CoreStep) -> bool:
-    return step.details is not None and not step.details.context_requests and bool(step.details.generation_requests)
