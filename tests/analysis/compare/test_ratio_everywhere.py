@@ -32,6 +32,8 @@ def heavy(folder: Path, sigma: float, stop: dict[str, Any] | None) -> list[Seale
         backend="sim",
         replicates=9,
         base_seed=606,
+        # Whole answers have one chunk each.
+        client={"stream": False},
         workload={"num_sessions": 6, "wait_cap_s": 10.0, "generate_tokens": lengths},
         server={"cost_model": "paper", "slot_tokens": 16384, "decode_buckets": [1, 2, 4, 8]},
         condition=[{"name": "base"}, {"name": "new", **sizes}, {"name": "more", "server": {"kv_slots": 16}}],

@@ -42,9 +42,9 @@ def result_of(run: SealedRun):
 
 
 @pytest.mark.parametrize("rules", RULES)
-def test_requests_and_steps_are_the_simulators(tmp_path: Path, rules: str) -> None:
+def test_requests_steps_and_figures_are_the_simulators(tmp_path: Path, rules: str) -> None:
     for run in simulated(tmp_path, server={"rules": rules}, workload=CROWDED):
-        expected = result_of(run)
+        expected, figures = result_of(run), run_figures(run)
         requests, steps = run.table("requests"), run.table("steps")
         assert run.is_valid, run.invalid_reasons
         assert requests.column("done_ns").to_pylist() == expected.requests.column("completed_ns").to_pylist()
@@ -52,12 +52,6 @@ def test_requests_and_steps_are_the_simulators(tmp_path: Path, rules: str) -> No
         assert requests.column("response_head_ns").to_pylist() == expected.requests.column("first_token_ns").to_pylist()
         assert steps.num_rows == expected.num_decode_steps
         assert sum(steps.column("n").to_pylist()) == sum(n * h for n, h in enumerate(expected.decode_histogram))
-
-
-@pytest.mark.parametrize("rules", RULES)
-def test_figures_are_the_simulators(tmp_path: Path, rules: str) -> None:
-    for run in simulated(tmp_path, server={"rules": rules}, workload=CROWDED):
-        expected, figures = result_of(run), run_figures(run)
         assert figures.a is not None
         assert (figures.a.decode_ns, figures.a.prefill_ns) == (expected.decode_ns, expected.prefill_ns)
         assert figures.waiting_session_ns == expected.wait_session_ns
@@ -171,8 +165,11 @@ def test_a_server_with_paged_memory_is_recorded_by_its_step_log(tmp_path: Path) 
     server = {**PAGED, "num_gpu_blocks": 5200, "max_num_seqs": 10}
     for run in simulated(tmp_path, server=server, workload=CROWDED):
         expected, log = result_of(run), load_step_log(run.file("steps.jsonl"))
-        requests = run.table("requests")
+        requests, figures = run.table("requests"), run_figures(run)
         assert run.is_valid, run.invalid_reasons
+        assert figures.a is not None
+        assert (figures.a.decode_ns, figures.a.prefill_ns) == (expected.decode_ns, expected.prefill_ns)
+        assert figures.b_ns == figures.a.total_ns
         assert (log.num_damaged, log.unseen) == (0, ())
         assert requests.column("done_ns").to_pylist() == expected.requests.column("completed_ns").to_pylist()
         assert requests.column("cached_tokens").to_pylist() == expected.requests.column("cached_tokens").to_pylist()
@@ -185,14 +182,6 @@ def test_a_server_with_paged_memory_is_recorded_by_its_step_log(tmp_path: Path) 
         generated = sum(row["generated_tokens"] for row in log.steps.to_pylist())
         assert generated == sum(requests.column("completion_tokens").to_pylist())
         assert sum(row["preempted"] for row in log.steps.to_pylist()) == expected.preemptions
-
-
-def test_figures_of_paged_memory_are_the_simulators(tmp_path: Path) -> None:
-    for run in simulated(tmp_path, server=PAGED, workload=CROWDED):
-        expected, figures = result_of(run), run_figures(run)
-        assert figures.a is not None
-        assert (figures.a.decode_ns, figures.a.prefill_ns) == (expected.decode_ns, expected.prefill_ns)
-        assert figures.b_ns == figures.a.total_ns
 
 
 @pytest.mark.parametrize("is_async", [False, True])
