@@ -87,7 +87,7 @@ def notes_of(spec: ExperimentSpec) -> list[str]:
     notes: list[str] = []
     for condition in spec.condition:
         server = spec.server_of(condition)
-        if server.is_paged and (server.model or server.url or server.num_speculative_tokens):
+        if server.counts_tokens and (server.model or server.url or server.num_speculative_tokens):
             with suppress(ValueError):
                 lost = lost_graphs(graph_flags({**_installed(server.environment), **flags_of_server(server)}))
                 notes += [f"{condition.name}: {lost}; harness server sizes lists them"] if lost else []
@@ -140,7 +140,7 @@ def _servers(
         spec, _, _ = experiment_with(experiment, changes)
         for condition in spec.condition:
             server = spec.server_of(condition)
-            if server.is_paged:
+            if server.counts_tokens:
                 yield condition.name, {**_installed(server.environment), **flags_of_server(server)}
     if not (url or recording or experiment):
         yield "these flags", {}
@@ -237,13 +237,15 @@ def _print(name: str, flags: Any) -> None:
 def _print_compiled(spec: ExperimentSpec, given: Mapping[str, Any]) -> None:
     """The decode graphs of servers of vllm-rbln, whose compiled sizes count requests."""
     from harness.stacks.rbln.rules.decode_graphs import decode_queries
+    from harness.stacks.rbln.rules.kv_rules import NATIVE
     from harness.stacks.vllm.graph_flags import speculative_config
 
     seen: dict[tuple[Any, ...], list[str]] = {}
     for condition in spec.condition:
         server = spec.server_of(condition)
-        drafts = {**speculative_config(server.extra_args), **given}
-        if not server.is_paged:
+        modelled = {"method": server.speculative_method, "num_speculative_tokens": server.num_speculative_tokens}
+        drafts = {**modelled, **speculative_config(server.extra_args), **given}
+        if not server.counts_tokens:
             key = (server.decode_buckets, drafts.get("method"), drafts.get("num_speculative_tokens") or 0)
             seen.setdefault(key, []).append(condition.name)
     console = terminal()
@@ -258,8 +260,8 @@ def _print_compiled(spec: ExperimentSpec, given: Mapping[str, Any]) -> None:
         heads = tuple(f"tokens, {query} a request" for query in queries)
         show(console, Table("", "", ("requests", "size", *heads), tuple(rows)))
         if num_drafts:
-            what = "its native path, never run or modelled here; the compiled models of this harness have no drafts"
-            print_folded(what)
+            what = "drafts are of its native path, never run here; `harness simulate` has its rules"
+            print_folded(f"{what} ({NATIVE}), and compiled models have none")
 
 
 def _span(first: int, last: int) -> str:

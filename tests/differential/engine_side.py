@@ -6,6 +6,7 @@ Its KV events become log lines by the emulator's own formatter, so that the emul
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -20,19 +21,15 @@ SALT_BITS = 0x1B03738712FAD5C9
 """Odd multiples of it tell salts apart, as the emulator's random number per salt does."""
 
 
-def config_of(geometry: Geometry, rules: str) -> EngineConfig:
-    """The engine's configuration of a geometry."""
-    return EngineConfig(
-        max_num_seqs=geometry.max_num_seqs,
-        decode_buckets=tuple(sorted({1, geometry.max_num_seqs})),
-        kv_slots=geometry.kv_slots,
-        slot_tokens=geometry.slot_tokens,
-        partition_tokens=geometry.partition_tokens,
-        block_tokens=geometry.block_tokens,
-        prefix_caching=geometry.prefix_caching,
-        rules=rules,
-        max_active_seqs=geometry.max_active_seqs,
+def config_of(geometry: Geometry, rules: str, **others: Any) -> EngineConfig:
+    """The engine's configuration of a geometry. others: keys that geometries with slots lack, or have otherwise."""
+    names = (
+        *("max_num_seqs", "kv_slots", "slot_tokens", "partition_tokens"),
+        *("block_tokens", "prefix_caching", "max_active_seqs"),
     )
+    keys = {name: getattr(geometry, name) for name in names}
+    keys["decode_buckets"] = tuple(sorted({1, geometry.max_num_seqs}))
+    return EngineConfig(rules=rules, **{**keys, **others})
 
 
 class EngineServer:

@@ -1,6 +1,7 @@
 """The long differential run: at least a million steps per rule set, fixed seeds, in the twin's Python.
 
-vLLM's own scheduler, of the release that the twin of ``PAGED_TWIN`` holds, is compared with the paged rules.
+vLLM's own scheduler, of the release that the twin of ``PAGED_TWIN`` holds, is compared with the paged rules, and the
+native path of its vllm-rbln with those of that path.
 A newer vLLM is compared by its Python files alone, without its libraries: unpack its wheel, and run ``python -m
 tests.differential --rules vllm-paged ...`` as ``play_version`` does, with that folder first in PYTHONPATH.
 ``python -m tests.differential.million [STEPS]``; exit status 0 means no difference. Interrupted, it continues where it
@@ -18,7 +19,7 @@ from harness.clock import NS_PER_S, MonotonicClock
 from harness.errors import HarnessError
 from harness.extras.twin.artifact import cached_artifact, twin_spec
 from harness.extras.twin.environment import find_twin, known_stacks, twin_variables
-from harness.stacks.rbln.rules.kv_rules import AUTO, rule_set
+from harness.stacks.rbln.rules.kv_rules import AUTO, NATIVE, rule_set
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 MANY_SEEDS = "0:1000000"
@@ -26,16 +27,17 @@ PAGED_TWIN = "0.12.0"
 """The release of vllm-rbln whose twin holds vLLM 0.30.0."""
 PAGED_RULES = "vllm-paged-0.30"
 """What that vLLM decides."""
+TWIN_RULES = (PAGED_RULES, NATIVE)
 LEDGERS = CHECKOUT / "runs" / "differential"
 
 
 def main(num_steps: str = "1000000", *versions: str) -> int:
-    """Compare ``num_steps`` steps for each vllm-rbln version and "vllm-paged-0.30": all installed, or those named.
+    """Compare ``num_steps`` steps for each vllm-rbln version and set of paged rules: all installed, or those named.
 
     0 when none differs; 1 when one differs, when one that was named is not installed, or when nothing was compared.
     """
     statuses: list[int] = []
-    for version in versions or [*(stack.version for stack in known_stacks()), PAGED_RULES]:
+    for version in versions or [*(stack.version for stack in known_stacks()), *TWIN_RULES]:
         try:
             statuses.append(play_version(version, num_steps))
         except HarnessError as error:
@@ -50,9 +52,9 @@ def main(num_steps: str = "1000000", *versions: str) -> int:
 
 def play_version(version: str, num_steps: str) -> int:
     """Compare the rules of one version with its own classes; the exit status. HarnessError: it is not installed."""
-    is_paged, clock = version == PAGED_RULES, MonotonicClock()
+    is_paged, clock = version in TWIN_RULES, MonotonicClock()
     twin = find_twin(PAGED_TWIN if is_paged else version)
-    rules = PAGED_RULES if is_paged else rule_set(AUTO, version).name
+    rules = version if is_paged else rule_set(AUTO, version).name
     variables = {**os.environ, **twin_variables(twin), "VLLM_LOGGING_LEVEL": "CRITICAL"}
     if is_paged:
         # vLLM alone, without the platform of vllm-rbln.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import count
 from typing import Any, NamedTuple
@@ -18,15 +18,16 @@ import numpy as np
 
 from harness.errors import PlanError
 from harness.model.engine import CostModel
-from harness.model.engine.config import NO_DRAFTS, EngineConfig, drafts_of
+from harness.model.engine.config import NO_DRAFTS, EngineConfig, PagedConfig, drafts_of, native_drafts_of
 from harness.model.engine.paged import PagedScheduler
-from harness.model.engine.scheduler import Step
+from harness.model.engine.scheduler import DECODE, Step
 from harness.model.plan.blocks import token_block_keys
 from harness.model.plan.model import RequestPlan, SessionPlan
 from harness.model.sim.kernel.arrays import PlanArrays
 from harness.model.sim.plans import session_arrays
 from harness.model.sim.simulate import run_paged
 from harness.stacks.rbln.rules.kv_rules import PAGED
+from tests.differential import engine_side
 from tests.differential.engine_side import SALT_BITS
 from tests.differential.histories import (
     GENERATED,
@@ -45,7 +46,14 @@ from tests.differential.histories import (
 from tests.differential.seen import PagedSeen
 
 PASS_NS = 1000
-COSTS = CostModel("any", "none", {1: 1}, chunk_step_fs=1, draft_pass_ns=PASS_NS)
+COSTS = CostModel(
+    "any",
+    "none",
+    {1: 1},
+    chunk_step_fs=1,
+    draft_pass_ns=PASS_NS,
+    query_fs={1 + drafts: {1: 1} for drafts in range(1, 8)},
+)
 """Durations are not compared: every step with drafts lasts as long as the passes of the drafter."""
 EnginePlant = Callable[[EngineConfig], EngineConfig]
 
@@ -56,6 +64,7 @@ class PagedGeometry(Geometry):
 
     num_drafts: tokens that draft_method drafts for a request and step; 0: none. is_parallel: in one pass. rates: by
     which acceptance is drawn (``Drafts``) of a history that a plan can have; (): what is drafted and accepted is told.
+    is_native: it is vllm-rbln's native path, and capture_sizes are its buckets.
     """
 
     num_gpu_blocks: int = 0
@@ -67,6 +76,7 @@ class PagedGeometry(Geometry):
     draft_method: str = ""
     is_parallel: bool = False
     rates: tuple[float, ...] = ()
+    is_native: bool = False
 
     @property
     def kind(self) -> str:
@@ -81,10 +91,11 @@ class PagedGeometry(Geometry):
         return f"paged, memory {memory}, {chunks}{scheduling}"
 
 
-def draw_paged_history(seed: int, num_steps: int, *, with_drafts: bool = False) -> History:
+def draw_paged_history(seed: int, num_steps: int, *, with_drafts: bool = False, is_native: bool = False) -> History:
     """The history of a seed: blocks of several sizes, plenty and little memory, token budgets from tiny to ample.
 
     with_drafts: two thirds of the servers decode speculatively, and half of these serve what a plan can have.
+    is_native: of vllm-rbln's native path, whose token budgets may be below what all drafts need.
     """
     chosen = random.Random(f"paged {seed}")
     limit = chosen.choice([1, 2, 3, 4, 6, 8, 8, 12, 16, 32])
@@ -121,8 +132,25 @@ def draw_paged_history(seed: int, num_steps: int, *, with_drafts: bool = False) 
         is_parallel=method not in ("", "ngram") and drafting.random() < 0.3,
         rates=tuple(sorted(rates, reverse=True)) if drafting.random() < 0.5 else (),
     )
+    if is_native:
+        geometry = native(geometry, drafting)
     operations = draw_operations(geometry, num_steps, chosen, seed)
     return History(geometry, tuple(planned(operations)) if geometry.rates else operations, seed)
+
+
+def native(geometry: PagedGeometry, chosen: random.Random) -> PagedGeometry:
+    """As vllm-rbln's native path can be started: synchronous, with buckets that end with the limit."""
+    limit = geometry.max_num_seqs
+    return replace(
+        geometry,
+        is_native=True,
+        async_scheduling=False,
+        is_parallel=False,
+        draft_method={"draft_model": "mtp"}.get(geometry.draft_method, geometry.draft_method),
+        long_prefill_tokens=max(2, geometry.long_prefill_tokens) if geometry.long_prefill_tokens else 0,
+        max_num_batched_tokens=max(2, limit, chosen.choice((limit, limit + 1, geometry.max_num_batched_tokens))),
+        capture_sizes=tuple(sorted({limit, *(size for size in (1, 2, 4, 6, 8, 16) if size < limit)})),
+    )
 
 
 def planned(operations: Iterable[Operation]) -> Iterator[Operation]:
@@ -183,21 +211,15 @@ class DrawnAcceptance:
 def config_of(geometry: PagedGeometry, rules: str, release: str) -> EngineConfig:
     """The server of a history under these rules; what it drafts is scheduled as by that release of vLLM."""
     drafts, method, is_parallel = NO_DRAFTS, geometry.draft_method, geometry.is_parallel
-    if geometry.num_drafts:
+    if geometry.is_native and geometry.num_drafts:
+        drafts = native_drafts_of(method, geometry.num_drafts, geometry.rates)
+    elif geometry.num_drafts:
         drafts = drafts_of(method, geometry.num_drafts, release, geometry.rates, is_parallel=is_parallel)
-    return EngineConfig(
-        max_num_seqs=geometry.max_num_seqs,
-        decode_buckets=geometry.capture_sizes,
-        kv_slots=geometry.kv_slots,
-        slot_tokens=geometry.slot_tokens,
-        block_tokens=geometry.block_tokens,
-        num_gpu_blocks=geometry.num_gpu_blocks,
-        max_num_batched_tokens=geometry.max_num_batched_tokens,
-        prefix_caching=geometry.prefix_caching,
-        long_prefill_tokens=geometry.long_prefill_tokens,
-        async_scheduling=geometry.async_scheduling,
-        rules=rules,
-        drafts=drafts,
+    names = ("num_gpu_blocks", "max_num_batched_tokens", "long_prefill_tokens", "async_scheduling")
+    paged = {name: getattr(geometry, name) for name in names}
+    # A partition is there to draw answers that outgrow their prompts.
+    return engine_side.config_of(
+        geometry, rules, partition_tokens=None, decode_buckets=geometry.capture_sizes, drafts=drafts, **paged
     )
 
 
@@ -278,12 +300,21 @@ class PagedEngine:
                 counts.preempted_queries - before["preempted_queries"],
                 counts.preempted_hits - before["preempted_hits"],
             ),
-            padding=scheduler.config.graph_of(step.tokens),
+            padding=native_shape(scheduler.config, step)
+            if self._geometry.is_native
+            else scheduler.config.graph_of(step.tokens),
             finished=finished,
             running=scheduler.running,
             waiting=scheduler.waiting,
             free_order=scheduler.free_order,
         )
+
+
+def native_shape(config: PagedConfig, step: Step) -> tuple[str, int]:
+    """Tokens of each request of a step as its graph is compiled, and requests."""
+    if step.kind != DECODE:
+        return (f"{config.max_num_batched_tokens} tokens", 1) if step.tokens else ("NONE", 0)
+    return f"{config.queries[bool(step.drafts)]} tokens", step.bucket
 
 
 class Played(NamedTuple):

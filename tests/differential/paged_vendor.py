@@ -88,10 +88,10 @@ def config_of(geometry: PagedGeometry, artifact: Path) -> VllmConfig:
     return config
 
 
-def scheduler_of(config: VllmConfig, geometry: PagedGeometry) -> Any:
-    """vLLM's scheduler of these settings in the state after its start."""
+def scheduler_of(config: VllmConfig, geometry: PagedGeometry, scheduler: Any = None) -> Any:
+    """vLLM's scheduler of these settings in the state after its start. scheduler: another class."""
     spec = FullAttentionSpec(block_size=geometry.block_tokens, num_kv_heads=1, head_size=1, dtype=torch.bfloat16)
-    return (AsyncScheduler if geometry.async_scheduling else Scheduler)(
+    return (scheduler or (AsyncScheduler if geometry.async_scheduling else Scheduler))(
         vllm_config=config,
         kv_cache_config=KVCacheConfig(
             num_blocks=geometry.num_gpu_blocks,
@@ -133,9 +133,8 @@ class PagedVendor:
 
     def __init__(self, geometry: PagedGeometry, artifact: Path) -> None:
         config = config_of(geometry, artifact)
-        self.scheduler = scheduler_of(config, geometry)
-        self._dispatcher = dispatcher_of(config, geometry.capture_sizes, geometry.num_drafts)
         self._geometry = geometry
+        self.scheduler = self._start(config)
         # From vLLM 0.33.0 on.
         ahead = getattr(config, "num_hash_lookahead_tokens", 0)
         self._hasher = chain_hasher(geometry.block_tokens, ahead) if geometry.prefix_caching else None
@@ -147,6 +146,19 @@ class PagedVendor:
         self._names: dict[int, str] = {}
         self._numbers = count()
         self._lookups = [0, 0, 0, 0]
+
+    def _start(self, config: VllmConfig) -> Any:
+        """Its scheduler."""
+        self._dispatcher = dispatcher_of(config, self._geometry.capture_sizes, self._geometry.num_drafts)
+        return scheduler_of(config, self._geometry)
+
+    def _padding(self, decided: Decided) -> tuple[str, int]:
+        """The mode of a step's graph, and its padded tokens."""
+        if not decided.names:
+            return "NONE", 0
+        is_uniform = set(decided.tokens) <= {1 + self._geometry.num_drafts}
+        mode, padded = self._dispatcher.dispatch(sum(decided.tokens), uniform_decode=is_uniform)
+        return mode.name, padded.num_tokens
 
     def submit(self, request: Submit) -> bool:
         """Add a request at the tail of the queue; False when refused.
@@ -189,9 +201,7 @@ class PagedVendor:
         alive = scheduler.requests
         names = [name for name in decided.names if name in alive]
         blocks = {handle_of(name): tuple(scheduler.kv_cache_manager.get_block_ids(name)[0]) for name in names}
-        query = 1 + self._geometry.num_drafts
-        is_uniform = set(decided.tokens) <= {query}
-        mode, padded = self._dispatcher.dispatch(sum(decided.tokens), uniform_decode=is_uniform)
+        padding = self._padding(decided)
         cached = {handle_of(name): tokens for name, tokens in decided.cached.items() if name in alive}
         preempted = tuple(sorted(handle_of(name) for name in gave_way if name in alive))
         self.abort(aborts_inside)
@@ -207,7 +217,7 @@ class PagedVendor:
             preempted=preempted,
             blocks=blocks,
             lookups=(lookups[0], lookups[1], lookups[2], lookups[3]),
-            padding=(mode.name, padded.num_tokens) if decided.names else ("NONE", 0),
+            padding=padding,
             finished=tuple(handle_of(output.request_id) for output in ended if output.finish_reason is not None),
             running=tuple(handle_of(request.request_id) for request in scheduler.running),
             waiting=tuple(handle_of(request.request_id) for request in waiting),

@@ -1,9 +1,10 @@
 # pyright: basic
-"""Ten mistakes planted in the naive scheduler of paged KV memory, and ten in the rules of drafts, one at a time: does
-the comparison see each?
+"""Mistakes planted in the naive scheduler of paged KV memory, and in the rules of drafts, one at a time: does the
+comparison see each?
 
 Nothing of vLLM is imported: the other side is the compiled scheduler, which ``make differential`` holds to vLLM's own.
-Where vLLM is installed, ``python -m tests.differential.planted MODEL`` plants the mistakes with drafts beside it.
+Where vLLM is installed, ``python -m tests.differential.planted MODEL [RULES]`` plants the mistakes with drafts beside
+it, or beside the native path of vllm-rbln.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.model.engine.config import EngineConfig
-from harness.stacks.rbln.rules.kv_rules import PAGED, RULE_SETS
-from tests.differential.compare import Server, Sides, paged_sides, play
+from harness.stacks.rbln.rules.kv_rules import NATIVE, PAGED, RULE_SETS
+from tests.differential.compare import Server, Sides, paged_sides, play, sides_of
 from tests.differential.paged_side import COSTS, EnginePlant, PagedEngine, draw_paged_history
 from tests.support.naive_paged import NaivePagedScheduler
 
@@ -164,6 +165,21 @@ PLANTED_WITH_DRAFTS: dict[str, EnginePlant] = {
 """Mistakes in the rules of a server that drafts. Where acceptance is told, the last of them makes none."""
 
 
+PLANTED_ON_NATIVE: dict[str, EnginePlant] = {
+    **{
+        name: plant
+        for name, plant in PLANTED_WITH_DRAFTS.items()
+        if name not in ("keys that name the token after or not", "the next step decided ahead or not")
+    },
+    "prompts beside decodes": lambda config: replace(config, rules="vllm-paged-0.30", decode_buckets=(1,)),
+    "a part of a prompt too long": lambda config: replace(
+        config, long_prefill_tokens=config.long_prefill_tokens and config.long_prefill_tokens + 1
+    ),
+    "fewer buckets": lambda config: replace(config, decode_buckets=config.decode_buckets[-1:]),
+}
+"""The same where each part of a prompt runs alone."""
+
+
 NEWEST = RULE_SETS[PAGED].vllm[-1]
 
 
@@ -173,15 +189,19 @@ def first_with_drafts(
     num_steps: int,
     release: str = NEWEST,
     vendor: Callable[[Any], Server] | None = None,
+    rules: str = "",
 ) -> dict[str, int]:
-    """The first seed by which each engine with that mistake differs from ``vendor``; default: the engine without."""
-    rules = next(each.name for each in RULE_SETS.values() if release in each.vllm)
+    """The first seed by which each engine with that mistake differs from ``vendor``; default: the engine without.
+
+    rules: default: those of the release.
+    """
+    rules = rules or next(each.name for each in RULE_SETS.values() if release in each.vllm)
     right = partial(PagedEngine, rules=rules, release=release)
     planted = paged_sides(vendor or right, rules, release, plant)
     engines = {"stepwise": planted._replace(compiled=None), "compiled": planted._replace(engine=right)}
     found: dict[str, int] = {}
     for seed in range(num_histories):
-        history: Any = draw_paged_history(seed, num_steps, with_drafts=True)
+        history: Any = planted.draw(seed, num_steps)
         for name, sides in engines.items():
             is_played = history.geometry.num_drafts and (name == "stepwise" or history.geometry.rates)
             if is_played and name not in found and play(history, sides).differences:
@@ -210,13 +230,14 @@ def first_difference(plant: Plant, num_histories: int, num_steps: int) -> tuple[
     return -1, []
 
 
-def main(model: str) -> None:
-    """Print which of the mistakes with drafts each engine shows beside vLLM's own classes, and by which history."""
-    from tests.differential.paged_vendor import PagedVendor, release_of
+def main(model: str, rules: str = "") -> None:
+    """Print which of the mistakes with drafts each engine shows beside the released classes, and by which history."""
+    from tests.differential.paged_vendor import release_of
 
-    for name, plant in {"nothing": lambda config: config, **PLANTED_WITH_DRAFTS}.items():
-        vendor = partial(PagedVendor, artifact=Path(model))
-        print(f"{name}: {first_with_drafts(plant, 40, 100, release_of(), vendor)}", flush=True)
+    mistakes = PLANTED_ON_NATIVE if rules == NATIVE else PLANTED_WITH_DRAFTS
+    vendor = sides_of(rules or PAGED, Path(model)).vendor
+    for name, plant in {"nothing": lambda config: config, **mistakes}.items():
+        print(f"{name}: {first_with_drafts(plant, 40, 100, release_of(), vendor, rules)}", flush=True)
 
 
 if __name__ == "__main__":

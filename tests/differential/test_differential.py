@@ -16,7 +16,7 @@ import pytest
 from harness.extras.twin.artifact import cached_artifact, twin_spec
 from harness.extras.twin.environment import TwinEnvironment, twin_variables
 from harness.stacks.rbln.rules.kv_rules import AUTO, rule_set
-from tests.differential.million import PAGED_RULES, PAGED_TWIN
+from tests.differential.million import PAGED_TWIN, TWIN_RULES
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 NUM_HISTORIES = 64
@@ -72,15 +72,16 @@ def test_engine_agrees_with_the_vendors_scheduler_on_every_step(twin: TwinEnviro
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("rules", TWIN_RULES)
 @pytest.mark.parametrize("twin", [PAGED_TWIN], indirect=True)
-def test_paged_rules_agree_with_vllms_own_scheduler_on_every_step(twin: TwinEnvironment) -> None:
+def test_paged_rules_agree_with_the_released_scheduler_on_every_step(twin: TwinEnvironment, rules: str) -> None:
     artifact = cached_artifact(twin, twin_spec())
 
     done = run_in_twin(
         twin,
         "tests.differential",
         *("--artifact", str(artifact), "--seeds", f"0:{NUM_HISTORIES}", "--steps", "120"),
-        *("--workers", "1", "--rules", PAGED_RULES),
+        *("--workers", "1", "--rules", rules),
         plugins="",
     )
 
@@ -91,7 +92,8 @@ def test_paged_rules_agree_with_vllms_own_scheduler_on_every_step(twin: TwinEnvi
         name: int(number.replace(",", ""))
         for name, number in re.findall(r"([a-z -]+) ([\d,]+)(?:;|$)", done.stdout, re.MULTILINE)
     }
-    for happened in ("preempted", "steps that resume", "admissions with reuse", "steps without a graph"):
+    events = ("preempted", "steps that resume", "admissions with reuse", "steps without a graph", "steps compiled too")
+    for happened in events:
         assert counts[f" {happened}"] > 0, done.stdout
     for dimension in ("memory below the longest requests", "prompts in parts", "caching off"):
         assert dimension in done.stdout

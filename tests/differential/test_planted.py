@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from harness.stacks.rbln.rules.kv_rules import NATIVE
+from tests.differential.paged_side import EnginePlant
 from tests.differential.planted import (
     PLANTED,
+    PLANTED_ON_NATIVE,
     PLANTED_WITH_DRAFTS,
     Plant,
     first_difference,
@@ -26,8 +29,11 @@ def test_without_a_mistake_nothing_differs() -> None:
     assert first_difference(nothing, NUM_HISTORIES, NUM_STEPS) == (-1, [])
 
 
-def test_each_mistake_with_drafts_is_noticed_in_both_engines_and_none_is_seen_where_none_is() -> None:
-    assert len(PLANTED_WITH_DRAFTS) == 10
-    assert first_with_drafts(lambda config: config, 20, 100) == {}
-    noticed = {name: first_with_drafts(plant, 100, 100) for name, plant in PLANTED_WITH_DRAFTS.items()}
+@pytest.mark.parametrize(("mistakes", "rules"), [(PLANTED_WITH_DRAFTS, ""), (PLANTED_ON_NATIVE, NATIVE)])
+def test_each_mistake_with_drafts_is_noticed_in_both_engines_and_none_is_seen_where_none_is(
+    mistakes: dict[str, EnginePlant], rules: str
+) -> None:
+    assert len(mistakes) >= 10
+    assert first_with_drafts(lambda config: config, 20, 100, rules=rules) == {}
+    noticed = {name: first_with_drafts(plant, 100, 100, rules=rules) for name, plant in mistakes.items()}
     assert {name: sorted(engines) for name, engines in noticed.items() if len(engines) < 2} == {}

@@ -213,6 +213,8 @@ class SpaceSpec(Spec):
             if self.num_gpu_blocks:
                 raise ValueError(f"the rules {self.rules!r} have KV slots: give kv_slots, not num_gpu_blocks")
             return
+        if RULE_SETS[self.rules].never_mixes:
+            raise ValueError(f"servers of the rules {self.rules!r} are simulated one by one, and not searched")
         if self.kv_slots != ("max_num_seqs",):
             raise ValueError(f"the rules {self.rules!r} have no KV slots: give num_gpu_blocks, not kv_slots")
         if self.window is not None:

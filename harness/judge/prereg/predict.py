@@ -47,7 +47,7 @@ def predict_run(
     simulate = simulator_of(server)
     num_draws = run.spec.prediction.draws if num_draws is None else num_draws
     arrays = plan_arrays([run.plan])
-    interpolated = cost_model.interpolated_buckets(config.decode_buckets)
+    interpolated = cost_model.unmeasured_of(config)
     if num_draws == 1:
         figures = _figures(arrays, config, simulate(nominal(arrays, cost_model), config))
         return Prediction.model_validate(

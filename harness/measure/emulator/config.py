@@ -100,6 +100,13 @@ class EmulatorConfig(Spec):
     )
     fault: Fault = Fault()
 
+    @field_validator("server")
+    @classmethod
+    def _is_emulated(cls, server: ServerSpec) -> ServerSpec:
+        if (rules := server.rule_set()).never_mixes:
+            raise ValueError(f"servers of the rules {rules.name} are simulated only (harness simulate)")
+        return server
+
     @field_validator("tools")
     @classmethod
     def _tool_script(cls, value: str) -> str:

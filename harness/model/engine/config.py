@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal
@@ -20,6 +20,7 @@ from harness.errors import SpecError
 from harness.model.engine.state import EVENT_HEADER, Block, EngineState, Eviction, Place, Prefix, Row, Server, Slot
 from harness.model.spec import ServerShape, ServerSpec
 from harness.model.spec.server import DEFAULTS, HARNESS_KEYS, SERVER_KEYS
+from harness.stacks.rbln.rules.decode_graphs import decode_queries
 from harness.stacks.rbln.rules.kv_rules import AUTO, RULE_SETS, RuleSet, check_active_limit, is_paged, rule_set
 from harness.stacks.vllm.graph_rules import GraphFlags, graphs_of
 
@@ -89,6 +90,8 @@ class Drafts:
 
 
 NO_DRAFTS = Drafts()
+NATIVE_RELEASE = "0.30.0"
+"""Of vLLM, on which vllm-rbln 0.12.0 is built."""
 NGRAM_METHODS = ("ngram", "ngram_gpu", "suffix")
 """They draft by looking text up, and keep no KV."""
 EAGLE_METHODS = ("eagle", "eagle3", "mtp")
@@ -130,6 +133,21 @@ def drafts_of(
     )
 
 
+def native_drafts_of(method: str, num_drafts: int, rates: tuple[float, ...] = ()) -> Drafts:
+    """The same on vllm-rbln's native path: every method has room for its drafts.
+
+    Raises SpecError for a method whose rules are not known here. Source: vllm-rbln 0.12.0, v1/core/rbln_scheduler.py.
+    """
+    known = ("ngram", "suffix", *EAGLE_METHODS)
+    if method not in known:
+        raise SpecError(
+            f"drafts by {method!r} on vllm-rbln's native path, whose rules are not known",
+            where="speculative decoding",
+            hint=f"Known are {', '.join(known)}",
+        )
+    return replace(drafts_of(method, num_drafts, NATIVE_RELEASE, rates), lookahead_tokens=num_drafts)
+
+
 @dataclass(frozen=True)
 class PagedConfig(PagedSettings):
     """One vLLM server, in its own terms.
@@ -138,7 +156,8 @@ class PagedConfig(PagedSettings):
     without a graph, unpadded. num_gpu_blocks: KV blocks, one of which vLLM keeps as a placeholder. caps_lone_requests:
     ``long_prefill_tokens`` also holds for a request without others. drafts: how it decodes speculatively; sizes count
     tokens then. full_sizes: ascending sizes of whole graphs, of decode steps in which all requests have as many tokens;
-    None: those captured that ``max_num_seqs`` requests fill.
+    None: those captured that ``max_num_seqs`` requests fill. never_mixes: each part of a prompt runs alone, on a graph
+    of ``max_num_batched_tokens``; sizes count requests, and each is compiled for every number of tokens of a request.
     """
 
     max_num_seqs: int
@@ -150,9 +169,12 @@ class PagedConfig(PagedSettings):
     caps_lone_requests: bool = False
     drafts: Drafts = NO_DRAFTS
     full_sizes: tuple[int, ...] | None = None
+    never_mixes: bool = False
 
     def __post_init__(self) -> None:
-        if 0 < self.long_prefill_tokens <= self.drafts.num_drafts:
+        if self.never_mixes:
+            self._check_native()
+        elif 0 < self.long_prefill_tokens <= self.drafts.num_drafts:
             raise SpecError(
                 f"long_prefill_tokens ({self.long_prefill_tokens}) is not above the {self.drafts.num_drafts} drafts of "
                 "a step",
@@ -184,10 +206,34 @@ class PagedConfig(PagedSettings):
                 hint=f"Give at least {self.blocks_of(self.max_model_len) + 1} blocks, or shorter requests",
             )
 
+    def _check_native(self) -> None:
+        """SpecError for what vllm-rbln's native path does not have, or nobody has held to it."""
+        if self.async_scheduling or self.offload_blocks or self.keep_kv_ns:
+            raise SpecError(
+                "asynchronous scheduling, a second KV memory and kept KV are not modelled on vllm-rbln's native path",
+                where="engine",
+                hint="Leave async_scheduling, offload_blocks and keep_kv_s out; with drafts it never is asynchronous",
+            )
+        if self.max_num_batched_tokens == 1 or self.long_prefill_tokens == 1:
+            raise SpecError(
+                "a part of a prompt of one token would run as a decode",
+                where="engine",
+                hint="Give at least 2 for max_num_batched_tokens, and for long_prefill_tokens",
+            )
+        check_buckets(self.capture_sizes, self.max_num_seqs)
+
     @property
     def active_limit(self) -> int:
         """Most requests that admission lets run at once."""
         return self.max_num_seqs
+
+    @cached_property
+    def queries(self) -> tuple[int, int]:
+        """Tokens of each request of a decode step, without and with drafts, where steps never mix; see
+        ``decode_queries``."""
+        drafts = self.drafts
+        queries = decode_queries(drafts.method or None, drafts.num_drafts)
+        return queries[0], queries[-1]
 
     @property
     def retains(self) -> bool:
@@ -319,7 +365,7 @@ class EngineConfig(PagedSettings):
             **server.shape._asdict(),
             prefix_caching=server.prefix_caching,
             rules=rules.name,
-            drafts=modelled_drafts(server, rules.vllm),
+            drafts=modelled_drafts(server, rules),
             block_tokens=paged_block_tokens(server) if server.is_paged else PREFILL_CHUNK_TOKENS,
             **{SCALAR_OF[key]: _scaled(key, value) for key, value in written.items() if value is not None},
         )
@@ -338,9 +384,9 @@ class EngineConfig(PagedSettings):
     @property
     def paged(self) -> PagedConfig:
         """The server in vLLM's terms, under paged rules. Memory holds max_num_seqs longest requests by default."""
-        per_seq = -(-self.slot_tokens // self.block_tokens)
+        per_seq, is_native = -(-self.slot_tokens // self.block_tokens), self.rule_set.never_mixes
         sizes, whole = captured_sizes(self.decode_buckets, self.max_num_batched_tokens), None
-        if self.drafts.num_drafts and sizes:
+        if self.drafts.num_drafts and sizes and not is_native:
             sizes, whole = self._drafting_graphs(sizes)
         return PagedConfig(
             self.max_num_seqs,
@@ -352,6 +398,7 @@ class EngineConfig(PagedSettings):
             self.rule_set.caps_lone_requests,
             self.drafts,
             whole,
+            is_native,
             **{name: getattr(self, name) for name in PAGED_SCALARS},
         )
 
@@ -424,8 +471,8 @@ class EngineConfig(PagedSettings):
         return self.decode_buckets[bisect_left(self.decode_buckets, num_seqs)]
 
 
-def modelled_drafts(server: ServerSpec, releases: Sequence[str]) -> Drafts:
-    """How a modelled server decodes speculatively, by the newest of these releases.
+def modelled_drafts(server: ServerSpec, rules: RuleSet) -> Drafts:
+    """How a modelled server decodes speculatively, by the newest release of these rules.
 
     Raises SpecError where the server does not say how many drafts are accepted.
     """
@@ -439,7 +486,9 @@ def modelled_drafts(server: ServerSpec, releases: Sequence[str]) -> Drafts:
             where="server.synthetic_acceptance_rates",
             hint="Give the share of steps that accept the first draft, that accept the first two, and so on",
         )
-    return drafts_of(method, num_drafts, releases[-1], rates[:num_drafts])
+    if rules.never_mixes:
+        return native_drafts_of(method, num_drafts, rates[:num_drafts])
+    return drafts_of(method, num_drafts, rules.vllm[-1], rates[:num_drafts])
 
 
 SCALAR_OF = {key: row.engine or key for key, row in SERVER_KEYS.items() if (row.engine or key) in PAGED_SCALARS}

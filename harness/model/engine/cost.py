@@ -20,7 +20,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from harness.compiled.records import IntArray
 from harness.errors import SpecError
-from harness.model.engine.config import PAGED_BLOCK_TOKENS, PREFILL_CHUNK_TOKENS, EngineConfig
+from harness.model.engine.config import PAGED_BLOCK_TOKENS, PREFILL_CHUNK_TOKENS, EngineConfig, PagedConfig
 from harness.model.engine.state import FS_PER_NS
 from harness.model.spec import ServerShape, Spec, load_toml
 from harness.shipped import shipped_folder, shipped_names
@@ -129,7 +129,8 @@ class CostModel:
     attends to (see ``attended_tokens``). None: not stated, as for a device that cannot.
     eager_ns: what a decode step without a graph takes more than a step with a graph of its size; chunk_eager_ns: what a
     step with parts of prompts takes more. draft_pass_ns: of the drafter, after a step; f(b) is then of b tokens; None:
-    not stated. errors: of the fits.
+    not stated. query_fs: of vllm-rbln's native path, f of each bucket by the tokens that each request computes, where
+    these are several. errors: of the fits.
     Source of the forms: the paper, eq. of t_step and T(q); vllm-rbln 0.11.1 calls the device once per 128 tokens.
     """
 
@@ -151,6 +152,7 @@ class CostModel:
     eager_ns: int = 0
     chunk_eager_ns: int = 0
     draft_pass_ns: int | None = None
+    query_fs: Mapping[int, Mapping[int, int]] = field(default_factory=dict[int, Mapping[int, int]])
     errors: tuple[FitErrors, ...] = field(default=(), repr=False)
     _filled_fs: dict[int, int] = field(default_factory=dict[int, int], compare=False, repr=False)
 
@@ -164,6 +166,10 @@ class CostModel:
         return replace(
             self,
             f_fs={bucket: round(value * decode) for bucket, value in self.f_fs.items()},
+            query_fs={
+                query: {bucket: round(value * decode) for bucket, value in f_fs.items()}
+                for query, f_fs in self.query_fs.items()
+            },
             errors=(),
             _filled_fs={},
             chunk_step_fs=None if self.chunk_step_fs is None else round(self.chunk_step_fs * prefill),
@@ -277,11 +283,17 @@ class CostModel:
         chunk_fs = (self.chunk_step_fs or 0) + self.chunk_token_fs * chunk_tokens if chunk_tokens else 0
         return fs_to_ns(decode_fs + chunk_fs + self.attended_fs * attended)
 
-    def check_paged(self, num_drafts: int = 0) -> None:
+    def of_query(self, query: int) -> CostModel:
+        """The model in which f(b) is of a step of so many tokens a request, on vllm-rbln's native path."""
+        return self if query == 1 else replace(self, f_fs=self.query_fs[query], _filled_fs={})
+
+    def check_paged(self, config: PagedConfig) -> None:
         """Raise SpecError where it states no price of parts of prompts, or of drafts, where a step has some."""
+        if config.never_mixes and config.drafts.num_drafts:
+            self._check_queries(config.queries)
         for key, price, needed in (
             ("chunked_prefill", self.chunk_step_fs, 1),
-            ("drafts", self.draft_pass_ns, num_drafts),
+            ("drafts", self.draft_pass_ns, len(config.drafts.rates)),
         ):
             if needed and price is None:
                 raise SpecError(
@@ -289,6 +301,22 @@ class CostModel:
                     where=f"cost model {self.name}",
                     hint="Fit one with `harness server calibrate`, or try `emulated-gpu`: step times by arithmetic",
                 )
+
+    def _check_queries(self, queries: Sequence[int]) -> None:
+        """SpecError where f of so many tokens a request is not stated, or less is known of it than of the rest."""
+        where = f"cost model {self.name}"
+        if missing := [query for query in queries if query > 1 and query not in self.query_fs]:
+            raise SpecError(
+                f"has no [decode.f_ms_by_query.{missing[0]}], which these rules need",
+                where=where,
+                hint="Write what a step takes in which each request computes so many tokens, by bucket, as measured",
+            )
+        if self.errors:
+            raise SpecError(
+                "states errors of its coefficients, and none of decode.f_ms_by_query",
+                where=where,
+                hint="Leave [[errors]] out: intervals are then of the workload alone",
+            )
 
     def prefill_ns(self, computed_tokens: int, cached_tokens: int = 0) -> int:
         """Duration of a prefill that computes ``computed_tokens`` after ``cached_tokens`` reused ones; T(0) = 0."""
@@ -311,6 +339,14 @@ class CostModel:
     def interpolated_buckets(self, buckets: Sequence[int]) -> tuple[int, ...]:
         """Those of ``buckets`` whose cost was not measured."""
         return tuple(bucket for bucket in buckets if self.is_bucket_interpolated(bucket))
+
+    def unmeasured_of(self, config: EngineConfig) -> tuple[int, ...]:
+        """Those buckets of a server whose cost was not measured, at any number of tokens a request."""
+        queries = set(config.paged.queries) if config.rule_set.never_mixes else {1}
+        missing = {
+            bucket for query in queries for bucket in self.of_query(query).interpolated_buckets(config.decode_buckets)
+        }
+        return tuple(sorted(missing))
 
     def decode_base_fs(self, config: EngineConfig) -> IntArray:
         """Shape (limit + 1,): f + alpha + beta n of a step of n requests, fs; place 0 is not used."""
@@ -362,6 +398,10 @@ class _Decode(Spec):
     beta_ms_per_request: Number = Decimal(0)
     context_us_per_token: Number = Decimal(0)
     fitted_context_tokens: tuple[int, int] | None = None
+    f_ms_by_query: dict[Annotated[int, Field(ge=2)], dict[int, Annotated[Number, Field(gt=0)]]] = Field(
+        default_factory=dict[int, dict[int, Decimal]],
+        description="f of a step in which each request computes so many tokens (vllm-rbln's native path with drafts)",
+    )
 
 
 class _Prefill(Spec):
@@ -480,6 +520,10 @@ def cost_model_from(table: CostFile) -> CostModel:
         eager_ns=table.eager.step_ns,
         chunk_eager_ns=0 if chunked is None else to_fs(chunked.per_step_eager_ms, FS_PER_MS) // FS_PER_NS,
         draft_pass_ns=None if table.drafts is None else to_fs(table.drafts.per_pass_ms, FS_PER_MS) // FS_PER_NS,
+        query_fs={
+            query: {bucket: to_fs(value, FS_PER_MS) for bucket, value in sorted(f_ms.items())}
+            for query, f_ms in decode.f_ms_by_query.items()
+        },
     )
     model = replace(model, errors=tuple(_errors(each, model) for each in table.errors), _filled_fs={})
     check_magnitudes(model)
@@ -500,10 +544,13 @@ def _errors(table: _Errors, model: CostModel) -> FitErrors:
 
 def check_magnitudes(model: CostModel) -> None:
     """Raise ValueError when a coefficient is so large that it must be a slip of units, or steps could take no time."""
-    if any(bucket < 1 for bucket in model.f_fs):
+    if any(bucket < 1 for f_fs in (model.f_fs, *model.query_fs.values()) for bucket in f_fs):
         raise ValueError("a bucket below 1 has no cost")
+    if not all(model.query_fs.values()):
+        raise ValueError("a table of f_ms_by_query has no bucket")
     each_fs = {
         **{size_name(size): value for size, value in model.f_fs.items()},
+        "f_ms_by_query": max((value for f_fs in model.query_fs.values() for value in f_fs.values()), default=0),
         "alpha_ms": abs(model.alpha_fs),
         "beta_ms_per_request": abs(model.beta_fs),
         "per_call_ms": model.call_fs,

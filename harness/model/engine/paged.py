@@ -62,9 +62,11 @@ class PagedScheduler:
 
     def __init__(self, config: PagedConfig, cost_model: CostModel, draw_seed: int = 0) -> None:
         """draw_seed: of what is accepted where the configuration has rates."""
-        cost_model.check_paged(len(config.drafts.rates))
+        cost_model.check_paged(config)
         self.config = config
         self.cost_model = cost_model
+        # Of decode steps without and with drafts, where these have prices of their own.
+        self._costs = tuple(map(cost_model.of_query, config.queries)) if config.never_mixes else ()
         self._bind(new_paged_state(config, FIRST_ROWS))
         self._state.server["draw_seed"][:] = draw_seed
         self._reset()
@@ -398,6 +400,8 @@ class PagedScheduler:
 
     def _graph(self, step: dict[str, int]) -> tuple[GraphMode, int]:
         """See ``PagedConfig.graph``. step: the fields of ``PagedStep``."""
+        if self.config.never_mixes:
+            return "FULL", self.config.padded(step["num_decodes"])
         drafts, num_chunk_tokens = step["draft_tokens"], step["num_chunk_tokens"]
         is_uniform = not num_chunk_tokens and drafts == self.config.drafts.num_drafts * step["num_decodes"]
         return self.config.graph(step["num_decodes"] + drafts + num_chunk_tokens, is_uniform=is_uniform)
@@ -406,6 +410,9 @@ class PagedScheduler:
         """How long a step lasts. step: the fields of ``PagedStep``."""
         costs, config = self.cost_model, self.config
         num_decodes, num_chunk_tokens = step["num_decodes"], step["num_chunk_tokens"]
+        if config.never_mixes:
+            costs = self._costs[step["draft_tokens"] > 0]
+            num_chunk_tokens = config.max_num_batched_tokens if num_chunk_tokens else 0
         mode, size = self._graph(step)
         # Only a pure decode step is padded for its requests: a mixed step is as long as all its tokens.
         size = num_decodes + step["draft_tokens"] if num_chunk_tokens else size

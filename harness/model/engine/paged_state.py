@@ -33,10 +33,12 @@ class PagedServer:
     drops_last_match: the last block that is found is computed again. key_lookahead: tokens after a block that its key
     names. draft_slots: of the budget, that a request takes beside its tokens. registers_drafts: accepted drafts can be
     matched when their step is over, else when the next is decided. trims_computed: what lies behind the end counts as
-    not computed. has_parts: a running request computes a part of its prompt in the step being decided.
+    not computed. never_mixes: a step decodes, or computes a part of one prompt. has_parts: a running request computes a
+    part of its prompt in the step being decided.
     num_free: pinned blocks too. now_ns: set by the driver before a step is decided, and before it is over.
     draw_seed, num_draws: of acceptance, where ``PagedState.rates`` has some.
     queries, hits: tokens looked up at admissions and tokens found; those after a preemption apart, as in vLLM.
+    num_futile: prompts that gave way to nobody but themselves since the last token.
     """
 
     limit: int
@@ -58,6 +60,7 @@ class PagedServer:
     draft_slots: int
     registers_drafts: int
     trims_computed: int
+    never_mixes: int
 
     num_running: int
     num_waiting: int
@@ -82,6 +85,7 @@ class PagedServer:
     hits: int
     preempted_queries: int
     preempted_hits: int
+    num_futile: int
 
     budget: int
     chunk_limit: int
@@ -264,6 +268,7 @@ def new_paged_state(config: PagedConfig, num_rows: int) -> PagedState:
         "draft_slots": config.drafts.draft_slots,
         "registers_drafts": config.drafts.registers_drafts,
         "trims_computed": config.drafts.trims_computed,
+        "never_mixes": config.never_mixes,
         "wait_head": -1,
         "wait_tail": -1,
         "skipped_head": -1,

@@ -1,7 +1,8 @@
 """vLLM's scheduler with paged KV memory, one step after another, compiled. No clock: a step has no duration here.
 
 A driver decides a step by ``decide_running``, and ``decide_waiting`` with the keys of each row that these name.
-Source: vLLM 0.30.0 to 0.33.0, v1/core/sched/scheduler.py and async_scheduler.py, and v1/core/kv_cache_manager.py.
+Source: vLLM 0.30.0 to 0.33.0, v1/core/sched/scheduler.py and async_scheduler.py, and v1/core/kv_cache_manager.py; where
+the server never mixes, vllm-rbln 0.12.0, v1/core/rbln_scheduler.py.
 """
 
 from __future__ import annotations
@@ -210,7 +211,8 @@ def grow(state: PagedState, row: int, num_tokens: int) -> bool:
     for _ in range(needed):
         state.seat_blocks[request.seat, request.num_blocks] = take_block(state)
         request.num_blocks += 1
-    register_full(state, row, min(num_covered, int(request.prompt + request.output)))
+    if not server.never_mixes:
+        register_full(state, row, min(num_covered, int(request.prompt + request.output)))
     return True
 
 
@@ -231,7 +233,7 @@ def take_part(state: PagedState, which: int, row: int, num_tokens: int, is_padde
     part.is_padded = is_padded
     request.drafts = 0
     step.num_scheduled += 1
-    if is_padded or (known > request.prompt and computed == known - 1):
+    if is_padded or ((known > request.prompt or server.never_mixes) and computed == known - 1):
         step.num_decodes += 1
         step.draft_tokens += part.drafts
         step.context_tokens += known + part.drafts
@@ -244,6 +246,35 @@ def take_part(state: PagedState, which: int, row: int, num_tokens: int, is_padde
         request.placeholders += 1 + part.drafts
         request.drafts = server.num_drafts
     server.budget -= num_tokens + server.draft_slots
+
+
+@jit
+def put_off(state: PagedState, which: int) -> None:
+    """The running requests of the step being decided wait for the next one. They keep their blocks, and the drafts that
+    it would have verified."""
+    server, step = state.server[0], state.steps[which]
+    for place in range(step.num_scheduled):
+        part = state.parts[2 * server.limit * which + place]
+        request = state.rows[part.row]
+        request.computed -= part.tokens
+        request.in_flight -= part.tokens
+        request.drafts = part.drafts
+    step.num_scheduled = 0
+    step.num_decodes = 0
+    step.draft_tokens = 0
+    step.context_tokens = 0
+
+
+@jit
+def register_step(state: PagedState, which: int) -> None:
+    """What the decided step fills can be matched from now on, where its own admissions could not match it."""
+    server = state.server[0]
+    if not server.never_mixes:
+        return
+    for place in range(state.steps[which].num_scheduled):
+        row = int(state.parts[2 * server.limit * which + place].row)
+        request = state.rows[row]
+        register_full(state, row, int(min(request.computed, request.prompt + request.output)))
 
 
 @jit
@@ -291,6 +322,10 @@ def begin_step(state: PagedState, which: int, num_preempted: int) -> None:
     if server.caps_lone_requests or server.num_running + server.num_waiting > 1:
         server.chunk_limit = server.long_prefill_tokens
     place = 0
+    if server.never_mixes and server.num_running > 0:
+        last = state.rows[state.places[server.num_running - 1].running]
+        if last.computed < last.prompt + last.output - 1:
+            place = int(server.num_running - 1)
     while place < server.num_running and server.budget > 0:
         row = int(state.places[place].running)
         num_tokens = chunk_of(state, num_open(state, row))
@@ -311,16 +346,19 @@ def begin_step(state: PagedState, which: int, num_preempted: int) -> None:
 
 
 @jit
-def next_to_admit(state: PagedState) -> int:
+def next_to_admit(state: PagedState, which: int) -> int:
     """The row that the step being decided may admit next, if its memory fits; -1: none. A step that preempted, admits
-    nobody."""
-    server = state.server[0]
-    if server.num_newly_preempted > 0:
+    nobody; where prompts run alone, neither does one that computes a part of a prompt."""
+    server, step = state.server[0], state.steps[which]
+    if server.num_newly_preempted > 0 or (server.never_mixes and step.num_chunk_tokens > 0):
         return -1
     while server.budget > 0 and server.num_running < server.limit:
         row = int(server.skipped_head)
         if row < 0:
             row = int(server.wait_head)
+        if row >= 0 and server.never_mixes and step.num_admitted > 0:
+            # Who comes after a request that decodes at once is taken for a prompt before its prefix is looked up.
+            return row if state.rows[row].prompt + state.rows[row].output == 1 else -1
         if row < 0 or state.rows[row].stale == 0:
             return row
         # A token from before its preemption is still to come.
@@ -337,6 +375,18 @@ def match_prefix(state: PagedState, num_blocks: int) -> int:
             return place
         state.prefix[place].hit = block
     return num_blocks
+
+
+@always_inline
+def find_prefix(state: PagedState, num_tokens: int) -> int:
+    """How many blocks of the head of the queue, which has so many tokens, are taken from memory."""
+    server, matched = state.server[0], 0
+    if server.is_caching:
+        # The last token is always computed: its output is the next token.
+        matched = match_prefix(state, (num_tokens - 1) // int(server.block_tokens))
+        if server.drops_last_match and matched > 0:
+            matched -= 1
+    return matched
 
 
 @jit
@@ -368,7 +418,7 @@ def load_blocks(state: PagedState, which: int, seat: int, matched: int, most: in
 def padding_of(state: PagedState, which: int, num_tokens: int, num_cached: int) -> int:
     """Drafts that pad a request of so many tokens at its admission."""
     server, step = state.server[0], state.steps[which]
-    if server.num_drafts == 0 or num_tokens - num_cached != 1 or server.has_parts:
+    if server.num_drafts == 0 or num_tokens - num_cached != 1 or server.has_parts or server.never_mixes:
         return 0
     has_others = step.num_scheduled > step.num_admitted or num_cached > 0
     if not has_others or num_cached + server.num_drafts + 2 > server.max_model_len:
@@ -404,17 +454,17 @@ def admit_paged(state: PagedState, which: int, row: int) -> bool:
     """
     server, request = state.server[0], state.rows[row]
     num_tokens, block_tokens = int(request.prompt + request.output), int(server.block_tokens)
-    matched = 0
-    if server.is_caching:
-        # The last token is always computed: its output is the next token.
-        matched = match_prefix(state, (num_tokens - 1) // block_tokens)
-        if server.drops_last_match and matched > 0:
-            matched -= 1
+    matched = find_prefix(state, num_tokens)
     num_padding = padding_of(state, which, num_tokens, matched * block_tokens)
     if num_padding > 0 and 1 + num_padding > server.budget:
         return False
+    runs_alone = server.never_mixes and num_tokens - matched * block_tokens > 1
+    if runs_alone:
+        server.budget = server.max_step_tokens
     if blocks_to_admit(state, num_tokens, matched, num_padding) > server.num_free:
         return False
+    if runs_alone:
+        put_off(state, which)
     unqueue_paged(state, row)
     server.free_seats -= 1
     seat = int(state.places[server.free_seats].free_seat)
@@ -449,6 +499,21 @@ def admit_paged(state: PagedState, which: int, row: int) -> bool:
     return True
 
 
+@always_inline
+def end_decision(state: PagedState, which: int) -> int:
+    """The step is decided: -1."""
+    queue_aside(state)
+    register_step(state, which)
+    return -1
+
+
+@always_inline
+def next_row(state: PagedState, which: int) -> int:
+    """As ``next_to_admit``; where it is none, the step is decided."""
+    row = next_to_admit(state, which)
+    return row if row >= 0 else end_decision(state, which)
+
+
 @jit
 def decide_running(state: PagedState, which: int, num_preempted: int) -> int:
     """Decide a step for the running requests; returns the row that it may admit next, -1: the step is decided.
@@ -456,19 +521,18 @@ def decide_running(state: PagedState, which: int, num_preempted: int) -> int:
     num_preempted: see ``begin_step``.
     """
     begin_step(state, which, num_preempted)
-    row = next_to_admit(state)
-    if row < 0:
-        queue_aside(state)
-    return row
+    server, step = state.server[0], state.steps[which]
+    if server.never_mixes and step.num_scheduled == 0 and server.num_newly_preempted > 0:
+        # A prompt had to give way to nobody but itself. A step of nobody takes no time.
+        server.num_futile += 1
+        begin_step(state, which, int(step.num_preempted))
+    return next_row(state, which)
 
 
 @jit
 def decide_waiting(state: PagedState, which: int, row: int) -> int:
     """Admit that row to the step if its memory fits; returns as ``decide_running``."""
-    row = next_to_admit(state) if admit_paged(state, which, row) else -1
-    if row < 0:
-        queue_aside(state)
-    return row
+    return next_row(state, which) if admit_paged(state, which, row) else end_decision(state, which)
 
 
 @jit
@@ -561,6 +625,7 @@ def finish_paged(state: PagedState) -> int:
             part.accepted = draw_accepted(state, row, int(part.drafts))
         gained = min(1 + part.accepted, request.end_output - request.output)
         request.output += gained
+        server.num_futile = 0
         if not is_stale:
             settle_drafts(state, row, int(gained), int(part.drafts), int(part.accepted))
         if request.output >= request.end_output:
@@ -605,7 +670,7 @@ def more_equal_steps(state: PagedState) -> int:
     step, num_running, ahead = state.steps[server.current], server.num_running, 1 - server.current
     if step.num_chunk_tokens > 0 or step.num_preempted > 0 or step.num_loaded > 0 or server.num_drafts > 0:
         return 0
-    if step.num_scheduled != num_running or num_running == 0:
+    if step.num_scheduled != num_running or num_running == 0 or (server.never_mixes and step.num_admitted > 0):
         return 0
     if server.is_async:
         after = state.steps[ahead]
@@ -616,7 +681,8 @@ def more_equal_steps(state: PagedState) -> int:
     for place in range(num_running):
         row = state.places[place].running
         request = state.rows[row]
-        if state.parts[2 * server.limit * server.current + place].row != row:
+        # The end of a prompt may be one token, which decodes where prompts run alone.
+        if state.parts[2 * server.limit * server.current + place].row != row or request.output == 0:
             return 0
         more = min(more, request.end_output - request.output - 1)
         more = min(more, request.num_blocks * server.block_tokens - request.computed)
@@ -628,7 +694,8 @@ def more_equal_steps(state: PagedState) -> int:
             more = min(more, server.max_model_len - 2 - request.prompt - request.output)
             num_full = request.prompt + request.output
         if is_refusing:
-            more = min(more, server.block_tokens - 1 - num_full % server.block_tokens)
+            # What a step fills is matched by the admissions of the next one where steps never mix.
+            more = min(more, server.block_tokens - 1 - (num_full - server.never_mixes) % server.block_tokens)
     return int(max(more, 0))
 
 

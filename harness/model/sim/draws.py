@@ -283,7 +283,9 @@ def perturbed(model: CostModel, perturbation: Perturbation, sample: int, artifac
     places = partial(_place_in_gap, perturbation.seed, sample)
     change_ms = partial(model.change_ms, changes=changes, place_of=places) if perturbation.draws_errors else None
     truth = model.moved(changes, LEAST_FACTOR).scaled(decode, prefill)
-    return replace(truth, f_fs=_ScaledBuckets(model, decode * buckets, change_ms), errors=(), _filled_fs={})
+    query_fs = {query: _ScaledBuckets(model.of_query(query), decode * buckets, None) for query in model.query_fs}
+    f_fs = _ScaledBuckets(model, decode * buckets, change_ms)
+    return replace(truth, f_fs=f_fs, query_fs=query_fs, errors=(), _filled_fs={})
 
 
 def _drawn_errors(model: CostModel, seed: int, sample: int) -> dict[str, float]:

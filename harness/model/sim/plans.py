@@ -244,7 +244,9 @@ def _longest_step_fs(model: CostModel, config: EngineConfig, longest: int, most:
     step_fs = 2 * LARGEST_FS + abs(model.alpha_fs) + abs(model.beta_fs) * most + model.context_fs * context
     if not config.rule_set.is_paged:
         return max(step_fs, FS_PER_NS * model.prefill_ns(longest, longest))
-    computed = min(config.max_num_batched_tokens, context)
+    computed = config.max_num_batched_tokens
+    if not config.rule_set.never_mixes:
+        computed = min(computed, context)
     step_fs += model.chunk_token_fs * computed + model.attended_fs * computed * longest
     return (
         step_fs

@@ -93,7 +93,7 @@ def simulate(
     arrays = plan_arrays([plan])
     check_slots(arrays, config)
     outcome = run_arrays(arrays, config, model, max_steps_per_advance)
-    return _result(arrays, outcome, model.interpolated_buckets(config.decode_buckets))
+    return _result(arrays, outcome, model.unmeasured_of(config))
 
 
 def run_batch(

@@ -25,6 +25,7 @@ from harness.model.spec.base import DeviceNumbers, Spec
 from harness.redact import redacted_arguments, redacted_env, redacted_text
 from harness.stacks.rbln.rules.kv_rules import (
     AUTO,
+    NATIVE,
     PAGED,
     RuleSet,
     check_active_limit,
@@ -184,7 +185,8 @@ def implied_buckets(server: Mapping[str, Any]) -> tuple[int, ...] | None:
     if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MOST_SEQS:
         return None
     drafts: object = server.get("num_speculative_tokens")
-    tokens = 1 + max(drafts, 0) if isinstance(drafts, int) and is_paged(str(server.get("rules"))) else 1
+    counts_tokens = is_paged(str(server.get("rules"))) and server["rules"] != NATIVE
+    tokens = 1 + max(drafts, 0) if isinstance(drafts, int) and counts_tokens else 1
     return tuple(tokens * size for size in default_buckets(limit))
 
 
@@ -455,14 +457,20 @@ class ServerSpec(Spec):
         return self
 
     @model_validator(mode="after")
+    def _native_is_modelled(self) -> ServerSpec:
+        if self.rules == NATIVE and (self.model or self.step_log or self.url or self.artifact):
+            raise ValueError(f"rules {NATIVE!r} are of a server that is simulated; leave model, url and artifact out")
+        return self
+
+    @model_validator(mode="after")
     def _drafts_are_accepted(self) -> ServerSpec:
         rates, num_drafts = self.synthetic_acceptance_rates or (), self.num_speculative_tokens or 0
         if any(not 0 <= rate <= before for rate, before in zip(rates, (1.0, *rates), strict=False)):
             raise ValueError(f"synthetic_acceptance_rates {list(rates)} must fall from the first on, between 1 and 0")
         if (num_drafts or rates) and not self.is_paged:
             raise ValueError(
-                f"rules {self.rules!r} know no drafts: vllm-rbln's compiled models have none, and the scheduler of its "
-                "native path is not modelled; leave them out, or take rules = 'vllm-paged'"
+                f"rules {self.rules!r} know no drafts: vllm-rbln's compiled models have none; leave them out, or take "
+                f"rules = {PAGED!r}, or those of its native path, {NATIVE!r}"
             )
         if num_drafts and not (self.speculative_method and num_drafts <= len(rates)):
             raise ValueError(f"{num_drafts} drafts need speculative_method and as many synthetic_acceptance_rates")
@@ -540,6 +548,11 @@ class ServerSpec(Spec):
     def is_paged(self) -> bool:
         """Whether it is a vLLM with paged KV memory, which runs a batch above the largest captured size eagerly."""
         return self.rule_set().is_paged
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether its sizes count tokens, of which a request with drafts has several; else they count requests."""
+        return self.is_paged and self.rules != NATIVE
 
     def rule_set(self, version: str = "") -> RuleSet:
         """Its rules; for ``auto`` those of the ``version`` of vLLM itself or vllm-rbln that serves, else the newest."""

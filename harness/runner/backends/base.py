@@ -228,6 +228,14 @@ class ModelledBackend(Backend):
         super().check_run(run)
         scheduler_of(EngineConfig.from_server(run.server.replica), run.cost_model)
 
+    def check_host(self, server: ServerSpec) -> None:
+        if (rules := server.rule_set()).never_mixes:
+            raise SpecError(
+                f"servers of the rules {rules.name} are simulated only, since no record shows their steps",
+                where="server.rules",
+                hint="Use `harness simulate`, or choose other rules",
+            )
+
     def check_server(self, server: ServerSpec) -> None:
         server = server.replica
         rules = server.rule_set()

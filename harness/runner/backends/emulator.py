@@ -38,6 +38,7 @@ class EmulatorBackend(ModelledBackend, ServerBackend):
     seed: int = 0
 
     def check_host(self, server: ServerSpec) -> None:
+        ModelledBackend.check_host(self, server)
         require_port(LOOPBACK, server.port)
 
     @property

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from harness.model.engine import CostModel, EngineConfig, Scheduler, load_cost_model
 from harness.stacks.rbln.rules.kv_rules import RULE_SETS
+from tests.differential.engine_side import config_of
+from tests.differential.histories import Geometry
 from tests.support.oracle import Oracle
 
 BLOCK = 128
@@ -33,16 +35,8 @@ class Setting:
 
     @property
     def config(self) -> EngineConfig:
-        return EngineConfig(
-            max_num_seqs=self.limit,
-            decode_buckets=(self.limit,),
-            kv_slots=self.slots,
-            slot_tokens=self.slot_tokens,
-            partition_tokens=self.partition_tokens,
-            prefix_caching=self.prefix_caching,
-            rules=self.rules,
-            max_active_seqs=self.active,
-        )
+        shape = self.limit, self.slots, self.slot_tokens, self.partition_tokens, self.prefix_caching
+        return config_of(Geometry(*shape, max_active_seqs=self.active), self.rules)
 
 
 SETTINGS = {

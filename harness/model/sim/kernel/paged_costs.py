@@ -33,6 +33,7 @@ class PagedOtherCost:
     """Coefficients of a cost model. Those of a token are split in whole ns and the fs left: sums stay inside int64.
 
     load_block_ns: for each block from the second memory. largest_captured: tokens of the largest step with a graph.
+    least_chunk: tokens that a part of a prompt takes at least. counts_requests: sizes are numbers of requests.
     num_drafts: of each decode of a uniform step; first_uniform: place of such steps in ``PagedCosts.batch``. beta_fs:
     of a decode. draft_ns: of the drafter, after each step. noise_seed: see ``arrays.OtherCost``.
     """
@@ -47,6 +48,8 @@ class PagedOtherCost:
     chunk_eager_ns: int
     load_block_ns: int
     largest_captured: int
+    least_chunk: int
+    counts_requests: int
     num_drafts: int
     first_uniform: int
     beta_fs: int
@@ -56,7 +59,7 @@ class PagedOtherCost:
 
 class PagedCosts(NamedTuple):
     """batch (limit + 1,): by number of decodes; with N drafts (2 + 2 limit (1 + N),): by their tokens, and then by the
-    tokens of uniform steps. other (1,).
+    tokens of uniform steps, or by their number without and then with drafts where sizes count requests. other (1,).
 
     noise, drawn_batch, drawn_other: see ``arrays.CostArrays``.
     """
@@ -84,7 +87,7 @@ def paged_costs(
     Raises SpecError for a cost model that does not say what parts of prompts, or drafts, cost.
     """
     for model in cost_models:
-        model.check_paged(len(config.drafts.rates))
+        model.check_paged(config)
     batch, other = _batch_costs(config, cost_models, most_decodes), _other_costs(config, cost_models, noise_seeds)
     if len(cost_models) == 1:
         return PagedCosts(batch, other, noise, NO_PAGED_BATCH, NO_PAGED_OTHER)
@@ -93,19 +96,24 @@ def paged_costs(
 
 def _batch_costs(config: PagedConfig, models: Sequence[CostModel], most_decodes: int) -> Records[PagedBatchCost]:
     query = 1 + config.num_speculative_tokens
-    numbers, size = range(1, most_decodes * query + 1), config.max_num_seqs * query + 1
+    numbers, size = range(1, most_decodes * (1 if config.never_mixes else query) + 1), config.max_num_seqs * query + 1
     captures, counts = bool(config.capture_sizes), np.array(numbers)
     # Without drafts every decode step is uniform.
     kinds = [True] if query == 1 else [False, True]
     batch = new_records(PagedBatchCost, size * len(kinds) * len(models))
     for kind, is_uniform in enumerate(kinds):
-        graphs = [config.graph(number, is_uniform=is_uniform) for number in numbers]
+        if config.never_mixes:
+            graphs = [("FULL", config.padded(number)) for number in numbers]
+        else:
+            graphs = [config.graph(number, is_uniform=is_uniform) for number in numbers]
         is_eager = np.array([captures and mode == "NONE" for mode, _ in graphs], dtype=np.int64)
         for place, model in enumerate(models):
-            first = (place * len(kinds) + kind) * size + 1
+            first, priced = (place * len(kinds) + kind) * size + 1, model
+            if config.never_mixes:
+                priced = model.of_query(config.queries[kind])
             rows, rest_fs = slice(first, first + len(numbers)), model.alpha_fs + model.beta_fs * counts
             batch["bucket"][rows] = [bucket for _, bucket in graphs]
-            batch["base_fs"][rows] = rest_fs + [model.bucket_fs(bucket) for _, bucket in graphs]
+            batch["base_fs"][rows] = rest_fs + [priced.bucket_fs(bucket) for _, bucket in graphs]
             batch["mixed_fs"][rows] = rest_fs + [model.bucket_fs(number) for number in numbers]
             batch["eager_ns"][rows] = is_eager * model.eager_ns
     return batch
@@ -118,7 +126,8 @@ def _other_costs(
     for name, field in (("context", "context_fs"), ("chunk_token", "chunk_token_fs"), ("attended", "attended_fs")):
         split = [divmod(getattr(model, field), FS_PER_NS) for model in models]
         columns[f"{name}_ns"], columns[f"{name}_fs"] = [ns for ns, _ in split], [fs for _, fs in split]
-    largest = config.capture_sizes[-1] if config.capture_sizes else _NEVER
+    is_native = config.never_mixes
+    largest = config.capture_sizes[-1] if config.capture_sizes and not is_native else _NEVER
     return records_of(
         PagedOtherCost,
         {
@@ -127,9 +136,11 @@ def _other_costs(
             "chunk_eager_ns": [model.chunk_eager_ns for model in models],
             "load_block_ns": config.offload_block_ns,
             "largest_captured": largest,
+            "least_chunk": config.max_num_batched_tokens * is_native,
+            "counts_requests": is_native,
             "num_drafts": config.drafts.num_drafts,
             "first_uniform": config.max_num_seqs * (1 + config.drafts.num_drafts) + 1,
-            "beta_fs": [model.beta_fs for model in models],
+            "beta_fs": [0 if is_native else model.beta_fs for model in models],
             "draft_ns": [(model.draft_pass_ns or 0) * config.drafts.num_passes for model in models],
             "noise_seed": list(noise_seeds) or 0,
         },
@@ -140,7 +151,8 @@ def _other_costs(
 @jit
 def chunk_ns(cost: PagedCosts, step: PagedStep, base_fs: int) -> int:
     """How long the parts of prompts of a step take, and ``base_fs`` with them."""
-    other, tokens, attended = cost.other[0], step.num_chunk_tokens, step.attended_tokens
+    other, attended = cost.other[0], step.attended_tokens
+    tokens = max(step.num_chunk_tokens, other.least_chunk)
     whole_ns = other.chunk_token_ns * tokens + other.attended_ns * attended
     total_fs = base_fs + other.chunk_step_fs + other.chunk_token_fs * tokens + other.attended_fs * attended
     return int(whole_ns + (total_fs + FS_PER_NS // 2) // FS_PER_NS)
@@ -149,9 +161,12 @@ def chunk_ns(cost: PagedCosts, step: PagedStep, base_fs: int) -> int:
 @always_inline
 def batch_place(cost: PagedCosts, step: PagedStep) -> int:
     """Where in ``PagedCosts.batch`` the cost of a step's decodes is."""
-    place = int(step.num_decodes + step.draft_tokens)
-    if step.draft_tokens > 0 and step.draft_tokens == cost.other[0].num_drafts * step.num_decodes:
-        place += int(cost.other[0].first_uniform)
+    place, other = int(step.num_decodes), cost.other[0]
+    if step.draft_tokens > 0:
+        if not other.counts_requests:
+            place += int(step.draft_tokens)
+        if other.counts_requests or step.draft_tokens == other.num_drafts * step.num_decodes:
+            place += int(other.first_uniform)
     return place
 
 

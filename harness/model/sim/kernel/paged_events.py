@@ -29,6 +29,8 @@ from harness.model.sim.kernel.paged_costs import batch_place, chunk_ns, paged_st
 
 STEP_MIXED = 3
 """Decodes and parts of prompts in one step."""
+MOST_FUTILE = 4
+"""So often may prompts give way to themselves before the server counts as stuck: what is cached differs at first."""
 
 
 @jit
@@ -126,7 +128,10 @@ def run_mixed(run: PagedRun, plan: int, now_ns: int) -> int:
     totals.prefills += 1
     totals.prefill_ns += each_ns
     totals.computed_tokens += computed
-    totals.wait_ns += step.num_decodes * chunk_ns(run.cost, step, 0)
+    num_waiting = step.num_decodes
+    if run.cost.other[0].counts_requests:
+        num_waiting = run.state.server[0].num_running - step.num_scheduled
+    totals.wait_ns += num_waiting * chunk_ns(run.cost, step, 0)
     return each_ns
 
 
@@ -194,7 +199,9 @@ def decide_in_blocks(run: PagedRun, plan: int, loaded: int, now_ns: int) -> tupl
     note_evicted(run, plan, now_ns)
     note_decision(run, plan, now_ns)
     step, kind = run.state.steps[server.current], STEP_NOTHING
-    if step.num_chunk_tokens > 0:
+    if server.num_futile > MOST_FUTILE:
+        kind = STEP_STUCK
+    elif step.num_chunk_tokens > 0:
         kind = STEP_PREFILL
     elif step.num_scheduled > 0:
         kind = STEP_DECODE
@@ -222,8 +229,11 @@ def has_room_paged(state: PagedState) -> bool:
 
 @jit
 def stuck_paged(state: PagedState) -> int:
-    """As ``stuck_in_slots``."""
-    return int(max(state.server[0].skipped_head, state.server[0].wait_head))
+    """As ``stuck_in_slots``, or that is admitted, lacks a block for its last part and gives way to itself, for ever."""
+    server = state.server[0]
+    if server.num_futile > MOST_FUTILE:
+        return int(state.places[server.num_running - 1].running)
+    return int(max(server.skipped_head, server.wait_head))
 
 
 @jit

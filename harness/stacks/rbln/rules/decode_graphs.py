@@ -1,7 +1,7 @@
 """Decode graphs of vllm-rbln's native path: each compiled size once for each number of tokens a request.
 
 Never run on a device by this project. Source: vllm-rbln 0.12.0 and 0.12.1a8, v1/worker/rbln_model_runner.py
-(run_model_graphs, uses_fixed_decode_window).
+(run_model_graphs, uses_fixed_decode_window, _prepare_inputs).
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 AUTO = "auto"
 """Stands for the rules of the release that serves; where no release serves, for ``NEWEST_STABLE``."""
 NEWEST_STABLE = "vendor-0.12.0"
+NATIVE = "rbln-native-0.12"
+"""Rules of vllm-rbln's native path, which ``auto`` never is: they have to be named."""
 PAGED = "vllm-paged"
 """The newest rules of vLLM itself, on any device that pads decode steps to captured sizes."""
 
@@ -28,7 +30,8 @@ class RuleSet:
     supports --max-num-active-seqs. survives_copy_failure: a failed copy of cached KV becomes a full prefill, while
     counters still report the hit; else the engine dies. is_paged: paged KV memory and chunked prefill, as
     in vLLM itself. caps_lone_requests: ``long_prefill_tokens`` also holds for a request that no other waits or runs
-    beside.
+    beside. never_mixes: a part of a prompt runs alone, decode batches are compiled for numbers of requests, and drafts
+    wait while a prompt runs.
     """
 
     name: str
@@ -44,6 +47,7 @@ class RuleSet:
     survives_copy_failure: bool = False
     is_paged: bool = False
     caps_lone_requests: bool = False
+    never_mixes: bool = False
 
 
 _TABLE = (
@@ -99,6 +103,15 @@ _TABLE = (
         vllm=("0.31.0", "0.32.0", "0.33.0"),
         has_inner_blocks=False,
         is_paged=True,
+    ),
+    RuleSet(
+        NATIVE,
+        "what the scheduler of vllm-rbln 0.12.0's native path does, started with `--no-rbln-enable-sub-block-cache`: "
+        "paged KV memory, each part of a prompt alone, decode in compiled batch sizes; simulation only, never run",
+        has_inner_blocks=False,
+        is_paged=True,
+        caps_lone_requests=True,
+        never_mixes=True,
     ),
 )
 RULE_SETS = {rules.name: rules for rules in _TABLE}

@@ -40,6 +40,7 @@ def test_every_rule_set_has_a_dialect_and_computed_ones_speak_as_the_newest_stab
         "paper+dummy": newest.vllm,
         "vllm-paged-0.30": newest.vllm,
         "vllm-paged": newest.vllm,
+        "rbln-native-0.12": newest.vllm,
     }
 
 
