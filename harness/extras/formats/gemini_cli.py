@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import trace_format
-from harness.model.traces.calls import UNTIMED, AgentLog, Call, Conversation, Log
+from harness.model.traces.calls import BACK, LATE_NS, SHIFTED, UNTIMED, AgentLog, Call, Conversation, Log
 from harness.model.traces.links import reader_of
 from harness.model.traces.values import Record, counts_of, instant_ns, list_of, record_of, records_of, text_of
 
@@ -47,20 +47,12 @@ class GeminiLog(AgentLog):
             self.notes.row_broken("a session whose messages are no list", at)
         elif messages := list_of(record, "messages"):
             self.notes.holds(len(messages))
-            what = "messages of a session out of order of time"
-            for place, message in enumerate(self.notes.in_order(map(record_of, messages), _moment_ns, what)):
+            for place, message in enumerate(map(record_of, messages)):
                 self._session.take(message, f"{at}, message {place}")
         elif record.keys() & {"projectHash", "$set", "$rewindTo"}:
             self._session.take_state(record_of(record, "$set"), text_of(record, "$rewindTo"), at)
         else:
-            if _moment_ns(record) and not self._session.has(text_of(record, "id")):
-                self.came_at(_moment_ns(record))
             self._session.take(record, at)
-
-
-def _moment_ns(message: Record) -> int:
-    """When a message was written; 0 where it does not say it."""
-    return instant_ns(message.get("timestamp")) or 0
 
 
 class _Session(Conversation):
@@ -72,10 +64,15 @@ class _Session(Conversation):
         self._said: list[str] = []
         self._tool_names: set[str] = set()
         self._ended: set[str] = set()
+        self._moments: dict[str, int] = {}  # of messages, as they were first written
+        self._latest_ns = self._shift_ns = 0
 
-    def has(self, name: str) -> bool:
-        """Whether a message of this id came before."""
-        return name in self._answers or name in self._said
+    def _moved_ns(self, moment_ns: int, least_ns: int) -> int:
+        """An instant by the clock of the session, whose rows are added: it is set on where it went back of a least."""
+        if moment_ns + self._shift_ns < least_ns - LATE_NS:
+            self.notes.assume(SHIFTED)
+            self._shift_ns, self.lost = least_ns - moment_ns, BACK
+        return moment_ns + self._shift_ns
 
     def take_state(self, state: Record, rewound_to: str, at: str) -> None:
         """What the conversation holds from now on. A list without an answer that came before is a compaction."""
@@ -91,7 +88,11 @@ class _Session(Conversation):
 
     def take(self, message: Record, at: str) -> None:
         """Read one message."""
-        kind, name, moment_ns = text_of(message, "type"), text_of(message, "id"), _moment_ns(message)
+        kind, name, told_ns = text_of(message, "type"), text_of(message, "id"), instant_ns(message.get("timestamp"))
+        if told_ns is not None and (name or at) not in self._moments:
+            self._moments[name or at] = self._moved_ns(told_ns, self._latest_ns)
+            self._latest_ns = max(self._latest_ns, self._moments[name or at])
+        moment_ns = self._moments.get(name or at, 0)
         parts = list_of(message, "content") or [message.get("content")]
         has_content = all(part if isinstance(part, str) else any(record_of(part).values()) for part in parts)
         self.unread.num_rows += 1
@@ -152,6 +153,7 @@ class _Session(Conversation):
         ended_ns = instant_ns(tool.get("timestamp"))
         if ended_ns is not None and name not in self._ended and text_of(tool, "status") in ENDED:
             self._ended.add(name)  # older releases write no row of its result
+            ended_ns = self._moved_ns(ended_ns, turn.end_ns)
             said = (text_of(part, "functionResponse", "response", "error") for part in records_of(tool, "result"))
             self.result(name, ended_ns, "".join(said))
         if child := text_of(tool, "agentId"):

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from harness.model.traces.account import ReadNotes
+from harness.model.traces.calls import BACK, SHIFTED
 from harness.model.traces.importing import read_recordings
 from harness.model.traces.links import AFTER_SUMMARY, UNANSWERED
 from harness.model.traces.recording import Recording
+from harness.model.traces.values import instant_ns
 from tests.support.agent_logs import at
 from tests.support.sound_traces import gemini_session
 
@@ -87,6 +89,25 @@ def test_a_tool_that_was_refused_was_waited_for_by_a_person(
     rows = [row | {"content": result} if row.get("id") == "s-r0" else row for row in rows]
     (recording,), _ = read(tmp_path, rows)
     assert waits_s(recording)[1:] == [(5, kind)]
+
+
+@pytest.mark.parametrize("is_document", [False, True])
+@pytest.mark.parametrize(("back_at", "waits"), [("s-r1", [5, None, 5]), ("s-a2", [5, None, 5]), ("tool", [5, None, 5])])
+def test_rows_behind_a_clock_that_went_back_keep_their_order_and_one_wait_is_unknown(
+    tmp_path: Path, back_at: str, waits: list[float | None], *, is_document: bool
+) -> None:
+    document, back_s = gemini_session("s", 4, 300.0), 0
+    for message in document["messages"]:
+        seconds = ((instant_ns(message["timestamp"]) or 0) - (instant_ns(at(0)) or 0)) / 1e9
+        back_s = 120 if message["id"] == back_at else back_s
+        message["timestamp"] = at(seconds - back_s)
+        for tool in message.get("toolCalls", ()):
+            back_s = 120 if (back_at, message["id"]) == ("tool", "s-a1") else back_s
+            tool |= {"status": "success", "timestamp": at(seconds + 5 - back_s)}
+    (recording,), notes = read(tmp_path, [document] if is_document else [HEADER, *document["messages"]])
+    assert [None if one.is_drawn else one.wait_ns / 1e9 for one in recording.requests[1:]] == waits
+    assert [one.prompt_tokens for one in recording.requests] == [1000, 1200, 1400, 1600]
+    assert (notes.assumed[SHIFTED], notes.assumed[f"waits that are unknown: {BACK}"]) == (1, 1)
 
 
 def test_a_resumed_session_goes_on(tmp_path: Path) -> None:
