@@ -119,11 +119,11 @@ def _calls(session: str, turns: list[_Turn], names: BlockNames, notes: ReadNotes
     log: Log = []
     for place, turn in enumerate(turns):
         prompt, keep, wait_ns, at_ns = turn.prompt, 0, 0, 0
+        num_more = turn.num_answers - (turns[place - 1].num_answers if place else -1)
+        notes.assume("calls whose messages hold answers of calls that are missing", num_more > 1)
         if place:
             before, call = turns[place - 1], log[-1]
             prompt, keep = _lengths(before, call.input_tokens, turn)
-            is_missing = turn.num_answers - before.num_answers > 1
-            notes.assume("calls whose messages hold answers of calls that are missing", is_missing)
             wait_ns = _wait_ns(before, turn, notes)
             at_ns = call.end_ns + (wait_ns or 0)
         log.append(Call(session, at_ns, at_ns, prompt, keep, turn.generate, index=place, at=turn.at))

@@ -72,7 +72,11 @@ class _Session(Conversation):
             self.unread.broken("a message without its time", at)
         elif role == "user":
             self.notes.part()
-            self.take_input(moment_ns, is_human=not all(map(_is_of_program, parts)))
+            is_by_program = all(
+                part.get("synthetic") is True or (text_of(part, "type") == "compaction" and part.get("auto") is True)
+                for part in parts
+            )
+            self.take_input(moment_ns, is_human=not is_by_program)
         else:
             self._answer(info, parts, moment_ns, at)
 
@@ -90,7 +94,7 @@ class _Session(Conversation):
         ended_ns = self._end_ns(info, parts)
         turn = self.add(ended_ns, ("opencode", moment_ns, ended_ns, *counts), at)
         # It was asked for when its message was made: tools and people were ready by then.
-        turn.submitted_ns = min(moment_ns, ended_ns)
+        turn.submitted_ns = moment_ns
         turn.input_tokens, turn.prefix_tokens, turn.created_tokens, turn.output_tokens, turn.reasoning_tokens = counts
         turn.total_tokens = tokens_of(tokens.get("total")) or None
         turn.has_cache_apart = turn.has_reasoning_apart = True
@@ -118,7 +122,7 @@ class _Session(Conversation):
         ends = [end for end in told if end is not None]
         self.notes.assume(NO_END, not ends)
         ends += [min(starts)] if starts else []
-        return max(*(ends or [_instant_ns(info, "completed") or 0]), _instant_ns(info, "created") or 0)
+        return max(ends or [_instant_ns(info, "completed") or _instant_ns(info, "created") or 0])
 
 
 def _counts(tokens: Record) -> tuple[int, int | None, int | None, int, int] | None:
@@ -133,11 +137,6 @@ def _counts(tokens: Record) -> tuple[int, int | None, int | None, int, int] | No
 def _values(tokens: Record) -> list[object]:
     cache = record_of(tokens, "cache")
     return [tokens.get("input"), cache.get("read"), cache.get("write"), tokens.get("output"), tokens.get("reasoning")]
-
-
-def _is_of_program(part: Record) -> bool:
-    """Whether opencode itself wrote this part of a user's message."""
-    return part.get("synthetic") is True or (text_of(part, "type") == "compaction" and part.get("auto") is True)
 
 
 def _instant_ns(record: Record, name: str) -> int | None:

@@ -26,7 +26,6 @@ OBSERVATIONS = ("ObservationEvent", "AgentErrorEvent", "UserRejectObservation")
 ENDS_A_CALL = ("InterruptEvent", "ConversationErrorEvent")
 # Of all calls so far, as an event of 0.x has them; the names of ``Usage``, in its order.
 TOTALS = ("prompt_tokens", "completion_tokens", "cache_read_tokens", "cache_write_tokens")
-NUMBERED = re.compile(r"event-(\d{1,12})-[^/]*$")
 PASSED = types_of(__file__)["passed"]
 
 
@@ -149,7 +148,7 @@ def _in_order(events: list[tuple[str, Record]], steps: TrajectoryCalls) -> Itera
 
 def _number(event: Record, at: str) -> int | None:
     """Its place among the events: its id, or that in the name of its file; None where neither says one."""
-    name = NUMBERED.search(at)
+    name = re.search(r"event-(\d{1,12})-[^/]*$", at)
     return number if isinstance(number := event.get("id"), int) else int(name[1]) if name else None
 
 

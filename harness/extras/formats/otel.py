@@ -21,7 +21,6 @@ from harness.model.traces.links import of_lines
 from harness.model.traces.values import Record
 
 MOST_LOOKED_AT = 64
-LONG_ID = re.compile("[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3,}")
 BESIDE, WRAPS, WITHIN, SUMS, OPEN, TWICE, AROUND, OTHER_VALUES, LOGGED = TABLES["twice"].values()
 ALONE, ORPHANS, JOINED, APART, FOLLOWING, SHORT_NAMES = TABLES["sessions"].values()
 NO_TOOLS, WHOSE = TABLES["waits"].values()
@@ -37,7 +36,7 @@ def otel_logs(lines: Lines, notes: ReadNotes) -> Iterator[Log]:
 
 def _is_global(name: str) -> bool:
     """Whether an id names one thing in every file: a W3C trace id or a UUID; short names may repeat by chance."""
-    return LONG_ID.search(name) is not None
+    return re.search("[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3,}", name) is not None
 
 
 class _Tree:

@@ -18,7 +18,6 @@ DEEPEST_VALUE = 16
 PLAIN = ("stringValue", "boolValue", "doubleValue")
 DOCUMENTS = ("resourceSpans", "resource_spans", "batches")
 LOGS = ("resourceLogs", "resource_logs")
-CAPITAL = re.compile("([A-Z])")
 # Events of the logs of Gemini CLI and Qwen Code by the ends of their names, and the operations that they are.
 EVENTS = {"api_response": "chat", "tool_call": "execute_tool", "user_prompt": "user_prompt"}
 
@@ -123,7 +122,7 @@ def _of_log(record: Record, resource: Record) -> Record:
 
 def _of(record: Record, name: str) -> object:
     """The value of a key, by its name in lowerCamelCase or in snake_case."""
-    return record.get(name, record.get(CAPITAL.sub(r"_\1", name).lower()))
+    return record.get(name, record.get(re.sub("([A-Z])", r"_\1", name).lower()))
 
 
 def _flat(span: Record, resource: Record) -> Record:

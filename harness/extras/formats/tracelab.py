@@ -30,7 +30,7 @@ def tracelab_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress | 
     for rounds in sessions.values():
         in_order = notes.in_order(rounds, lambda each: each[0].index, "rounds out of order of their index")
         log = [turn for turn, _ in in_order]
-        notes.check_numbers([turn.index for turn in log], "rounds")
+        notes.check_numbers([-1, *(turn.index for turn in log)], "rounds")  # from 0 on
         history, before, ended_ns = 0, log[0].index, log[0].submitted_ns
         for turn, inputs in in_order:
             turn.unknown_wait = "a round before theirs is missing" if turn.index > before + 1 else ""

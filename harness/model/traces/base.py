@@ -29,7 +29,6 @@ READ_BYTES = 1 << 20
 Progress = Callable[[int], None]
 Read = Callable[[Iterable[Path], ReadNotes, "Progress | None"], Iterator[Recording]]
 PARQUET = b"PAR1"
-ROWS_A_BATCH = 64
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -120,7 +119,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, object]]:
     import pyarrow.parquet as pq
 
     try:
-        batches = pq.ParquetFile(path).iter_batches(batch_size=ROWS_A_BATCH)
+        batches = pq.ParquetFile(path).iter_batches(batch_size=64)
         yield from enumerate((row for batch in batches for row in batch.to_pylist()), 1)
     except (OSError, pa.ArrowException) as error:
         what = f"cannot be read as Parquet ({str(error).splitlines()[0]})"

@@ -26,7 +26,7 @@ LABELS = read_tables(Path(__file__).with_name("labels.toml"))
 IN_CIRCLE, REPEATED, UNLINKED, LIKELY, AGAIN, TO_AGENT, MISSING = LABELS["agents"].values()
 FIRST_CACHED, SHARED, AFTER_SUMMARY, BY_MESSAGES, CACHE_LEFT_OUT, AS_PART, LAST_BLOCK = LABELS["cache"].values()
 NO_READING, ADDED_REASONING = LABELS["counts"].values()
-GAPS, IN_TURN, UNAWAITED, OUT_OF_ORDER, UNANSWERED, OVERLAPPING, CONTRADICTED = LABELS["waits"].values()
+GAPS, IN_TURN, UNAWAITED, OUT_OF_ORDER, UNANSWERED, OVERLAPPING, CONTRADICTED, BACKWARDS = LABELS["waits"].values()
 
 
 def recordings_of(logs: Iterable[Log], notes: ReadNotes) -> Iterator[Recording]:
@@ -37,6 +37,7 @@ def recordings_of(logs: Iterable[Log], notes: ReadNotes) -> Iterator[Recording]:
         _settle_cache(calls)
     for group in by_session.values():
         notes.assume(OUT_OF_ORDER, sum(one.submitted_ns - two.submitted_ns > LATE_NS for one, two in pairwise(group)))
+        notes.assume(BACKWARDS, sum(call.submitted_ns - call.end_ns > LATE_NS for call in group))
         group.sort(key=lambda call: (call.submitted_ns, call.index))
         _check_counts(group, notes)
     _adopt(by_session, notes)

@@ -53,6 +53,11 @@ def test_a_call_with_a_message_that_is_no_object_is_broken(tmp_path: Path, messa
     assert head.broken == {"a call without its session, messages or output length": 1}
 
 
+def test_a_first_call_that_holds_answers_says_that_calls_are_missing(tmp_path: Path) -> None:
+    label = "1 x calls whose messages hold answers of calls that are missing"
+    assert [label in trace_of(tmp_path, rows("a")[first:]).head.labels for first in (0, 1)] == [False, True]
+
+
 def test_a_gap_that_is_longer_than_the_time_between_the_calls_is_labelled(tmp_path: Path) -> None:
     stamped = [row | {"session_timestamp": 4.0 * place} for place, row in enumerate(rows("a"))]
     assert not any(CONTRADICTED in label for label in trace_of(tmp_path, stamped).head.labels)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from harness.clock import NS_PER_S
-from harness.model.traces.links import NO_READING
+from harness.model.traces.links import BACKWARDS, NO_READING
 from tests.support.agent_logs import at
 from tests.support.sound_traces import SOUND
 from tests.support.trace_rows import trace_of
@@ -74,6 +74,13 @@ def test_new_tokens_that_do_not_sum_to_the_input_are_labelled(tmp_path: Path, ne
     rows = rounds()
     rows[2]["newly_append_tokens"] = new
     assert (f"1 x {NO_READING}" in trace_of(tmp_path, rows).head.labels) == is_labelled
+
+
+def test_rounds_that_are_missing_at_the_start_and_times_that_contradict_each_other_are_labelled(tmp_path: Path) -> None:
+    assert "1 x rounds that are missing by their number" in trace_of(tmp_path, rounds()[1:]).head.labels
+    rows = rounds()
+    rows[2]["timing_events"][0]["timestamp"] = at(40)  # its output is of 23 s
+    assert f"1 x {BACKWARDS}" in trace_of(tmp_path, rows).head.labels
 
 
 def test_waits_for_rounds_that_are_missing_by_their_number_are_unknown_and_labelled(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def changed(row: Any, place: Path_, rng: random.Random) -> Any:
     row = holder = copy.deepcopy(row)
     for name in place[:-1]:
         holder = holder[name]
-    if (other := rng.choice(["absent", None, [], {}, ["x"], True])) == "absent":
+    if (other := rng.choice(["absent", None, [], {}, [3], True])) == "absent":
         del holder[place[-1]]
     else:
         holder[place[-1]] = other
