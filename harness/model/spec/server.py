@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal, NamedTuple, cast
 from pydantic import (
     AfterValidator,
     Field,
-    PlainSerializer,
     SerializerFunctionWrapHandler,
+    field_serializer,
     field_validator,
     model_serializer,
     model_validator,
@@ -76,9 +76,7 @@ def _http_url(url: str) -> str:
 
 Operand = Annotated[str, AfterValidator(_no_option)]
 """A name on a command line."""
-Words = Annotated[tuple[str, ...], PlainSerializer(redacted_arguments, when_used="json")]
-Url = Annotated[str, PlainSerializer(redacted_text, when_used="json")]
-MetricsUrl = Annotated[Url, AfterValidator(_http_url)]
+MetricsUrl = Annotated[str, AfterValidator(_http_url)]
 
 
 class RouterSpec(Spec):
@@ -93,7 +91,7 @@ class RouterSpec(Spec):
     session_header: str = Field(
         default="X-Session-Id", description="header that names a request's session; the client sends it; empty: none"
     )
-    command: Words = Field(
+    command: tuple[str, ...] = Field(
         default=(),
         description="of kind 'command': the program and its words; {urls}, {hosts}, {host} and {port} are filled in; "
         "of other kinds: more words",
@@ -126,6 +124,10 @@ class RouterSpec(Spec):
         if self.policy == "session-affinity" and not self.session_header:
             raise ValueError("session-affinity needs session_header: the header that names a request's session")
         return self
+
+    @field_serializer("command", when_used="json")
+    def _command_without_secrets(self, words: tuple[str, ...]) -> tuple[str, ...]:
+        return redacted_arguments(words)
 
 
 class ServerShape(NamedTuple):
@@ -367,11 +369,9 @@ class ServerSpec(Spec):
     devices: DeviceNumbers = key(RBLN, (), "NPUs that the server sees; default: what the artifact needs, from 0")
     patch: PatchMode = key(RBLN, "overlay", "how the [BUCKET] line gets into a real stack")
     observer: bool = key(STACKS, True, "real stacks: one record per engine step, from inside")
-    extra_args: Words = key(STACKS, (), "more arguments of `vllm serve`; the last one counts")
-    env: Annotated[dict[str, str], PlainSerializer(redacted_env, when_used="json")] = key(
-        STACKS, {}, "more environment variables of the server; secrets are left out of records"
-    )
-    url: Url = key(ATTACHED, "", "backend 'attached': the server somebody else started")
+    extra_args: tuple[str, ...] = key(STACKS, (), "more arguments of `vllm serve`; the last one counts")
+    env: dict[str, str] = key(STACKS, {}, "more environment variables of the server; secrets are left out of records")
+    url: str = key(ATTACHED, "", "backend 'attached': the server somebody else started")
     step_log: str = key(
         ATTACHED,
         "",
@@ -407,7 +407,7 @@ class ServerSpec(Spec):
         None,
         "the router before two or more replicas: kind, policy; default: the harness's, round-robin",
     )
-    replica_urls: tuple[Url, ...] = key(
+    replica_urls: tuple[str, ...] = key(
         ROUTED, (), "backend 'attached': the replicas' own addresses behind the router at url"
     )
     replica_header: str = key(ROUTED, "", "response header by which the router names the replica that answered")
@@ -427,6 +427,23 @@ class ServerSpec(Spec):
         table: dict[str, Any] = dump(self)
         unset = {key for key in NEWER_KEYS if getattr(self, key) == DEFAULTS[key]}
         return {key: value for key, value in table.items() if key not in unset}
+
+    # Not as kinds of value: records of earlier versions have these keys, also where they are as by default.
+    @field_serializer("env", when_used="json")
+    def _env_without_secrets(self, env: dict[str, str]) -> dict[str, str]:
+        return redacted_env(env)
+
+    @field_serializer("url", "metrics_url", "device_metrics_url", when_used="json")
+    def _address_without_secrets(self, url: str) -> str:
+        return redacted_text(url)
+
+    @field_serializer("replica_urls", when_used="json")
+    def _addresses_without_secrets(self, urls: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(map(redacted_text, urls))
+
+    @field_serializer("extra_args", when_used="json")
+    def _arguments_without_secrets(self, words: tuple[str, ...]) -> tuple[str, ...]:
+        return redacted_arguments(words)
 
     @field_validator("ssh")
     @classmethod

@@ -28,3 +28,11 @@ def test_an_ssh_destination_is_a_host_with_or_without_a_user(destination: str) -
 def test_a_name_that_looks_like_an_option_is_refused(key: str) -> None:
     with pytest.raises(ValidationError, match="would be read as an option"):
         ServerSpec.model_validate({key: "--trust-remote-code"})
+
+
+def test_a_server_is_written_with_the_keys_that_a_tune_of_an_earlier_version_asked_with() -> None:
+    routed = ServerSpec.model_validate({"replicas": 2, "router": {"kind": "haproxy"}})
+    always = {"extra_args": [], "env": {}, "url": "", "device_metrics_url": ""}
+    assert ServerSpec().model_dump(mode="json", exclude_defaults=True) == always
+    router = {"kind": "haproxy", "command": []}
+    assert routed.model_dump(mode="json", exclude_defaults=True) == {**always, "replicas": 2, "router": router}
