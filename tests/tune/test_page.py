@@ -20,7 +20,7 @@ from harness.tune.folder import TuneFolder
 from harness.tune.page import TuneResult, tune_page, unbroken
 from harness.tune.predict import Option
 from harness.tune.setups import Baseline, Setup
-from tests.support.diagnoses import SEEN
+from tests.tune.test_price import SEEN
 
 pytestmark = pytest.mark.same_everywhere
 

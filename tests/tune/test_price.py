@@ -17,10 +17,31 @@ from harness.model.spec import ExperimentSpec, ServerSpec, parse_experiment
 from harness.runner import ExperimentOutcome, run_experiment
 from harness.tune import confirm
 from harness.tune.confirm import base_of
+from harness.tune.diagnose import Diagnosis
 from harness.tune.explore import QUICK
 from harness.tune.path import Tune
 from harness.tune.price import calibration_of, price_of, with_eager_steps
-from tests.support.diagnoses import SEEN
+
+SEEN = Diagnosis(
+    condition="base",
+    backend="rbln",
+    shown={},
+    num_runs=3,
+    num_rearrivals=0,
+    num_reused=0,
+    device_ns=100,
+    losses=(),
+    waiting_session_ns=0,
+    overload=None,
+    origin="",
+    unknown="",
+    has_rules=True,
+    has_costs=True,
+    eager=None,
+    start_ms=0.0,
+    lag_ms=0.0,
+)
+"""A diagnosis of runs that were never made, to be changed where a test needs it."""
 
 
 def without_costs() -> ExperimentSpec:
@@ -133,8 +154,7 @@ def test_costs_whose_fit_errs_too_much_decide_nothing_and_are_named(tmp_path: Pa
     costs = tmp_path / "loose.toml"
     text = Path("plans/costs/paper.toml").read_text(encoding="utf-8")
     costs.write_text(f"{text}\n[calibration.decode]\nheld_out_max_share = {error}\n", encoding="utf-8")
-    seen = SEEN
-    price = price_of(ServerSpec(cost_model=str(costs)), seen)
+    price = price_of(ServerSpec(cost_model=str(costs)), SEEN)
     assert (price.channel, price.is_assumed) == (channel, error > 0.5)
     assert ("97.7 % of decode steps" in price.words) == price.is_assumed
 
