@@ -65,6 +65,7 @@ class _Session(Conversation):
         # Usage that the other kind of row may tell again: of the last count, and of the last record.
         self._counted: list[int] | None = None
         self._recorded: list[int] | None = None
+        self._emptied_at = ""  # a count of no token long after the last call: one that made a summary ended there
         self._ordinal: int | None = None
         self._history = hash(())
 
@@ -106,6 +107,9 @@ class _Session(Conversation):
             self._end_replay(moment_ns, self._began_ns)
             is_inside = kind in ("event_msg", "response_item")
             self._event(payload, (text_of(payload, "type") if is_inside else kind), moment_ns, f"{kind}/", at)
+            if self.is_compacted and self._emptied_at:  # of these two rows either may come first
+                self.compact(self._emptied_at, is_waited=bool(self._inputs))
+                self._emptied_at = ""
 
     def _check_order(self, record: Record) -> None:
         """Label rows that are missing by the number that newer releases give each."""
@@ -183,9 +187,8 @@ class _Session(Conversation):
         totals, usage = counts_of(info.get("total_token_usage"), TOTALS), counts_of(info.get("last_token_usage"), USAGE)
         if (totals is not None and totals == self._totals) or (usage is not None and usage == self._recorded):
             self.notes.pass_over("token_count: told again")
-            is_empty = usage is not None and not any(usage)
-            if is_empty and self.is_compacted and self.calls and moment_ns - self._closed_ns[-1] >= LATE_NS:
-                self.compact(at)  # no call that a count tells ended right before the summary
+            if usage is not None and not any(usage) and self.calls and moment_ns - self._closed_ns[-1] >= LATE_NS:
+                self._emptied_at = at
             self._totals, self._recorded = totals or self._totals, None
             return
         if self._open is None and (usage is None or totals is None or self._totals is None):
@@ -223,7 +226,7 @@ class _Session(Conversation):
             self._recorded, self._counted = usage, None
 
     def _close(self, turn: Call, usage: list[int], totals: Sequence[object], moment_ns: int) -> None:
-        self._open, self._counted, self._recorded = None, usage, None
+        self._open, self._counted, self._recorded, self._emptied_at = None, usage, None, ""
         self.notes.call()
         turn.input_tokens, turn.prefix_tokens, turn.output_tokens, turn.reasoning_tokens = usage
         self._history = hash((self._history, *usage, *totals))

@@ -19,6 +19,7 @@ from harness.model.traces.values import Record, seconds_ns
 
 # Requests a second of a whole service; instants in another unit are a thousand times off.
 LIKELY_RATES = (0.01, 20.0)
+BY_ARRIVAL = "requests that name the one before them in their conversation: they come at their arrivals all the same"
 REPEATED = "rows that another file holds already"
 
 
@@ -59,11 +60,9 @@ def _rows(path: Path, unit_ns: int, notes: ReadNotes, progress: Progress | None)
         at_ns, names = seconds_ns(record.get("timestamp"), unit_ns), record.get("hash_ids")
         if at_ns is None or blocks.BlockNames().numbers(names) is None:
             return None
-        lengths = blocks.lengths_of(record, notes)
-        chat = record.get("chat_id")
-        return (
-            None if lengths is None else _Row(at_ns, *lengths, tuple(names or ()), None if chat is None else repr(chat))
-        )
+        lengths, chat = blocks.lengths_of(record, notes), record.get("chat_id")
+        notes.assume(BY_ARRIVAL, lengths is not None and record.get("parent_chat_id") not in (None, -1))
+        return lengths and _Row(at_ns, *lengths, tuple(names or ()), None if chat is None else repr(chat))
 
     yield from blocks.parsed_lines([path], notes, progress, row, "a request without its time, lengths or block names")
 

@@ -76,7 +76,7 @@ class _Session(Conversation):
                 part.get("synthetic") is True or (text_of(part, "type") == "compaction" and part.get("auto") is True)
                 for part in parts
             )
-            self.take_input(moment_ns, is_human=not is_by_program)
+            self.take_input(moment_ns, is_human=not is_by_program, is_hint=is_by_program)
         else:
             self._answer(info, parts, moment_ns, at)
 

@@ -167,9 +167,10 @@ class Conversation:
         self.take_input(moment_ns, is_human=False)
         self._is_woken = True
 
-    def compact(self, at: str) -> None:
-        """The next prompt begins anew, with a summary that a call made which the log does not hold."""
+    def compact(self, at: str, *, is_waited: bool = False) -> None:
+        """The next prompt begins anew, with a summary of a call that the log does not hold; is_waited: by the next."""
         self.is_compacted = True
+        self.lost = "a summary was made before theirs, by a call that the log does not hold" if is_waited else self.lost
         self.notes.leave("calls that summarised a conversation: the log does not hold them", at)
 
     def add(self, moment_ns: int, identity: Hashable, at: str) -> Call:
@@ -204,6 +205,8 @@ class Conversation:
         )
         submitted_ns = max((at_ns for at_ns, _ in inputs), default=ended_ns)
         turn = Call(self.session, submitted_ns, moment_ns, kind=whose(ended_ns, tools_ns, persons_ns))
+        if self.is_compacted and not self._inputs and persons_ns is None:
+            turn.kind = "none"  # the program goes on by itself behind a summary
         turn.inputs_ns, turn.is_woken = (tools_ns, persons_ns), self._is_woken
         turn.parent, turn.index, turn.is_reset = self.parent, len(self.calls), self.is_compacted
         self.notes.assume(AT_ONCE, bool(self.calls) and tools_ns is not None and tools_ns == persons_ns)

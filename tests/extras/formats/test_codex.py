@@ -254,8 +254,11 @@ def test_the_wait_after_a_call_that_a_person_stopped_is_not_known(tmp_path: Path
     assert (trace.num_requests, sum(trace.head.dropped.values())) == (2, 1)
 
 
+@pytest.mark.parametrize("is_count_first", [True, False])
 @pytest.mark.parametrize(("ended_s", "num_left"), [(40.0, 1), (3.6, 0)])
-def test_a_compaction_that_no_count_tells_is_counted_as_left_out(tmp_path: Path, ended_s: float, num_left: int) -> None:
+def test_a_compaction_that_no_count_tells_is_counted_as_left_out(
+    tmp_path: Path, ended_s: float, num_left: int, *, is_count_first: bool
+) -> None:
     rows = one_turn(RUN, RESULT)
     again = codex_count((0, 0, 0, 0), 1100)
     compacted = [
@@ -263,6 +266,8 @@ def test_a_compaction_that_no_count_tells_is_counted_as_left_out(tmp_path: Path,
         {"timestamp": at(ended_s), "type": "event_msg", "payload": again},
     ]
     place = 4 if num_left else 3
+    compacted = compacted[::-1] if is_count_first else compacted
     trace = imported(written(tmp_path, [*rows[:place], *compacted, *rows[place:]], "a"))
     assert sum(trace.head.dropped.values()) == num_left
+    assert trace.recordings[0].requests[1].is_drawn == bool(num_left), "the wait for the result was the summary's"
     assert f"1 x {AFTER_SUMMARY}" in trace.head.labels

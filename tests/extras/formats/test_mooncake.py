@@ -9,6 +9,7 @@ import pytest
 
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import SpecError
+from harness.extras.formats.mooncake import BY_ARRIVAL
 from harness.model.traces.recording import describe_trace, open_trace
 from tests.support.sound_traces import arrivals
 from tests.support.trace_rows import imported, written
@@ -75,6 +76,14 @@ def test_rows_out_of_order_of_time_arrive_when_they_say_and_it_is_said(tmp_path:
     trace = imported(written(tmp_path, rows), time_unit_ns=NS_PER_S)
     assert [one.start_ns // NS_PER_S for one in trace.recordings] == [0, 300, 600, 900]
     assert trace.head.labels == ("3 x rows out of order of time: sorted",)
+
+
+def test_conversations_of_bailian_come_at_their_arrivals_and_it_is_said(tmp_path: Path) -> None:
+    row = {"input_length": 16, "output_length": 5, "hash_ids": []}
+    rows = [row | {"timestamp": 300 * at, "chat_id": at, "parent_chat_id": at - 1} for at in range(3)]
+    trace = imported(written(tmp_path, rows), time_unit_ns=NS_PER_S)
+    assert trace.head.labels == (f"2 x {BY_ARRIVAL}",)
+    assert [len(one.requests) for one in trace.recordings] == [1, 1, 1]
 
 
 def test_rows_of_one_instant_keep_their_order(tmp_path: Path) -> None:

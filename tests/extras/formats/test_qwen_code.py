@@ -53,6 +53,7 @@ def test_the_call_that_compacts_is_read_from_its_telemetry(tmp_path: Path) -> No
     assert [request.keep_tokens for request in recording.requests] == [0, 1000, 1000, 1000]
     assert notes.assumed[AFTER_SUMMARY] == 1
     assert [request.wait_ns for request in recording.requests[1:3]] == [5_000_000_000, 0]
+    assert [request.wait_kind for request in recording.requests[1:3]] == ["tool", "none"]
     assert not notes.left
 
 
