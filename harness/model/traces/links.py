@@ -507,8 +507,9 @@ def _common(before: Call, call: Call) -> int:
         return 0
     if call.blocks or call.block_tokens:
         return kept_tokens(call.blocks, before.blocks, call.block_tokens, before.stream_tokens, call.input_tokens)
-    if call.prefix_tokens is not None:
-        return min(call.prefix_tokens, most)
+    if call.prefix_tokens is not None:  # a count between the two shows that the answer's reasoning stayed
+        whole = min(before.input_tokens + before.output_tokens, call.input_tokens)
+        return call.prefix_tokens if call.prefix_tokens <= whole else most
     if not before.messages or not call.messages:
         return most if call.input_tokens >= before.stream_tokens else 0
     common = num_common(call.messages, before.messages)

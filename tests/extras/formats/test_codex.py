@@ -201,6 +201,16 @@ RUN = {"type": "function_call", "call_id": "c", "name": "exec_command"}
 RESULT = (8.0, "response_item", "function_call_output")
 
 
+@pytest.mark.parametrize(("cached", "keep"), [(1000, 1000), (1060, 1060), (1100, 1100), (1101, 1040)])
+def test_reasoning_stays_in_the_next_prompt_where_its_cached_tokens_show_it(
+    tmp_path: Path, cached: int, keep: int
+) -> None:
+    rows = one_turn(RUN, RESULT)
+    rows[2]["payload"] = codex_count((1000, 0, 100, 60), 1100)
+    rows[-1]["payload"] = codex_count((1500, cached, 100, 0), 2700)
+    assert imported(written(tmp_path, rows, "a")).recordings[0].requests[1].keep_tokens == keep
+
+
 CREATE = 'exec_command failed for `rm x`: CreateProcess { message: "Rejected(\\"rejected by user\\")" }'
 REFUSALS = (
     *("exec command rejected by user", CREATE, "user rejected MCP tool call", "Error: user cancelled MCP tool call"),
