@@ -134,7 +134,6 @@ def _no_table(source: Path, what: str, names: list[str]) -> SpecError:
 HUMAN_TOOLS = (*ASK_A_PERSON, "TaskOutput")
 CREDIT = "TraceLab, SyFI Lab, University of Washington (CC BY 4.0)"
 QUANTILE_RULE = "linear between the two nearest calls, as numpy.percentile; latencies rounded to 1 us"
-ROWS_BEFORE_FOREIGN = 10_000
 # Above 10^15 ms (30,000 years) a latency is a stamp or a slip, and not exact as a float.
 MOST_MS = 1e15
 
@@ -271,7 +270,7 @@ def summarise_tracelab(source: Path, *, tables: tuple[str, ...] = (), max_malfor
             continue
         summary.rows += 1
         has_tools = has_tools or "tools" in row.model_fields_set
-        if not has_tools and summary.rows >= ROWS_BEFORE_FOREIGN:
+        if not has_tools and summary.rows >= 10_000:
             break
         for call in row.tools or ():
             _count(summary, latencies_us, call)

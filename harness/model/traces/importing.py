@@ -25,7 +25,6 @@ OTHER_ENDS = {
     **dict.fromkeys((".xz", ".bz2", ".zip", ".tar", ".tgz", ".7z", ".br", ".lz4"), "packed: unpack them first"),
     **dict.fromkeys((".db", ".sqlite", ".sqlite3", ".duckdb"), "a database: export its calls first"),
 }
-MOST_KEYS_SHOWN = 6
 # A file of another format in a folder with so many times its calls is a stray.
 STRAY_SHARE = 10
 # In production traces about one answer in a hundred has 1 or 2 tokens.
@@ -266,7 +265,7 @@ def _unknown_format(path: Path) -> SpecError:
     for kind in read_tables(Path(__file__).with_name("others.toml"))["kind"]:
         if any(_is_of(kind, record) for record in records):
             return SpecError(f"is {kind['what']}, which no reader exists for", where=str(path), hint=kind["way"])
-    keys = [key for key in (records[0] if records else ()) if TYPE_NAME.fullmatch(key)][:MOST_KEYS_SHOWN]
+    keys = [key for key in (records[0] if records else ()) if TYPE_NAME.fullmatch(key)][:6]
     what = f"its records have the keys {', '.join(keys)}" if keys else "it holds no JSON objects"
     hint = "Readers: harness trace formats; any agent's calls can be recorded in the server: harness server observe"
     return SpecError(f"is in no known format: {what}", where=str(path), hint=hint)
