@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harness.cli.addresses import MaybeExperimentArgument, experiment_with
-from harness.cli.terminal import print_answers, print_folded, say, show, terminal
+from harness.cli.terminal import format_duration, print_answers, print_folded, say, show, terminal
 from harness.errors import HarnessError, ServerError, SpecError
 from harness.table import Table
 
@@ -236,10 +236,12 @@ def _print(name: str, flags: Any) -> None:
 
 def _print_compiled(spec: ExperimentSpec, given: Mapping[str, Any]) -> None:
     """The decode graphs of servers of vllm-rbln, whose compiled sizes count requests."""
+    from harness.model.engine.cost import DeviceSpec
     from harness.stacks.rbln.rules.decode_graphs import decode_queries
     from harness.stacks.rbln.rules.kv_rules import NATIVE
     from harness.stacks.vllm.graph_flags import speculative_config
 
+    device = DeviceSpec()
     seen: dict[tuple[Any, ...], list[str]] = {}
     for condition in spec.condition:
         server = spec.server_of(condition)
@@ -251,8 +253,13 @@ def _print_compiled(spec: ExperimentSpec, given: Mapping[str, Any]) -> None:
     console = terminal()
     for (buckets, method, num_drafts), names in seen.items():
         queries = decode_queries(method, num_drafts)
-        graphs = f"{len(buckets)} sizes in requests, {len(buckets) * len(queries)} decode graphs"
+        num_graphs = len(buckets) * len(queries)
+        graphs = f"{len(buckets)} sizes in requests, {num_graphs} decode graphs"
         print_folded(f"{', '.join(names)}: vllm-rbln, {graphs}")
+        compile_s = device.compile_base_s + device.compile_call_s * (num_graphs + 1)
+        timed = ", whose native path was never timed" if num_drafts else ""
+        of_model = f"about {format_duration(compile_s)} by the model of Qwen3-4B on {device.devices} NPUs{timed}"
+        print_folded(f"to compile them: {of_model}")
         rows = [
             (_span(1 + before, size), str(size), *(str(size * query) for query in queries))
             for before, size in zip((0, *buckets), buckets, strict=False)
