@@ -18,7 +18,6 @@ from harness.model.traces.recording import RecordedRequest, Recording, hidden_na
 from harness.model.traces.values import Record, record_of, text_of, tokens_of
 from harness.stacks.vllm.inside.vllm_step_log.sessions import UNUSUAL
 
-FORMAT_NUMBER = 1
 MOST_NS = 1 << 62
 LABELS = read_tables(Path(__file__).with_name("labels.toml"))
 NOT_ENDED, BEFORE, OWN, NO_NAMES, NO_LIMIT = LABELS["vllm-requests"].values()
@@ -206,7 +205,7 @@ def _take_end(request: ObservedRequest | None, end: End, server: Recorder, at: s
 def _server(record: Record) -> Recorder | None:
     numbers = _numbers(record, "engine", "part", "opened_ns", "opened_unix_ns")
     recorder = text_of(record, "recorder")
-    if record.get("vllm_sessions") != FORMAT_NUMBER or not recorder or numbers is None:
+    if record.get("vllm_sessions") != 1 or not recorder or numbers is None:
         return None
     engine, part, opened_ns, unix_ns = numbers
     effective = record_of(record, "effective")

@@ -22,7 +22,6 @@ from harness.model.traces.recording import Recording, hidden_name
 from harness.model.traces.values import Record, list_of, record_of, records_of, seconds_ns, text_of, tokens_of
 
 MOST_INPUT_TOKENS = 1_000_000  # the publisher's note: more is an overcount
-DEEPEST_AGENT = 32
 TYPES = ("n", "s", "")
 AFTER: dict[str, WaitKind] = {"tool_result": "tool", "tool_use": "tool", "text": "human", "end_turn": "human"}
 LABELS = read_tables(Path(__file__).with_name("labels.toml"))
@@ -48,7 +47,7 @@ class _Session:
         unknown_wait, before, seen = "", Record(), set[str]()
         for entry in map(record_of, self._in_order(entries)):
             form, agent = text_of(entry, "type"), text_of(entry, "agent_id") or hidden_name(json.dumps(entry))
-            if form == "subagent" and (agent in seen or depth >= DEEPEST_AGENT or not list_of(entry, "requests")):
+            if form == "subagent" and (agent in seen or depth >= 32 or not list_of(entry, "requests")):
                 self._notes.leave("a sub-agent that was there before, too deep, or without requests", self._at, 1)
             elif form == "subagent":
                 seen.add(agent)

@@ -23,7 +23,6 @@ Row = TypeVar("Row")
 ROWS = ("calls", "parts of calls", "passed over", "broken", "unknown")
 # Of more unknown rows than this the waits of a session are unknown.
 SHARE_OF_UNKNOWN = 0.01
-MOST_TYPES = 20
 # A type's name is shown only where it can be no text of a person.
 TYPE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.:/ -]{0,60}")
 CHARACTERS_PER_TOKEN = 4
@@ -115,7 +114,7 @@ class ReadNotes:
     def row_unknown(self, kind: str, at: str) -> None:
         """A row is of a type that the reader does not know."""
         name = kind if TYPE_NAME.fullmatch(kind) else "a type without a plain name"
-        name = name if name in self.unknown or len(self.unknown) < MOST_TYPES else "other types"
+        name = name if name in self.unknown or len(self.unknown) < 20 else "other types"
         self.unknown[name] += 1
         self.first_at.setdefault(name, at)
 

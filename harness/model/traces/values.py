@@ -12,7 +12,6 @@ from harness.model.traces.recording import MOST_TOKENS
 
 Record = dict[str, Any]
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-MOST_DIGITS = 12
 
 
 def parsed_json(line: bytes) -> object:
@@ -25,7 +24,7 @@ def parsed_json(line: bytes) -> object:
 
 def tokens_of(value: object) -> int | None:
     """A number of tokens, also where a text has its digits; None for other values (fractions, negative, absurd)."""
-    if isinstance(value, str) and len(value) <= MOST_DIGITS and value.isascii() and value.isdecimal():
+    if isinstance(value, str) and len(value) <= 12 and value.isascii() and value.isdecimal():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= MOST_TOKENS:
         return None
