@@ -7,6 +7,10 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
+from harness.analysis.calibration.fit import check_points
+from harness.analysis.calibration.fit_points import StepPoint
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import SpecError
 from harness.model.engine import CostModel, load_cost_model
@@ -80,13 +84,25 @@ class CalibrationSpec:
     def swept_prefill_tokens(self) -> tuple[int, ...]:
         return (*SHORT_PREFILL_TOKENS, *self.prefill_tokens) if self.server.is_paged else self.prefill_tokens
 
-    def step_ns(self, model: CostModel, num_seqs: int, context_tokens: int = 0, drafts: int = 0) -> int:
-        """Duration of a decode step: of its compiled size, or its tokens above the largest captured size."""
+    def point(self, num_seqs: int, context_tokens: int = 0, drafts: int = 0) -> StepPoint:
+        """Decode steps of its compiled size, or of its tokens above the largest captured size; nothing measured."""
         tokens, sizes = num_seqs * (1 + drafts), self.server.decode_buckets
-        passes = Drafts(drafts, self.server.speculative_method or "").num_passes
-        extra_ns = passes * (model.draft_pass_ns or 0) + model.eager_ns * (tokens > max(sizes, default=tokens))
         size = next((size for size in sizes if size >= tokens), tokens)
-        return model.decode_step_ns(size, num_seqs, context_tokens) + extra_ns
+        passes = Drafts(drafts, self.server.speculative_method or "").num_passes
+        is_eager = tokens > max(sizes, default=tokens)
+        return StepPoint(num_seqs, size, context_tokens, np.empty(0), is_eager=is_eager, passes=passes)
+
+    def step_ns(self, model: CostModel, num_seqs: int, context_tokens: int = 0, drafts: int = 0) -> int:
+        """Duration of a decode step."""
+        point = self.point(num_seqs, context_tokens, drafts)
+        extra_ns = point.passes * (model.draft_pass_ns or 0) + model.eager_ns * point.is_eager
+        return model.decode_step_ns(point.bucket, num_seqs, context_tokens) + extra_ns
+
+    def check_drafts(self) -> None:
+        """Raise SpecError where no run of these sweeps could tell what a pass of the drafter costs."""
+        if len(self.swept_drafts) > 1:
+            points = [self.point(n, 0, drafts) for drafts in self.swept_drafts for n in self.swept_num_seqs(drafts)]
+            check_points(points, with_context=False)
 
 
 def default_num_seqs(buckets: Sequence[int], limit: int) -> tuple[int, ...]:
@@ -109,6 +125,7 @@ def calibration_experiment(spec: CalibrationSpec) -> ExperimentSpec:
     limit = spec.server.max_num_seqs
     if wrong := [n for n in spec.num_seqs if not 1 <= n <= limit]:
         raise SpecError(f"n = {wrong} cannot run at once", where="num_seqs", hint=f"The limit is {limit}")
+    spec.check_drafts()
     points = {f"n{n}-c{context}": (n, context) for context in spec.context_tokens for n in spec.swept_num_seqs()}
     server = spec.server.model_dump(mode="json", exclude_unset=True)
     if spec.layout == "joined" or spec.server.is_paged:

@@ -285,6 +285,14 @@ def test_the_costs_of_context_and_drafts_on_a_gpu_server_come_back(tmp_path: Pat
             fit_runs([run for run in runs if run.condition == "drafts-2"], seed=1)
 
 
+def test_sweeps_that_cannot_tell_the_drafter_from_the_sizes_are_refused_before_they_run(tmp_path: Path) -> None:
+    truth = gpu_costs(tmp_path, {1: 2.45, 2: 2.6, 4: 3.4}, 0.4, 20, 3_000_000)
+    drafts = {"speculative_method": "eagle3", "synthetic_acceptance_rates": [0.7, 0.5]}
+    sweep = replace(gpu_sweep({"rules": "vllm-paged", "cost_model": truth, **drafts}), num_seqs=(1,))
+    with pytest.raises(SpecError, match=r"3 points cannot tell .*per_pass_ms"):
+        calibration_experiment(sweep)
+
+
 def test_the_cost_of_what_parts_of_prompts_attend_to_comes_back(tmp_path: Path) -> None:
     truth = gpu_costs(tmp_path, {1: 2.45, 2: 2.6, 4: 3.4}, 0.4, 2, 3_000_000, attended_ns=7)
     sweep = gpu_sweep({"rules": "vllm-paged", "cost_model": truth, "slot_tokens": 16384})

@@ -143,7 +143,8 @@ def _with_odd_signs(fit: Fit) -> Fit:
     return replace(fit, notes=(*fit.notes, note))
 
 
-def _fit_decode(points: Sequence[StepPoint], seed: int, *, with_context: bool) -> Fit:
+def check_points(points: Sequence[StepPoint], *, with_context: bool) -> _Form:
+    """The form that these points fit, whatever was measured at them; SpecError where they cannot tell a coefficient."""
     form = _decode_form(points, with_context=with_context)
     if not _is_determined(form.columns):
         raise SpecError(
@@ -152,6 +153,11 @@ def _fit_decode(points: Sequence[StepPoint], seed: int, *, with_context: bool) -
             hint="Measure some bucket at two numbers of requests (and with drafts, of drafts), and each number at two "
             "context lengths (or use --no-context)",
         )
+    return form
+
+
+def _fit_decode(points: Sequence[StepPoint], seed: int, *, with_context: bool) -> Fit:
+    form = check_points(points, with_context=with_context)
     rough = form.solve(np.array([point.period_ms for point in points]))
     # The growth of context inside a stretch is no noise: it is taken out of the blocks before their median.
     context = float(rough[-1]) if with_context else 0.0
