@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,11 +22,19 @@ def chromium() -> Iterator[Browser]:
         pytest.skip("no Chromium on this machine: apt install chromium")
     from playwright.sync_api import sync_playwright
 
-    with sync_playwright() as started:
-        # Containers run as root, where Chromium's own sandbox cannot be made; the page is the test's own.
-        browser = started.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield browser
-        browser.close()
+    with TemporaryDirectory(dir="/tmp") as home:
+        # Playwright's driver does not start for a user without a home, nor Chromium where its socket has a long path.
+        with pytest.MonkeyPatch.context() as variables:
+            variables.setenv("HOME", home)
+            variables.setenv("TMPDIR", home)
+            started = sync_playwright().start()
+        try:
+            # Containers run as root, where Chromium's own sandbox cannot be made; the page is the test's own.
+            browser = started.chromium.launch(executable_path=program, args=["--no-sandbox"])
+            yield browser
+            browser.close()
+        finally:
+            started.stop()
 
 
 def expect(part: Any) -> Any:
