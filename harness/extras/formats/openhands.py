@@ -103,12 +103,14 @@ def _steps(conversation: _Conversation, notes: ReadNotes) -> TrajectoryCalls:
             counts = Usage(*step)
         if not is_answer and _is_input(event):
             is_human = text_of(event, "source") == "user" or text_of(event, "observation") == "user_rejected"
-            steps.ask(moment_ns, is_human=is_human or kind == "UserRejectObservation")
+            is_refused = kind == "UserRejectObservation" and text_of(event, "rejection_source") != "hook"
+            steps.ask(moment_ns, is_human=is_human or is_refused)
         elif answer in answers:
             notes.part()  # one answer may be several actions
         elif is_answer and isinstance(counts, Usage):
             answers[answer] = call = steps.answer(counts, at, moment_ns)
             call.identity, call.agent = ("openhands", answer, moment_ns), "condenser" * (kind == "Condensation")
+            call.kind = call.kind if any(call.inputs_ns) else "none"  # the program went on by itself
             call.rewound_to, above = above if above not in steps.calls[-2:] else None, call
         elif is_answer or (text_of(event, "source") == "agent" and kind == "message"):
             steps.lose(counts, at)

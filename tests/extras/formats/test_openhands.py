@@ -162,6 +162,16 @@ def test_a_line_whose_history_is_no_list_of_events_is_broken(tmp_path: Path, his
     assert imported(source).head.broken == {"no event": 1}
 
 
+def test_a_hook_that_blocks_an_action_is_no_person(tmp_path: Path) -> None:
+    folder = conversation_of_the_sdk(tmp_path / "conversation")
+    event = folder / "events" / "event-00003.json"
+    refused = json.loads(event.read_text()) | {"kind": "UserRejectObservation"}
+    for source, kind in (("user", "human"), ("hook", "tool")):
+        event.write_text(json.dumps(refused | {"rejection_source": source}))
+        (recording,) = imported(folder).recordings
+        assert [one.wait_kind for one in recording.requests] == ["none", kind, "tool"]
+
+
 def test_a_rejection_is_a_persons_and_a_condensers_answer_is_nobodys_history(tmp_path: Path) -> None:
     folder = tmp_path / "conversation"
     (folder / "events").mkdir(parents=True)
@@ -187,4 +197,4 @@ def test_a_rejection_is_a_persons_and_a_condensers_answer_is_nobodys_history(tmp
     (recording,) = imported(folder).recordings
     assert [one.base for one in recording.requests] == [None, 0, None, 1]
     assert [one.keep_tokens for one in recording.requests] == [0, 1000, 0, 100]
-    assert [one.wait_kind for one in recording.requests] == ["none", "human", "tool", "tool"]
+    assert [one.wait_kind for one in recording.requests] == ["none", "human", "tool", "none"]
