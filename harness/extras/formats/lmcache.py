@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 from harness.clock import NS_PER_MS
@@ -58,7 +59,7 @@ def lmcache_logs(lines: Lines, notes: ReadNotes) -> Iterator[Log]:
     sessions: dict[str, list[_Turn]] = {}
     seen: set[bytes] = set()
     for _, at, record in lines:
-        turn = _turn(record, at)
+        turn = _turn(record, at, notes)
         name = text_of(record, "session_id")
         if turn is None or not name:
             notes.row_broken("a call without its session, messages or output length", at)
@@ -81,22 +82,24 @@ def lmcache_logs(lines: Lines, notes: ReadNotes) -> Iterator[Log]:
     for name, turns in sessions.items():
         has_times = all(turn.since_ns is not None for turn in turns)
         in_order = sorted(turns, key=lambda turn: (has_times and turn.since_ns, len(turn.messages)))
-        notes.assume("calls of a session out of order: sorted by how much came before", in_order != turns)
+        pairs = [(before.messages, turn.messages) for before, turn in pairwise(turns)]
+        if not has_times and not any(len(one) > num_common(one, two) == len(two) for one, two in pairs):
+            in_order = turns  # a conversation that was summarised has fewer messages than before
+        what = "time" if has_times else "how much came before"
+        notes.assume(f"calls of a session out of order: sorted by {what}", in_order != turns)
         notes.assume(ESTIMATED, len(turns))
         yield _calls(name, in_order, names, notes)
 
 
-def _turn(record: Record, at: str) -> _Turn | None:
+def _turn(record: Record, at: str, notes: ReadNotes) -> _Turn | None:
     messages = list_of(record, "input") or list_of(record, "messages")
     generate = tokens_of(record.get("output_length"))
     if not messages or generate is None or not all(isinstance(message, dict) for message in messages):
         return None
-    texts = [json.dumps(message, sort_keys=True) for message in messages]
-    answers = [text_of(message, "role") == "assistant" for message in messages]
-    digests = [
-        _Message(hashlib.sha256(text.encode()).digest()[:16], tokens_in(len(text)), is_answer)
-        for text, is_answer in zip(texts, answers, strict=True)
-    ]
+    texts = [notes.without_files(json.dumps(message, sort_keys=True)) for message in messages]
+    hashes = (hashlib.sha256(text.encode()).digest()[:16] for text in texts)
+    answers = (text_of(message, "role") == "assistant" for message in messages)
+    digests = list(map(_Message, hashes, map(tokens_in, map(len, texts)), answers))
     gap_ns = seconds_ns(record.get("pre_gap"))
     gap_ns = seconds_ns(record.get("delay"), NS_PER_MS) if gap_ns is None else gap_ns  # as AIPerf writes it
     since_ns = seconds_ns(record.get("session_timestamp"))

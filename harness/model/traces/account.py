@@ -6,6 +6,7 @@ asserted.
 
 from __future__ import annotations
 
+import hashlib
 import random
 import re
 from collections import Counter
@@ -29,6 +30,8 @@ CHARACTERS_PER_TOKEN = 4
 # No answer packs so many characters into a token; the slack is for short answers of one long run, as "=====".
 MOST_CHARACTERS_PER_TOKEN = 12
 CHARACTERS_OF_SLACK = 24
+# A file in a message, as OpenAI's and Anthropic's APIs take it.
+FILE = re.compile(r"""(?:;base64,|["']data["']: ?["'])[A-Za-z0-9+/]{64,}=*""")
 PLACEHOLDER_TOKENS = 2
 PLACEHOLDER = "output tokens estimated from characters, 4 to a token: the recording has a placeholder"
 INCLUDED = "prompts whose cached tokens exceed them: their file counts the cache apart, so it is added"
@@ -161,6 +164,12 @@ class ReadNotes:
             return tokens
         self.assume(PLACEHOLDER)
         return tokens_in(characters)
+
+    def without_files(self, text: str) -> str:
+        """A text in which a short hash stands for each file in base64, whose characters do not tell its tokens."""
+        short, num_files = FILE.subn(lambda found: hashlib.sha256(found[0].encode()).hexdigest()[:12], text)
+        self.assume("images and other files in prompts: their tokens are not known, and left out", num_files)
+        return short
 
     def in_order(self, rows: Iterable[Row], number: Callable[[Row], int], what: str, slack: int = 0) -> list[Row]:
         """Rows sorted by a number; label as ``what`` those that stand behind one of a number above theirs and slack."""

@@ -107,3 +107,41 @@ def test_instants_of_rows_say_the_gaps_where_no_delay_does(tmp_path: Path) -> No
     ]
     (recording,) = trace_of(tmp_path, rows).recordings
     assert [(one.wait_ns / NS_PER_S, one.is_drawn) for one in recording.requests] == [(0, False), (2, False)]
+
+
+def message(role: str, letter: str, length: int) -> dict[str, str]:
+    return {"role": role, "content": letter * length}
+
+
+def test_a_conversation_that_was_summarised_stays_in_the_order_of_its_rows(tmp_path: Path) -> None:
+    asked = [message("system", "s", 400), message("user", "u", 200)]
+    longer = [*asked, message("assistant", "a", 120), message("tool", "t", 800)]
+    summary = [asked[0], message("user", "m", 120)]
+    given = [(asked, None), (longer, 1.25), (summary, 0.05)]
+    rows = [{"session_id": "s", "input": each, "output_length": 9, "pre_gap": gap} for each, gap in given]
+    trace = trace_of(tmp_path, rows)
+    requests = trace.recordings[0].requests
+    assert [one.wait_ns / NS_PER_S for one in requests] == [0, 1.25, 0.05]
+    assert requests[1].keep_tokens == requests[0].prompt_tokens + 9
+    assert 0 < requests[2].keep_tokens < requests[2].prompt_tokens, "the system's message stays"
+    assert not any("out of order" in label for label in trace.head.labels)
+    shuffled = trace_of(tmp_path, [rows[1], rows[0]])
+    assert "1 x calls of a session out of order: sorted by how much came before" in shuffled.head.labels
+    assert [one.prompt_tokens for one in shuffled.recordings[0].requests] == [one.prompt_tokens for one in requests[:2]]
+
+
+@pytest.mark.parametrize("kind", ["openai", "anthropic"])
+def test_an_image_is_no_text_and_is_labelled(tmp_path: Path, kind: str) -> None:
+    def prompt(content: str) -> Any:
+        source = {"type": "base64", "media_type": "image/png", "data": content}
+        image = {"type": "image", "source": source}
+        if kind == "openai":
+            image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{content}"}}
+        return [{"role": "user", "content": [{"type": "text", "text": "x" * 200}, image]}]
+
+    rows = [
+        {"session_id": name, "input": prompt(letter * 8000 + "=="), "output_length": 9} for name, letter in ("aQ", "bR")
+    ]
+    trace = trace_of(tmp_path, rows)
+    assert all(each.requests[0].prompt_tokens < 150 for each in trace.recordings)
+    assert "2 x images and other files in prompts: their tokens are not known, and left out" in trace.head.labels
