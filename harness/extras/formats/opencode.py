@@ -8,6 +8,7 @@ fork begins with copies of its parent's messages under new ids; a sub-agent is n
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from harness.clock import NS_PER_MS
 from harness.extras.formats.trajectories import UNSTATED
@@ -49,9 +50,8 @@ class _Session(Conversation):
         """Compare the sums that the session states with those of its calls."""
         counts = _counts(tokens)
         if counts is not None:
-            prompts = (
-                turn.input_tokens + (turn.prefix_tokens or 0) + (turn.created_tokens or 0) for turn in self.calls
-            )
+            inputs = ((turn.input_tokens, turn.prefix_tokens, turn.created_tokens) for turn in self.calls)
+            prompts = (sum(filter(None, each)) for each in inputs)
             self.notes.hold(f"prompt tokens {UNSTATED}", sum(filter(None, counts[:3])), prompts)
             answers = (turn.output_tokens + turn.reasoning_tokens for turn in self.calls)
             self.notes.hold(f"output tokens {UNSTATED}", sum(counts[3:]), answers)
@@ -83,13 +83,16 @@ class _Session(Conversation):
     def _answer(self, info: Record, parts: list[Record], moment_ns: int, at: str) -> None:
         tokens = record_of(info, "tokens")
         counts = _counts(tokens)
-        num_steps = sum(text_of(part, "type") == "step-finish" for part in parts)
+        ends = [place for place, part in enumerate(parts, 1) if text_of(part, "type") == "step-finish"]
+        if len(ends) > 1:  # an answer of several calls, as of older releases: it states the counts of the last one
+            self.notes.holds(len(ends))
+            for start, end in pairwise([0, *ends]):
+                self._answer(info | {"tokens": parts[end - 1].get("tokens")}, parts[start:end], moment_ns, at)
+                last_ns = self.calls[-1].end_ns if self.calls else moment_ns
+                moment_ns = max((at_ns for at_ns, _ in self._inputs), default=last_ns)
+            return
         if counts is None or not any(counts[:3]):
             self.lose(() if counts else _values(tokens), at)
-            return
-        if num_steps > 1:
-            self.notes.row_broken("an answer of several calls", at)
-            self.lost = "an answer of several calls before theirs was not read"
             return
         ended_ns = self._end_ns(info, parts)
         turn = self.add(ended_ns, ("opencode", moment_ns, ended_ns, *counts), at)
@@ -109,7 +112,8 @@ class _Session(Conversation):
             start_ns, end_ns = _instant_ns(state, "start"), _instant_ns(state, "end")
             if start_ns is not None and end_ns is not None:
                 turn.tool_spans.append((start_ns, max(start_ns, end_ns)))
-                is_human = text_of(part, "tool") in ASK_A_PERSON or is_refusal(text_of(state, "error"))
+                is_refused = is_refusal(text_of(state, "error"), end_ns - start_ns)
+                is_human = text_of(part, "tool") in ASK_A_PERSON or is_refused
                 self.take_input(max(start_ns, end_ns), is_human=is_human)
             if child := text_of(state, "metadata", "sessionId"):
                 turn.children[child] = UNTIMED if end_ns is None else end_ns

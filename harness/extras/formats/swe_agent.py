@@ -51,10 +51,8 @@ def _of_steps(document: Record, stats: Record, at: str, notes: ReadNotes) -> Tra
     is_counted = bool(sent and received and stats.get("api_calls", len(steps)) == len(steps))
     notes.assume(BY_TOTALS if is_counted else BY_CHARACTERS, len(steps))
     totals = [sum(length for length, _ in lengths), sum(length for _, length in lengths)]
-    per_token = [
-        total / tokens if is_counted and tokens and total else CHARACTERS_PER_TOKEN
-        for total, tokens in zip(totals, (sent, received), strict=True)
-    ]
+    pairs = zip(totals, (sent, received), strict=True)
+    per_token = [total / tokens if is_counted and tokens and total else CHARACTERS_PER_TOKEN for total, tokens in pairs]
     wait_ns: int | None = None
     rest = [0.0, 0.0]  # what rounding left of the steps before, so that the sums are those that were counted
     for place, (step, (asked, answered)) in enumerate(zip(steps, lengths, strict=True)):
@@ -66,6 +64,7 @@ def _of_steps(document: Record, stats: Record, at: str, notes: ReadNotes) -> Tra
         call.wait_ns, call.identity = wait_ns, identity
         wait_ns = seconds_ns(step.get("execution_time"))
     notes.hold(f"prompt tokens {UNSTATED}", sent or None, (call.input_tokens for call in found.calls))
+    notes.hold(f"output tokens {UNSTATED}", received or None, (call.output_tokens for call in found.calls))
     return found
 
 
