@@ -2,7 +2,7 @@
 
 A forked or sub-agent session's file begins with its parent's rows, stamped anew; ``session_meta`` may name the parent
 (``forked_from_id``, ``parent_thread_id``, ``source.subagent.thread_spawn``). Only types, ids, times and usage counts
-are read; no content, path or command leaves a line. What each type of row is to its session says ``codex.toml``.
+are read, and how long a tool ran; no content, path or command leaves a line. ``codex.toml`` has the types of rows.
 """
 
 from __future__ import annotations
@@ -128,9 +128,8 @@ class _Session(Conversation):
         self._has_meta = True
         self.notes.check_release("Codex", text_of(payload, "cli_version"), HELD_TO)
         self.session = name or self.session
-        self._fork_of, self.parent = (
-            next((found for path in paths if (found := text_of(payload, *path))), "") for paths in ABOVE
-        )
+        named = ([text_of(payload, *path) for path in paths] for paths in ABOVE)
+        self._fork_of, self.parent = (next(filter(None, each), "") for each in named)
         self._is_agent = bool(record_of(payload, "source").get("subagent"))
 
     def _end_replay(self, moment_ns: int, began_ns: int) -> None:

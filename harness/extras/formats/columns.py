@@ -21,7 +21,6 @@ from harness.model.traces.links import through_calls
 from harness.model.traces.values import tokens_of
 
 COLUMNS = ("arrival_time", "round_idx", "prefix_len", "input_len", "output_len", "tool_wait_after_ms")
-MOST = 1e15  # a larger number is a slip, and not exact as a float
 
 
 class _Row(NamedTuple):
@@ -101,7 +100,7 @@ def _numbers(cells: dict[str, str | None]) -> _Row | None:
         values = [float(cells.get(column) or "") for column in COLUMNS]
     except ValueError:
         return None
-    if not all(abs(value) <= MOST for value in values):  # a NaN fails too
+    if not all(abs(value) <= 1e15 for value in values):  # a larger one is a slip, and a NaN fails too
         return None
     units = (NS_PER_MS, 1, 1, 1, 1, NS_PER_MS)
     row = _Row._make(round(value * unit) for value, unit in zip(values, units, strict=True))

@@ -10,20 +10,16 @@ import json
 from collections.abc import Iterable, Mapping
 
 from harness.model.traces.account import ReadNotes
-from harness.model.traces.base import trace_format
+from harness.model.traces.base import trace_format, types_of
 from harness.model.traces.calls import BACK, LATE_NS, SHIFTED, UNTIMED, AgentLog, Call, Conversation, Log
 from harness.model.traces.links import reader_of
 from harness.model.traces.values import Record, counts_of, instant_ns, list_of, record_of, records_of, text_of
 
-PASSED = {
-    **dict.fromkeys(("info", "warning", "error"), "a notice of the program"),
-    "state": "the session's settings, or its messages as they are, which have rows of their own",
-}
+PASSED = types_of(__file__)["passed"]
 # Of the prompt, the answer, its reasoning, what the cache held, and the prompt of a tool of the model's own; their sum.
 COUNTS = {name: name for name in ("input", "output", "thoughts", "cached", "tool", "total")}
 ENDED = ("success", "error", "cancelled")
-CANCELLED = "Request cancelled."
-"""What a row of kind "info" says when a person ends an answer. Source: Gemini CLI, useGeminiStream.ts."""
+CANCELLED = "Request cancelled."  # of a row of kind "info", when a person ends an answer: useGeminiStream.ts
 
 
 class GeminiLog(AgentLog):
@@ -165,7 +161,7 @@ class _Session(Conversation):
         return self.known()
 
 
-def take_parts(conversation: Conversation, parts: Iterable[object], moment_ns: int, *, is_human: bool) -> None:
+def take_parts(conversation: Conversation, parts: Iterable[object], moment_ns: int, *, is_human: bool | None) -> None:
     """What a message's parts say to the model: results of tools, else what is_human tells."""
     found = (record_of(part).get("functionResponse") for part in parts)
     results = [record_of(each) for each in found if each is not None]

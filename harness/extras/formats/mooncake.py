@@ -42,9 +42,8 @@ def _reader(block_tokens: int, unit_ns: int) -> Read:
         read_rows = [list(_rows(path, unit, notes, progress)) for path in paths]
         num_repeated = notes.dropped[REPEATED]
         rows_of = _once_each(read_rows, notes)
-        size = blocks.settled_block_tokens(
-            ((row.prompt, len(row.names)) for rows in rows_of for _, row in rows), block_tokens, notes, str(paths[0])
-        )
+        lengths = ((row.prompt, len(row.names)) for rows in rows_of for _, row in rows)
+        size = blocks.settled_block_tokens(lengths, block_tokens, notes, str(paths[0]))
         requests = _named(rows_of, size, notes, is_one_set=notes.dropped[REPEATED] > num_repeated)
         in_files = (notes.in_order(rows, lambda one: one[0], "rows out of order of time") for rows in requests)
         arrivals = sorted((one for rows in in_files for one in rows), key=lambda one: one[0])

@@ -16,7 +16,7 @@ from harness.extras.formats.otel_spans import HELD_TO, NO_COUNTS, PASSED, TABLES
 from harness.extras.formats.otlp import spans_in
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import Lines, trace_format
-from harness.model.traces.calls import LATE_NS, UNTIMED, Log, whose
+from harness.model.traces.calls import LATE_NS, UNTIMED, Log, settle_kind, whose
 from harness.model.traces.links import of_lines
 from harness.model.traces.values import Record
 
@@ -285,8 +285,8 @@ class _Tree:
             if ended_ns is None or span.call is None:
                 continue
             tools = (tool for each in earlier if each.call for tool in each.call.tool_spans)
-            ends = (end_ns for start_ns, end_ns in tools if start_ns < span.start_ns and end_ns > ended_ns)
-            tool_ns = max(ends, default=ended_ns)
+            ran = [(max(one, ended_ns), end) for one, end in tools if one < span.start_ns and end > ended_ns]
+            tool_ns = max((end_ns for _, end_ns in ran), default=ended_ns)
             root = self._root(span)
             before = self._root(earlier[-1])
             # A root around one call alone may be its request, wrapped: then the call before must have ended a run.
@@ -299,6 +299,7 @@ class _Tree:
             if tool_ns > ended_ns or asked_ns is not None:
                 span.call.inputs_ns = (tool_ns if tool_ns > ended_ns else None, asked_ns)
                 span.call.kind = whose(ended_ns, *span.call.inputs_ns)
+                settle_kind(span.call, span.start_ns - ended_ns, [end - start for start, end in ran], self._notes)
             elif not has_tools and not asked and span.trace == earlier[-1].trace:
                 self._notes.assume(NO_TOOLS)
             else:

@@ -36,7 +36,11 @@ SLACK_SHARE = 0.02
 
 @dataclass(eq=False)
 class Span:
-    """One span or record. role: "call", "tool", "agent", "person" (who asked), or "" for any other."""
+    """One span or record. role: "call", "tool", "agent", "person" (who asked), or "" for any other.
+
+    is_named: its operation is one of a call; is_unread: it is a call that cannot be read, or may be one; is_bare: it is
+    a call without counts, and one within it may have them; is_final: its answer ends a run by the reason that it gives.
+    """
 
     trace: str
     span: str
@@ -48,14 +52,10 @@ class Span:
     end_ns: int
     has_times: bool
     is_named: bool
-    """Its operation is one of a call."""
     call: Call | None = None
     is_unread: bool = False
-    """It is a call that cannot be read, or may be one."""
     is_bare: bool = False
-    """It is a call without counts: a call within it may have them."""
     is_final: bool = False
-    """Its answer ends a run by the reason that it gives."""
     session: str = ""
     agent: str = ""
     service: str = ""
@@ -168,9 +168,8 @@ def _has_failed(span: Record) -> bool:
     status = span.get("status")
     code = status if isinstance(status, (str, int)) else next(iter(record_of(status).values()), "")
     codes = {str(each).upper() for each in (code, *record_of(status).values())}
-    return bool(codes & {"2", "ERROR", "STATUS_CODE_ERROR", "STATUSCODE.ERROR"}) or bool(
-        text_of(span, "attributes", "error.type")
-    )
+    is_error = bool(codes & {"2", "ERROR", "STATUS_CODE_ERROR", "STATUSCODE.ERROR"})
+    return is_error or bool(text_of(span, "attributes", "error.type"))
 
 
 def _instant(span: Record, name: str) -> int | None:

@@ -22,7 +22,6 @@ TABLES = read_tables(Path(__file__).with_suffix(".toml"))
 PASSED = by_type(TABLES["passed"])
 COUNTS, TOLD = TABLES["counts"], TABLES["told"]
 BESIDE = "calls that the program made beside the conversation: its telemetry counts them, no row holds them"
-NEWS = ("notification", "cron", "goal_runtime")
 
 
 class QwenLog(ClaudeLog):
@@ -43,8 +42,9 @@ class QwenLog(ClaudeLog):
 
 class _QwenChain(Chain):
     kinds = ("user", "assistant", "tool_result", "chat_compression", "api_response")
-    # What telemetry told of the last answer, while no row of it has come, and where.
+    # What telemetry told of the last answer, while no row of it has come, and where; or its counts, while none told.
     _told: tuple[Record, int, str] | None = None
+    _untold: list[int] | None = None
 
     def log(self) -> Log:
         self._leave()
@@ -60,8 +60,13 @@ class _QwenChain(Chain):
     def take(self, kind: str, record: Record, moment_ns: int, at: str) -> None:
         parts = records_of(record, "message", "parts")
         if kind == "api_response":
-            self._leave()
-            self._told = record, moment_ns, at
+            counts = counts_of(record_of(record_of(record.get("systemPayload")).get("uiEvent")), TOLD.values())
+            if counts is not None and counts == self._untold:
+                self._untold = None
+                self.notes.part()
+            else:
+                self._leave()
+                self._told = record, moment_ns, at
             return
         if kind == "assistant":
             self._answer(record, parts, moment_ns, at)
@@ -69,10 +74,11 @@ class _QwenChain(Chain):
         self.notes.part()
         if kind == "chat_compression":
             self._compact(at)
-        elif text_of(record, "subtype") in NEWS:
+        elif text_of(record, "subtype") == "notification":
             self.take_news(moment_ns)
         else:
-            take_parts(self, parts, moment_ns, is_human=kind == "user")
+            is_by_program = text_of(record, "subtype") in ("cron", "goal_runtime")
+            take_parts(self, parts, moment_ns, is_human=None if is_by_program else kind == "user")
 
     def _compact(self, at: str) -> None:
         """The summary has no row but its telemetry's; the next call is made at once, unless a person is asked."""
@@ -103,8 +109,9 @@ class _QwenChain(Chain):
         else:
             turn = self.add(moment_ns, ("qwen-code", text_of(record, "uuid") or (moment_ns, at)), at)
             self._set(turn, record, usage, COUNTS)
-        if usage and self._told is not None:
-            self.notes.part()
+        if usage:
+            self._untold = counts_of(usage, COUNTS.values()) if self._told is None else None
+            self.notes.part(self._told is not None)
             self._told = None
         turn.answer_characters += sum(len(text_of(part, "text")) for part in parts)
         for tool in filter(None, tools):

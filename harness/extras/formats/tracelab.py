@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from harness.clock import NS_PER_MS
 from harness.extras.formats.blocks import parsed_lines
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import Progress, trace_format
-from harness.model.traces.calls import ASK_A_PERSON, Call, Log, mark_replay, whose
+from harness.model.traces.calls import ASK_A_PERSON, Call, Log, mark_replay, settle_kind, whose
 from harness.model.traces.links import through_calls
-from harness.model.traces.values import Record, instant_ns, records_of, text_of, tokens_of
+from harness.model.traces.values import Record, instant_ns, records_of, seconds_ns, text_of, tokens_of
 
 INPUTS = ("user_message", "tool_result")
 COUNTS = ("input_tokens_total", "prefix_tokens", "output_tokens", "newly_append_tokens")
@@ -24,22 +25,22 @@ def tracelab_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress | 
     """The rounds of each session by their index."""
     sessions: dict[str, list[tuple[Call, Inputs]]] = {}
     asking = set[str]()  # tools that asked a person
-    for _, (turn, inputs, asks) in parsed_lines(files, notes, progress, _round_of, BROKEN):
+    rans = dict[Call, list[int | None]]()
+    for _, (turn, inputs, asks, rans[turn]) in parsed_lines(files, notes, progress, _round_of, BROKEN):
         sessions.setdefault(turn.session, []).append((turn, inputs))
         asking |= asks
     for rounds in sessions.values():
         in_order = notes.in_order(rounds, lambda each: each[0].index, "rounds out of order of their index")
         log = [turn for turn, _ in in_order]
         notes.check_numbers([-1, *(turn.index for turn in log)], "rounds")  # from 0 on
-        history, before, ended_ns = 0, log[0].index, log[0].submitted_ns
+        history, before, ended_ns, ran_ns = 0, log[0].index, log[0].submitted_ns, list[int | None]()
         for turn, inputs in in_order:
             turn.unknown_wait = "a round before theirs is missing" if turn.index > before + 1 else ""
-            tools_ns, persons_ns = (
-                max((moment for moment, tool in inputs if (not tool or tool in asking) == is_person), default=None)
-                for is_person in (False, True)
-            )
+            last_ns = {not tool or tool in asking: moment for moment, tool in sorted(inputs)}
+            tools_ns, persons_ns = last_ns.get(False), last_ns.get(True)
             turn.inputs_ns, turn.kind = (tools_ns, persons_ns), whose(ended_ns, tools_ns, persons_ns)
-            before, ended_ns = turn.index, turn.end_ns
+            settle_kind(turn, turn.submitted_ns - ended_ns, ran_ns, notes)
+            before, ended_ns, ran_ns = turn.index, turn.end_ns, rans[turn]
             counts = (turn.input_tokens, turn.prefix_tokens, turn.output_tokens, turn.reasoning_tokens)
             history = hash((history, *counts))
             turn.history = ("tracelab", history)
@@ -48,8 +49,8 @@ def tracelab_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress | 
         yield log
 
 
-def _round_of(record: Record, at: str) -> tuple[Call, Inputs, set[str]] | None:
-    """A round, what it was asked for, and the tools of it that asked a person."""
+def _round_of(record: Record, at: str) -> tuple[Call, Inputs, set[str], list[int | None]] | None:
+    """A round, what it was asked for, and of its tools which asked a person, and how long each says that it ran."""
     events = records_of(record, "timing_events")
     stamped = [(text_of(event, "event_type"), instant_ns(event.get("timestamp")), event) for event in events]
     inputs = [
@@ -74,7 +75,7 @@ def _round_of(record: Record, at: str) -> tuple[Call, Inputs, set[str]] | None:
     call.identity = ("tracelab", submitted_ns, ended_ns, total, prefix, output)
     call.total_tokens = None if new is None else (prefix or 0) + new + output
     asks = {text_of(tool, "tool_call_id") for tool in tools if text_of(tool, "tool_name") in ASK_A_PERSON}
-    return call, inputs, asks
+    return call, inputs, asks, [seconds_ns(tool.get("tool_internal_latency_ms"), NS_PER_MS) for tool in tools]
 
 
 FORMAT = trace_format(__file__, "tracelab", through_calls(tracelab_logs))

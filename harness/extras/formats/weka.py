@@ -113,9 +113,8 @@ class _Session:
             self._notes.assume("answers that call a tool in 1 or 2 tokens: likely placeholders, kept as recorded")
         call = Call(name, began_ns + at_ns, began_ns + at_ns + (spent_ns or 0), prompt, None, generate, at=self._at)
         call.index, call.is_concurrent = len(log), True
-        call.wait_ns = (
-            seconds_ns(entry.get("think_time")) if log else None
-        )  # a first one comes after no call of its own
+        # A first one comes after no call of its own.
+        call.wait_ns = seconds_ns(entry.get("think_time")) if log else None
         call.block_tokens, call.blocks = self._block_tokens, names[: prompt // self._block_tokens]
         call.names = call.blocks if self._shared else ()
         return call
@@ -142,11 +141,8 @@ def _times_of_agents(path: Path) -> tuple[bool, bool]:
 
     def look(record: Record) -> None:
         entries = records_of(record, "requests")
-        ends_ns = sorted(
-            _began_ns(each, False) + (seconds_ns(each.get("api_time")) or 0)
-            for each in entries
-            if "requests" not in each
-        )
+        calls = [each for each in entries if "requests" not in each]
+        ends_ns = sorted(_began_ns(each, False) + (seconds_ns(each.get("api_time")) or 0) for each in calls)
         for each in (each for each in entries if "requests" in each):
             times = [at_ns for one in records_of(each, "requests") if (at_ns := seconds_ns(one.get("t"))) is not None]
             for is_end in (False, True):

@@ -5,16 +5,18 @@ Every log becomes calls first; ``links`` makes recordings of them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 
+from harness.clock import NS_PER_MS
 from harness.model.plan.model import WaitKind
 from harness.model.traces.account import ReadNotes, Unread
 from harness.model.traces.base import Progress, TraceLine, json_records, read_tables
-from harness.model.traces.values import EPOCH, Record, instant_ns, list_of, text_of, tokens_of
+from harness.model.traces.values import EPOCH, Record, instant_ns, list_of, seconds_ns, text_of, tokens_of
 
 Span = tuple[int, int]
 # No model call takes less: calls that close within it of one another were written down again, not made.
@@ -22,8 +24,12 @@ BURST_NS = 100_000_000
 # Rows of one moment may be written in any order.
 LATE_NS = 1_000_000_000
 TABLES = read_tables(Path(__file__).with_name("labels.toml"))
-AT_ONCE, SHIFTED, BACK, REPLAYED = TABLES["calls"].values()
+AT_ONCE, UNEXPLAINED, SHIFTED, BACK, REPLAYED = TABLES["calls"].values()
 ASK_A_PERSON, REJECTED, REJECTED_LAST, START_AN_AGENT = map(tuple, TABLES["words"].values())
+# Codex's words before a tool's output, or in the JSON of older releases behind it.
+RAN = re.compile(
+    r'(?:(?:[A-Z].*: .*\n)?Wall time: |\{.*"duration_seconds": ?)(\d{1,9}(?:\.\d{1,9})?)(?: seconds\n|\}\}$)'
+)
 UNTIMED = -1
 Message = tuple[bytes, int]
 """Digest and tokens of one message of a prompt."""
@@ -31,87 +37,78 @@ Message = tuple[bytes, int]
 
 @dataclass(eq=False, slots=True)
 class Call:
-    """One call of a model. Instants in ns since 1970, or UNTIMED; lengths in tokens."""
+    """One call of a model. Instants in ns since 1970, or UNTIMED; lengths in tokens.
+
+    submitted_ns: the latest user message or tool result before it. end_ns: its last text, reasoning or tool call.
+    prefix_tokens: what the provider's cache held of the input; None where that is not counted. visible_tokens: output
+    that the next prompt can hold. kind: what it waited for; "none" where that is not known. identity: equal for the
+    same call wherever it is logged; None where the log has nothing to tell it by. inputs_ns: when the last of its tools
+    and the last person it waited for had answered; None for none. children: sessions of the sub-agents that its tools
+    started, and when that tool had ended; UNTIMED where not known. num_agents: how many sub-agents its tools started
+    that no result names. parent: the session that started its own, where only that is known. created_tokens:
+    written to the provider's cache, where that is counted apart; None where the log leaves it out. total_tokens: the
+    sum of the call's counts, where the log states it. has_cache_apart: input leaves out what the cache held, by the
+    word of the format. has_reasoning_apart: output leaves out the reasoning, by the word of the format. is_unsaid: the
+    format does not say what input holds. is_unanswered: its log ends after an input that came since. is_reset: the
+    stream begins anew. is_woken: the news of a background agent's end was its input. is_background: its session runs
+    beside the call that started it, which waits for no end of it but by news. joins: a tool of it waits for sub-agents
+    of earlier calls. is_concurrent: its session is no one list: it waited only for the calls that had ended. agent:
+    calls of other agents share no prompt with it. names: names of the whole blocks of its prompt that hold in every
+    recording. is_prefix_given: the log says itself what its prompt begins with, and no provider's count. wait_ns: the
+    wait after the call before, where the log states it. has_end_alone: the log says of it when it ended, and not when
+    it was asked for. unknown_wait: why it is not known how long the call was waited for; "" where it is.
+    answer_characters: length of its answer as logged, 0 where the log does not hold it. history: equal for calls with
+    the same usage counts before them and in them, whatever the times. fork_of: the session whose calls its own
+    file begins with. is_in_burst: it came sooner than a call can. is_replay: it was only written down again, and is no
+    request of its session. follows: the call of another session that its own goes on from. rewound_to: the call
+    of its session that it goes on from, where that is not the one before it.
+    """
 
     session: str
     submitted_ns: int
-    """The latest user message or tool result before it."""
     end_ns: int
-    """Its last text, reasoning or tool call."""
     input_tokens: int = 0
     prefix_tokens: int | None = None
-    """What the provider's cache held of the input; None where that is not counted."""
     output_tokens: int = 0
     visible_tokens: int = 0
-    """Output that the next prompt can hold."""
     kind: WaitKind = "tool"
-    """What it waited for; "none" where that is not known."""
     at: str = ""
     identity: Hashable = None
-    """Equal for the same call wherever it is logged; None where the log has nothing to tell it by."""
     tool_spans: list[Span] = field(default_factory=list[Span])
     inputs_ns: tuple[int | None, int | None] = (None, None)
-    """When the last of its tools and the last person it waited for had answered; None for none."""
     children: dict[str, int] = field(default_factory=dict[str, int])
-    """Sessions of the sub-agents that its tools started, and when that tool had ended; UNTIMED where not known."""
     num_agents: int = 0
-    """How many sub-agents its tools started that no result names."""
     parent: str = ""
-    """The session that started this session, where only that is known."""
     index: int = 0
     created_tokens: int | None = 0
-    """Written to the provider's cache, where that is counted apart; None where the log leaves it out."""
     reasoning_tokens: int = 0
     total_tokens: int | None = None
-    """The sum of the call's counts, where the log states it."""
     has_cache_apart: bool = False
-    """Input leaves out what the cache held, by the word of the format."""
     has_reasoning_apart: bool = False
-    """Output leaves out the reasoning, by the word of the format."""
     is_unsaid: bool = False
-    """The format does not say what input holds."""
     provider: str = ""
     is_unanswered: bool = False
-    """Its log ends after an input that came since."""
     is_reset: bool = False
-    """The stream begins anew."""
     is_woken: bool = False
-    """The news of a background agent's end was its input."""
     is_background: bool = False
-    """Its session runs beside the call that started it, which waits for no end of it but by news."""
     joins: bool = False
-    """A tool of it waits for sub-agents of earlier calls."""
     is_concurrent: bool = False
-    """Its session is no one list: it waited only for the calls that had ended."""
     agent: str = ""
-    """Calls of other agents share no prompt with it."""
     messages: list[Message] = field(default_factory=list[Message])
     blocks: tuple[int, ...] = ()
     block_tokens: int = 0
     names: tuple[int, ...] = ()
-    """Names of the whole blocks of its prompt that hold in every recording."""
     is_prefix_given: bool = False
-    """The log says itself what its prompt begins with, and no provider's count."""
     wait_ns: int | None = None
-    """The wait after the call before, where the log states it."""
     has_end_alone: bool = False
-    """The log says of it when it ended, and not when it was asked for."""
     unknown_wait: str = ""
-    """Why it is not known how long the call was waited for; "" where it is."""
     answer_characters: int = 0
-    """Length of its answer as logged, 0 where the log does not hold it."""
     history: Hashable = None
-    """Equal for calls with the same usage counts before them and in them, whatever the times."""
     fork_of: str = ""
-    """The session whose calls this session's file begins with."""
     is_in_burst: bool = False
-    """It came sooner than a call can."""
     is_replay: bool = False
-    """It was only written down again, and is no request of this session."""
     follows: Call | None = None
-    """The call of another session that this session goes on from."""
     rewound_to: Call | None = None
-    """The call of its session that it goes on from, where that is not the one before it."""
 
     @property
     def stream_tokens(self) -> int:
@@ -131,10 +128,23 @@ def whose(ended_ns: int, tools_ns: int | None, persons_ns: int | None) -> WaitKi
     return "human" if persons_ns - tools_ns > max(tools_ns - ended_ns, 0) else "tool"
 
 
-def is_refusal(said: object) -> bool:
-    """Whether the result of a tool, as text or in parts, tells that a person did not allow it."""
-    texts = [said] if isinstance(said, str) else [text_of(part, "text") for part in list_of(said)]
-    return any(text.startswith(REJECTED) or text.rstrip('\\"}]) \n').endswith(REJECTED_LAST) for text in texts)
+def settle_kind(call: Call, waited_ns: int, ran_ns: Sequence[int | None], notes: ReadNotes) -> None:
+    """Whose a wait for tools was is not known where they ran less than half of it, as each states (else None)."""
+    stated = [each for each in ran_ns if each is not None] if None not in ran_ns else []
+    # TraceLab, codex_wall_internal_gap: of 253,000 calls a tenth had a rest above 0.24 s.
+    if call.kind == "tool" and stated and waited_ns - sum(stated) > max(LATE_NS, sum(stated)):
+        call.kind = "none"
+        notes.assume(UNEXPLAINED)
+
+
+def is_refusal(said: object, took_ns: int) -> bool:
+    """Whether the result of a tool, as text or in parts, tells that a person did not allow it: a program is faster."""
+    texts = (text.rstrip('\\"}]) \n') for text in _texts(said))
+    return took_ns >= LATE_NS and any(text.startswith(REJECTED) or text.endswith(REJECTED_LAST) for text in texts)
+
+
+def _texts(said: object) -> list[str]:
+    return [said] if isinstance(said, str) else [text_of(part, "text") for part in list_of(said)]
 
 
 Log = list[Call]
@@ -149,17 +159,17 @@ class Conversation:
         self.calls: Log = []
         self.is_compacted = False
         self.unread = Unread(notes)
-        self._inputs: list[tuple[int, bool]] = []
-        self._hints: list[tuple[int, bool]] = []
+        self._inputs: list[tuple[int, bool | None]] = []
+        self._hints: list[tuple[int, bool | None]] = []
+        self._ran_ns: list[int | None] = []
         self._tools: dict[str, tuple[Call, int, bool]] = {}
         self._unanswered: set[str] = set()
         self._answered: set[str] = set()
         self._is_in_doubt = self._is_woken = False
-        self.lost = ""
-        """Why the wait of the next call is not known: a call before it was left out."""
+        self.lost = ""  # why the wait of the next call is not known: a call before it was left out
 
-    def take_input(self, moment_ns: int, *, is_human: bool, is_hint: bool = False) -> None:
-        """A user's message, or the result of a tool. is_hint: it counts only where there is no other input."""
+    def take_input(self, moment_ns: int, *, is_human: bool | None, is_hint: bool = False) -> None:
+        """A person's message, or a tool's result; None: neither. is_hint: counts only where there is no other input."""
         (self._hints if is_hint else self._inputs).append((moment_ns, is_human))
 
     def take_news(self, moment_ns: int) -> None:
@@ -199,20 +209,20 @@ class Conversation:
         """The call whose first output came at ``moment_ns``; it takes the inputs so far."""
         inputs = self._inputs or self._hints
         ended_ns = self.calls[-1].end_ns if self.calls else moment_ns
-        tools_ns, persons_ns = (
-            max((at_ns for at_ns, is_human in inputs if is_human == is_person), default=None)
-            for is_person in (False, True)
-        )
-        submitted_ns = max((at_ns for at_ns, _ in inputs), default=ended_ns)
+        last_ns = {is_human: at_ns for at_ns, is_human in sorted(inputs, key=lambda each: each[0])}
+        tools_ns, persons_ns = last_ns.get(False), last_ns.get(True)
+        submitted_ns = max(last_ns.values(), default=ended_ns)
         turn = Call(self.session, submitted_ns, moment_ns, kind=whose(ended_ns, tools_ns, persons_ns))
-        if self.is_compacted and not self._inputs and persons_ns is None:
-            turn.kind = "none"  # the program goes on by itself behind a summary
+        # The program goes on by itself behind a summary, or by a schedule.
+        if persons_ns is None and (tools_ns is None if self._inputs else self.is_compacted):
+            turn.kind = "none"
+        settle_kind(turn, submitted_ns - ended_ns, self._ran_ns, self.notes)
         turn.inputs_ns, turn.is_woken = (tools_ns, persons_ns), self._is_woken
         turn.parent, turn.index, turn.is_reset = self.parent, len(self.calls), self.is_compacted
         self.notes.assume(AT_ONCE, bool(self.calls) and tools_ns is not None and tools_ns == persons_ns)
         self.unread.begin(is_first=not self.calls)
         turn.unknown_wait, self.lost = self.lost or self.doubt(is_last_human=persons_ns == submitted_ns), ""
-        self._inputs, self._hints, self._unanswered = [], [], set()
+        self._inputs, self._hints, self._ran_ns, self._unanswered = [], [], [], set()
         self.is_compacted = self._is_in_doubt = self._is_woken = False
         return turn
 
@@ -237,15 +247,17 @@ class Conversation:
         turn.num_agents += tool in START_AN_AGENT
         self._unanswered.add(name)
 
-    def result(self, name: str, moment_ns: int, said: object = "") -> Call | None:
-        """The result of a tool came, an input: a person's where one was asked, or did not allow it; the tool's call."""
+    def result(self, name: str, moment_ns: int, said: object = "", ran_ms: object = None) -> Call | None:
+        """A tool's result, an input: a person's where one was asked, or did not allow it. Returns the tool's call."""
+        found = next(filter(None, map(RAN.match, _texts(said))), None)
+        self._ran_ns.append(seconds_ns(1000 * float(found[1]) if found else ran_ms, NS_PER_MS))
         self._unanswered.discard(name)
         turn, started_ns, asked_a_person = self._tools.get(name, (None, 0, False))
         is_told_again = name in self._answered and bool(self._inputs)
         self._answered.add(name)
-        # A program refuses sooner, by its settings.
-        asked_a_person = asked_a_person or (is_refusal(said) and moment_ns - started_ns >= LATE_NS)
-        self.take_input(moment_ns, is_human=max(self._inputs)[1] if is_told_again else asked_a_person)
+        asked_a_person = asked_a_person or is_refusal(said, moment_ns - started_ns)
+        _, is_human = max(self._inputs, key=lambda each: (each[0], each[1] is True), default=(0, False))
+        self.take_input(moment_ns, is_human=is_human if is_told_again else asked_a_person)
         if turn is None:
             self._is_in_doubt = True
         else:

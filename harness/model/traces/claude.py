@@ -161,7 +161,8 @@ class _ClaudeChain(Chain):
             self.take_input(moment_ns, is_human=False)
             self.lost = "what they answer came from no tool and no person"
         for part in results:
-            turn = self.result(text_of(part, "tool_use_id"), moment_ns, part.get("content"))
+            ran_ms = record_of(record, "toolUseResult").get("durationMs")
+            turn = self.result(text_of(part, "tool_use_id"), moment_ns, part.get("content"), ran_ms)
             if turn is not None and (agent := text_of(record, "toolUseResult", "agentId")):
                 turn.children[f"{text_of(record, 'sessionId') or self.session}/{agent}"] = moment_ns
         if unknown := {text_of(part, "type") or "without a type" for part in parts} - INPUTS:

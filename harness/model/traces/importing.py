@@ -14,17 +14,14 @@ from pathlib import Path
 from harness.errors import PlanError, SpecError
 from harness.model.traces import base, claude
 from harness.model.traces.account import PLACEHOLDER_TOKENS, TYPE_NAME, ReadNotes, ReadOptions
-from harness.model.traces.base import Progress, TraceFormat, json_records, opened, read_tables, sha256_of
+from harness.model.traces.base import Progress, TraceFormat, by_type, json_records, opened, read_tables, sha256_of
 from harness.model.traces.recording import Arrivals, Recording, TraceHead, check_recording, trace_sha256, write_trace
 from harness.model.traces.values import Record, list_of, parsed_json, record_of
 from harness.plugins import Registry
 
 LINES_LOOKED_AT = 50
 # What the ends of files' names say of files that no reader takes.
-OTHER_ENDS = {
-    **dict.fromkeys((".xz", ".bz2", ".zip", ".tar", ".tgz", ".7z", ".br", ".lz4"), "packed: unpack them first"),
-    **dict.fromkeys((".db", ".sqlite", ".sqlite3", ".duckdb"), "a database: export its calls first"),
-}
+OTHER_ENDS = by_type(read_tables(Path(__file__).with_name("others.toml"))["ends"])
 # A file of another format in a folder with so many times its calls is a stray.
 STRAY_SHARE = 10
 # In production traces about one answer in a hundred has 1 or 2 tokens.

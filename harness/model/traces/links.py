@@ -24,8 +24,9 @@ SIBLINGS_WITHIN_NS = 2_000_000_000
 ROUNDED_NS = 200_000_000  # instants and waits may be rounded to a tenth of a second
 LABELS = read_tables(Path(__file__).with_name("labels.toml"))
 IN_CIRCLE, REPEATED, UNLINKED, LIKELY, AGAIN, TO_AGENT, MISSING = LABELS["agents"].values()
-FIRST_CACHED, SHARED, AFTER_SUMMARY, BY_MESSAGES, CACHE_LEFT_OUT, AS_PART, LAST_BLOCK = LABELS["cache"].values()
+FIRST_CACHED, SHARED, AFTER_SUMMARY, BY_MESSAGES, CACHE_LEFT_OUT, AS_PART = LABELS["cache"].values()
 NO_READING, ADDED_REASONING = LABELS["counts"].values()
+LAST_BLOCK, WHOLE = LABELS["blocks"].values()
 GAPS, IN_TURN, UNAWAITED, OUT_OF_ORDER, UNANSWERED, OVERLAPPING, CONTRADICTED, BACKWARDS = LABELS["waits"].values()
 
 
@@ -135,13 +136,10 @@ def _settle_cache(calls: Log) -> None:
 def _once_each(logs: Iterable[Log], notes: ReadNotes) -> dict[str, Log]:
     """The calls of each session, every call in the session that made it."""
     calls = _Calls(notes)
-    for log in sorted(logs, key=_first_own_ns):  # what a file repeats was made before its own
+    firsts = ((next((turn.submitted_ns for turn in log if not turn.is_replay), log[-1].end_ns), log) for log in logs)
+    for _, log in sorted(firsts, key=lambda each: each[0]):  # what a file repeats was made before its own
         calls.take(log)
     return calls.linked()
-
-
-def _first_own_ns(log: Log) -> int:
-    return next((turn.submitted_ns for turn in log if not turn.is_replay), log[-1].end_ns)
 
 
 class _Calls:
@@ -315,12 +313,9 @@ class _Tree:
     def __init__(self, by_session: dict[str, Log], forks: dict[Call, list[str]], notes: ReadNotes) -> None:
         self._by_session, self._forks, self._notes = by_session, forks, notes
         self._drawn = DrawnWaits(notes)
-        self._people_ns = [
-            turn.submitted_ns - before.end_ns
-            for group in by_session.values()
-            for before, turn in pairwise(group)
-            if turn.kind == "human" and not turn.unknown_wait and turn.submitted_ns > before.end_ns
-        ]
+        pairs = (pair for group in by_session.values() for pair in pairwise(group))
+        known = ((before, turn) for before, turn in pairs if turn.kind == "human" and not turn.unknown_wait)
+        self._people_ns = [ns for before, turn in known if (ns := turn.submitted_ns - before.end_ns) > 0]
         self._requests: list[RecordedRequest] = []
         self._calls: Log = []
         self._afters: list[tuple[int, ...]] = []
@@ -532,8 +527,10 @@ def kept_tokens(blocks: tuple[int, ...], before: tuple[int, ...], block_tokens: 
 
 def doubt_of(blocks: tuple[int, ...], before: tuple[int, ...]) -> str:
     """Why it is not sure what a prompt that grew keeps, by the blocks of both: a label, or "" where it is."""
-    is_but_last = 1 < len(before) <= len(blocks) and num_common(blocks, before) == len(before) - 1
-    return LAST_BLOCK if is_but_last else "" if before else NO_CACHE
+    common = num_common(blocks, before)
+    if common == len(before):
+        return WHOLE if before else NO_CACHE
+    return LAST_BLOCK if 1 < len(before) <= len(blocks) and common == len(before) - 1 else ""
 
 
 def num_common(one: Sequence[object], other: Sequence[object]) -> int:

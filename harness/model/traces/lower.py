@@ -238,9 +238,8 @@ def _starts_ns(recording: Recording) -> list[int]:
 def _shrunk(request: RecordedRequest, shrink: int) -> RecordedRequest:
     if shrink == 1:
         return request
-    lengths = {
-        name: -(-getattr(request, name) // shrink) for name in ("prompt_tokens", "keep_tokens", "generate_tokens")
-    }
+    names = ("prompt_tokens", "keep_tokens", "generate_tokens")
+    lengths = {name: -(-getattr(request, name) // shrink) for name in names}
     # A client that leaves must leave before the last token, also after shrinking.
     left = min(-(-request.abort_after_tokens // shrink), lengths["generate_tokens"] - 1)
     if request.abort_after_tokens and not left:
@@ -265,11 +264,8 @@ def _cut(
     index_of: list[int] = []  # of each request's session
     for place, request in enumerate(requests):
         begins_with_names = request.blocks and not request.keep_tokens
-        is_next = (
-            len(request.after) == 1
-            and followers[request.after[0]] == {place}
-            and request.base in (None, request.after[0])
-        )
+        is_only = len(request.after) == 1 and followers[request.after[0]] == {place}
+        is_next = is_only and request.base in (None, request.after[0])
         if is_next and not begins_with_names:
             index_of.append(index_of[request.after[0]])
             segments[index_of[place] - first_index].append(place)

@@ -212,11 +212,9 @@ def _lines(head: TraceHead, recordings: Iterable[Recording]) -> Iterator[bytes]:
     facts = {**asdict(head), **counted, "labels": sorted(head.labels)}
     yield _line({"format": FORMAT, **facts, "requests": list(COLUMNS)})
     for recording in recordings:
-        record: dict[str, Any] = {"recording": recording.name, "start_ns": recording.start_ns}
-        record["requests"] = [
-            [-1 if one.base is None else one.base, one.after, one.wait_ns, WAIT_KINDS.index(one.wait_kind), *one[4:7]]
-            for one in recording.requests
-        ]
+        bases = ((-1 if one.base is None else one.base, one) for one in recording.requests)
+        rows = [[base, one.after, one.wait_ns, WAIT_KINDS.index(one.wait_kind), *one[4:7]] for base, one in bases]
+        record: dict[str, Any] = {"recording": recording.name, "start_ns": recording.start_ns, "requests": rows}
         if any(request.blocks for request in recording.requests):
             record["blocks"] = [request.blocks for request in recording.requests]
         aborts = [(place, one.abort_after_ns, one.abort_after_tokens) for place, one in enumerate(recording.requests)]
@@ -283,9 +281,7 @@ def _recording(line: bytes) -> Recording:
     record: dict[str, Any] = json.loads(line)
     blocks: list[list[int]] = record.get("blocks") or [[]] * len(record["requests"])
     rows = zip(record["requests"], blocks, strict=True)
-    aborts: dict[int, tuple[int, int]] = {
-        int(place): (int(ns), int(num)) for place, ns, num in record.get("aborts", ())
-    }
+    aborts = {int(place): (int(ns), int(num)) for place, ns, num in record.get("aborts", ())}
     drawn: set[int] = set(record.get("drawn", ()))
     requests = tuple(_request(row, names, *aborts.get(at, (0, 0)), at in drawn) for at, (row, names) in enumerate(rows))
     if not requests:
@@ -330,7 +326,7 @@ class _Counts:
         self.prompts.append(request.prompt_tokens)
         self.answers.append(request.generate_tokens)
         self.num_drawn += request.is_drawn
-        if not request.is_drawn:
+        if not request.is_drawn and (request.after or request.wait_kind != "none"):
             self.waits_ns[request.wait_kind].append(request.wait_ns)
         self.num_joins += len(request.after) > 1
         self.num_left += bool(request.abort_after_ns or request.abort_after_tokens)
@@ -365,16 +361,18 @@ def describe_trace(reader: TraceReader) -> dict[str, str]:
         "prompt tokens": _spread(np.array(counts.prompts)),
         "output tokens": _spread(np.array(counts.answers)),
     }
-    for kind in WAIT_KINDS[1:]:
+    for kind, name in (*zip(WAIT_KINDS[1:], WAIT_KINDS[1:], strict=True), ("none", "other")):
         if waits_ns := counts.waits_ns[kind]:
-            facts[f"{kind} waits, s"] = f"{len(waits_ns)}: {_spread(np.array(waits_ns) / NS_PER_S)}"
+            facts[f"{name} waits, s"] = f"{len(waits_ns)}: {_spread(np.array(waits_ns) / NS_PER_S)}"
     if counts.num_drawn:
         facts["unknown waits"] = f"{counts.num_drawn}: the recording does not say them; they are drawn"
     if reader.head.rows:
         facts["rows"] = ", ".join(f"{count} {kind}" for kind, count in reader.head.rows.items())
     ceilings = {"endless cache": counts.endless_tokens, "turn before": counts.kept_tokens}
     shares = {name: f"{100 * tokens / prompt_tokens:.1f} %" for name, tokens in ceilings.items()}
-    num_later, num_uncounted = len(counts.prompts) - counts.num_recordings, _num_uncounted(reader.head)
+    given = (label.partition(" x ") for label in reader.head.labels)
+    num_uncounted = sum(int(count) for count, _, what in given if what in (NO_CACHE, ANEW))
+    num_later = len(counts.prompts) - counts.num_recordings
     said = "ceiling {} of prompt tokens"
     if reader.head.rows and not num_later and not counts.blocks:
         said = "ceiling not known: no call follows another, no block is named"
@@ -389,11 +387,6 @@ def describe_trace(reader: TraceReader) -> dict[str, str]:
         "named blocks": f"{len(counts.blocks)} of {reader.head.block_tokens} tokens",
         **{name: said.format(share) for name, share in shares.items()},
     }
-
-
-def _num_uncounted(head: TraceHead) -> int:
-    """Requests of which no reader knows what a cache held."""
-    return sum(int(label.partition(" ")[0]) for label in head.labels if label.partition(" x ")[2] in (NO_CACHE, ANEW))
 
 
 # Words of the labels whose numbers are no counts or times of the recording.

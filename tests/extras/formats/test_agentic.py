@@ -9,6 +9,7 @@ import pytest
 
 from harness.clock import NS_PER_MS
 from harness.errors import SpecError
+from harness.model.traces.links import WHOLE
 from harness.model.traces.recording import TraceFile
 from tests.support.trace_rows import imported, written
 
@@ -32,6 +33,7 @@ def test_rows_of_a_session_with_delays_follow_one_another(tmp_path: Path) -> Non
         "all whole blocks come again, so the answer does"
     )
     assert trace.head.labels == (
+        f"2 x {WHOLE}",
         "2 x rows of a session whose input_length is taken to count their whole prompt",
         "2 x waits by delay taken as for a person, as AIPerf does",
     )

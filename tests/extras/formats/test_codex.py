@@ -9,7 +9,7 @@ import pytest
 
 from harness.clock import NS_PER_S
 from harness.extras.formats.codex import UNCOUNTED
-from harness.model.traces.calls import BACK
+from harness.model.traces.calls import BACK, UNEXPLAINED
 from harness.model.traces.links import AFTER_SUMMARY, MISSING, UNLINKED
 from harness.model.traces.recording import NO_CACHE
 from tests.support.agent_logs import at
@@ -281,3 +281,25 @@ def test_a_compaction_that_no_count_tells_is_counted_as_left_out(
     assert sum(trace.head.dropped.values()) == num_left
     assert trace.recordings[0].requests[1].is_drawn == bool(num_left), "the wait for the result was the summary's"
     assert f"1 x {AFTER_SUMMARY}" in trace.head.labels
+
+
+@pytest.mark.parametrize(
+    ("output", "kind"),
+    [
+        ("Chunk ID: y\nWall time: 1.5000 seconds\nProcess exited with code 0\nOutput:\nx", "none"),
+        ([{"type": "input_text", "text": "Wall time: 1.5000 seconds\nOutput:\nx"}], "none"),
+        ('{"output":"x","metadata":{"exit_code":0,"duration_seconds":1.5}}', "none"),
+        ("Exit code: 0\nWall time: 4.3 seconds\nOutput:\nx", "tool"),
+        ("Output:\nx\nWall time: 1.5000 seconds\n", "tool"),
+    ],
+)
+def test_a_tool_that_ran_much_shorter_than_its_wait_may_have_waited_for_an_approval(
+    tmp_path: Path, output: object, kind: str
+) -> None:
+    rows = list(codex_rows("x", 2))
+    rows[4]["payload"]["output"] = output  # 4.5 s after the answer before it
+    trace = imported(written(tmp_path, rows))
+    (recording,) = trace.recordings
+    assert [(one.wait_kind, one.is_drawn) for one in recording.requests] == [("none", False), (kind, False)]
+    assert recording.requests[1].wait_ns == 5 * NS_PER_S
+    assert (f"1 x {UNEXPLAINED}" in trace.head.labels) == (kind == "none")

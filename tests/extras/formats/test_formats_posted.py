@@ -14,7 +14,7 @@ from harness.errors import SpecError
 from harness.extras.formats.otel import SUMS
 from harness.extras.formats.weka import GAPS, PART_NAMED
 from harness.model.traces.account import ReadNotes
-from harness.model.traces.links import CONTRADICTED, LAST_BLOCK, UNANSWERED
+from harness.model.traces.links import CONTRADICTED, LAST_BLOCK, UNANSWERED, WHOLE
 from harness.model.traces.recording import NO_CACHE, TraceFile
 from tests.support.agent_logs import assistant, at, result, text, tool, user
 from tests.support.sound_traces import SOUND
@@ -293,7 +293,7 @@ def test_a_weka_wait_that_is_not_what_its_instants_leave_is_labelled(
 @pytest.mark.parametrize(
     ("first", "second", "keep", "label"),
     [
-        ((1040, [*range(16)]), (1200, [*range(18)]), 1060, ""),
+        ((1040, [*range(16)]), (1200, [*range(18)]), 1060, WHOLE),
         ((1040, [*range(16)]), (1200, [*range(15), 90, 91, 92]), 960, LAST_BLOCK),
         ((1040, [*range(16)]), (1050, [*range(15), 90]), 960, ""),  # it did not grow by the answer: it was edited
         ((1040, [*range(16)]), (1200, [*range(14), *range(90, 94)]), 896, ""),
@@ -313,7 +313,7 @@ def test_what_blocks_do_not_say_of_a_prompt_that_grew_is_labelled(
     rows = [{"id": "s", "block_size": 64, "requests": rows}] if form == "weka" else rows
     trace = trace_of(tmp_path, rows, block_tokens=64)
     assert trace.recordings[0].requests[1].keep_tokens == keep
-    told = [each for each in (LAST_BLOCK, NO_CACHE) if f"1 x {each}" in trace.head.labels]
+    told = [each for each in (LAST_BLOCK, NO_CACHE, WHOLE) if f"1 x {each}" in trace.head.labels]
     assert told == ([label] if label else [])
 
 

@@ -27,6 +27,7 @@ from harness.extras.formats.otel import (
     WRAPS,
 )
 from harness.extras.formats.otel_spans import FAILED_WITH_COUNTS, LINKED
+from harness.model.traces.calls import UNEXPLAINED
 from harness.model.traces.links import BY_MESSAGES, GAPS, UNAWAITED
 from harness.model.traces.recording import ANEW, NO_CACHE, TraceFile, describe_trace, open_trace
 from tests.support.trace_rows import imported, trace_of
@@ -494,3 +495,16 @@ def test_agents_at_once_that_no_call_started_do_not_wait_for_one_another(tmp_pat
     assert [each.requests[1].wait_kind for each in trace.recordings] == ["tool", "tool"]
     assert said(trace, APART)
     assert not any("unknown" in label for label in trace.head.labels)
+
+
+@pytest.mark.parametrize(("begin_s", "end_s", "kind"), [(1, 4, "none"), (58, 61, "none"), (1, 59, "tool")])
+def test_a_tool_that_ran_much_shorter_than_its_wait_may_have_waited_for_an_approval(
+    tmp_path: Path, begin_s: float, end_s: float, kind: str
+) -> None:
+    rows = [span("a", "", 0, 90, "invoke_agent"), chat("b", "a", 0, 500, 0), chat("d", "a", 61, 700, 512)]
+    trace = trace_of(tmp_path, [*rows, span("c", "a", begin_s, end_s, "execute_tool")])
+    assert [(one.wait_kind, one.wait_ns // NS_PER_S) for one in trace.recordings[0].requests] == [
+        ("none", 0),
+        (kind, 60),
+    ]
+    assert said(trace, UNEXPLAINED) == (kind == "none")

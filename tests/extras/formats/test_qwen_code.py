@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from harness.clock import NS_PER_S
 from harness.extras.formats.qwen_code import BESIDE
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.importing import detect, read_recordings
@@ -121,3 +122,32 @@ def test_the_news_of_a_background_agent_is_no_person(tmp_path: Path) -> None:
     rows.insert(3, {**stamp, "subtype": "notification", "message": {"parts": [{"text": "x"}]}})
     (recording,), _ = read(tmp_path, s=rows)
     assert recording.requests[1].wait_kind == "tool"
+
+
+def test_a_schedule_is_no_person_and_no_tool(tmp_path: Path) -> None:
+    rows = list(qwen_rows("s"))
+    del rows[2], rows[1]["message"]["parts"][1]  # an answer that calls no tool
+    stamp = {"timestamp": at(9), "sessionId": "s", "uuid": "s-n", "type": "user"}
+    rows.insert(2, {**stamp, "subtype": "cron", "message": {"parts": [{"text": "x"}]}})
+    (recording,), _ = read(tmp_path, s=rows)
+    assert [(one.wait_kind, one.wait_ns // NS_PER_S, one.is_drawn) for one in recording.requests[1:]] == [
+        ("none", 6, False),
+        ("tool", 5, False),
+    ]
+
+
+def test_telemetry_may_stand_before_or_behind_the_row_of_its_answer(tmp_path: Path) -> None:
+    for place in (1, 2):
+        rows = list(qwen_rows("s"))
+        event = told(3, "t")
+        event["systemPayload"]["uiEvent"] |= {
+            "input_token_count": 1000,
+            "output_token_count": 100,
+            "cached_content_token_count": 0,
+            "thoughts_token_count": 20,
+            "total_token_count": 1100,
+        }
+        rows.insert(place, event)
+        (recording,), notes = read(tmp_path, s=rows)
+        assert len(recording.requests) == 3
+        assert not notes.left

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from harness.clock import NS_PER_S
+from harness.model.traces.calls import UNEXPLAINED
 from harness.model.traces.links import BACKWARDS, NO_READING
 from tests.support.agent_logs import at
 from tests.support.sound_traces import SOUND
@@ -88,3 +89,18 @@ def test_waits_for_rounds_that_are_missing_by_their_number_are_unknown_and_label
     assert "1 x rounds that are missing by their number" in trace.head.labels
     assert "1 x waits that are unknown: a round before theirs is missing" in trace.head.labels
     assert [request.is_drawn for request in trace.recordings[0].requests] == [False, True]
+
+
+@pytest.mark.parametrize(("ran_ms", "kind"), [(3000, "none"), (62_000, "tool"), (None, "tool")])
+def test_a_tool_that_ran_much_shorter_than_its_wait_may_have_waited_for_an_approval(
+    tmp_path: Path, ran_ms: int | None, kind: str
+) -> None:
+    first, second, _ = rounds()
+    first["tools"] = [{"tool_name": "exec_command", "tool_call_id": "c", "tool_internal_latency_ms": ran_ms}]
+    second["timing_events"] = [
+        {"event_type": "tool_result", "timestamp": at(66), "tool_call_id": "c"},
+        {"event_type": "text", "timestamp": at(70), "content_chars": 400},
+    ]
+    trace = trace_of(tmp_path, [first, second])
+    assert [(one.wait_kind, one.wait_ns // NS_PER_S) for one in trace.recordings[0].requests[1:]] == [(kind, 63)]
+    assert (f"1 x {UNEXPLAINED}" in trace.head.labels) == (kind == "none")

@@ -337,3 +337,30 @@ def test_an_agent_in_the_background_is_not_waited_for_by_the_tool_beside_it(tmp_
     trace = imported(tmp_path, {"s.jsonl": [row | {"sessionId": "s"} for row in [*rows, *agent_rows("a", 3)]]})
     assert [one.after for one in requests_of(trace)] == [(), (0,), (1,), (0,)]
     assert said(trace, UNAWAITED)
+
+
+def test_an_opencode_answer_of_several_calls_is_each_of_them(tmp_path: Path) -> None:
+    each, apart = opencode_session("p", 2), opencode_session("p", 2)
+    for session in (each, apart):
+        for message in session["messages"][1:]:
+            message["parts"][-1]["tokens"] = message["info"]["tokens"]
+    first, last = each["messages"].pop(1), each["messages"][-1]
+    last["parts"] = [*first["parts"], *last["parts"]]
+    last["info"]["time"] = {"created": first["info"]["time"]["created"], "completed": last["info"]["time"]["completed"]}
+    one, other = (
+        requests_of(imported(tmp_path / "a", {"p.json": [each]})),
+        requests_of(imported(tmp_path / "b", {"p.json": [apart]})),
+    )
+    assert [request._replace(wait_ns=0) for request in one] == [request._replace(wait_ns=0) for request in other]
+    assert [request.wait_ns // NS_PER_S for request in one] == [0, 5], "the second was asked for as the tool had ended"
+
+
+def test_a_plug_in_that_refuses_an_opencode_tool_in_a_persons_words_is_no_person(tmp_path: Path) -> None:
+    session = opencode_session("p")
+    state = session["messages"][2]["parts"][2]["state"]
+    state |= {
+        "error": f"{REJECTED[1]} to use this tool",
+        "time": {"start": state["time"]["end"] - 5, "end": state["time"]["end"]},
+    }
+    kinds = [one.wait_kind for one in requests_of(imported(tmp_path, {"p.json": [session]}))]
+    assert kinds == ["none", "tool", "tool"]
