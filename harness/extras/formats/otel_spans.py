@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from harness.model.traces.account import SHARE_OF_UNKNOWN, TYPE_NAME, ReadNotes, tokens_in
+from harness.model.traces.account import FILE, SHARE_OF_UNKNOWN, TYPE_NAME, ReadNotes, tokens_in
 from harness.model.traces.base import by_type, read_tables
 from harness.model.traces.calls import ASK_A_PERSON, Call, Message
 from harness.model.traces.values import Record, instant_ns, list_of, parsed_json, record_of, text_of, tokens_of
@@ -234,7 +234,7 @@ def _characters_of(attributes: Record) -> int:
 
 
 def _messages(attributes: Record) -> list[Message]:
-    """What is compared between prompts: a digest of each message, and how long it is."""
+    """What is compared between prompts: a digest of each message, and how long it is without files in base64."""
     value = attributes.get("gen_ai.input.messages")
     parts = list_of(parsed_json(value.encode("utf-8", "replace")) if isinstance(value, str) else value)
     if not parts:
@@ -243,4 +243,4 @@ def _messages(attributes: Record) -> list[Message]:
             if found := MESSAGE_OF.match(name):
                 numbered.setdefault(int(found[1]), []).append((name[found.end() :], attributes[name]))
         parts = [numbered[place] for place in sorted(numbered)]
-    return [(hashlib.sha256(repr(part).encode()).digest()[:16], tokens_in(len(repr(part)))) for part in parts]
+    return [(hashlib.sha256(one.encode()).digest()[:16], tokens_in(len(FILE.sub("", one)))) for one in map(repr, parts)]

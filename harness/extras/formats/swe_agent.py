@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Iterator
 
 from harness.extras.formats.trajectories import UNSTATED, TrajectoryCalls, Usage, usage_of
-from harness.model.traces.account import CHARACTERS_PER_TOKEN, ReadNotes
+from harness.model.traces.account import CHARACTERS_PER_TOKEN, FILE, ReadNotes
 from harness.model.traces.base import trace_format
 from harness.model.traces.calls import Log
 from harness.model.traces.links import of_documents
@@ -69,9 +69,9 @@ def _of_steps(document: Record, stats: Record, at: str, notes: ReadNotes) -> Tra
 
 
 def _length(messages: Iterable[Record], *names: str) -> int:
-    """Characters of messages: of these values, texts as they are and others as JSON."""
+    """Characters of messages: of these values, texts as they are and others as JSON; without files in base64."""
     values = (message.get(name) for message in messages for name in names)
-    return sum(len(value if isinstance(value, str) else json.dumps(value)) for value in values if value)
+    return sum(len(FILE.sub("", value if isinstance(value, str) else json.dumps(value))) for value in values if value)
 
 
 def _role(message: Record) -> str:

@@ -118,6 +118,16 @@ def test_a_placeholder_beside_a_long_answer_is_estimated_and_labelled(tmp_path: 
     assert any("placeholder" in label for label in trace.head.labels)
 
 
+def test_an_image_in_a_message_is_no_text(tmp_path: Path) -> None:
+    rows = list(spans())
+    url = "data:image/png;base64," + "iVBORw0KGgo" * 1000
+    message = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}
+    del rows[0]["attributes"]["gen_ai.usage.input_tokens"]
+    rows[0]["attributes"]["gen_ai.input.messages"] = json.dumps([message])
+    (tmp_path / "in.json").write_text(json.dumps({"spans": rows}))
+    assert imported(tmp_path / "in.json").recordings[0].requests[0].prompt_tokens < 50
+
+
 @pytest.mark.parametrize("num_sessions", [3])
 def test_a_run_exported_as_otel_records_reads_back_as_what_was_sent(tmp_path: Path, num_sessions: int) -> None:
     table = {"name": "x", "backend": "sim", "base_seed": 1, "replicates": 1, "baseline": "a"}

@@ -100,3 +100,12 @@ def test_a_command_that_a_person_types_is_waited_for_as_a_persons(tmp_path: Path
     document["messages"][5]["extra"]["timestamp"] = document["messages"][3]["extra"]["timestamp"] + 6
     requests = trace_of(tmp_path, [document]).recordings[0].requests
     assert [(one.wait_kind, one.wait_ns // NS_PER_S) for one in requests] == [("none", 0), ("human", 8), ("tool", 5)]
+
+
+def test_an_image_in_a_message_is_no_text(tmp_path: Path) -> None:
+    document = trajectory()
+    url = "data:image/png;base64," + "iVBORw0KGgo" * 1000
+    for step in document["trajectory"]:
+        step["query"][0] = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}
+    (recording,) = trace_of(tmp_path, [document]).recordings
+    assert recording.requests[0].prompt_tokens < 50
