@@ -28,7 +28,7 @@ AT_ONCE, UNEXPLAINED, SHIFTED, BACK, REPLAYED = TABLES["calls"].values()
 ASK_A_PERSON, REJECTED, REJECTED_LAST, START_AN_AGENT = map(tuple, TABLES["words"].values())
 # Codex's words before a tool's output, or in the JSON of older releases behind it.
 RAN = re.compile(
-    r'(?:(?:[A-Z].*: .*\n)?Wall time: |\{.*"duration_seconds": ?)(\d{1,9}(?:\.\d{1,9})?)(?: seconds\n|\}\}$)'
+    r'(?:(?:[A-Z][\w ]*: .*\n)?Wall time: |\{.*"duration_seconds": ?)(\d{1,9}(?:\.\d{1,9})?)(?: seconds\n|\}\}$)'
 )
 UNTIMED = -1
 Message = tuple[bytes, int]
@@ -256,8 +256,8 @@ class Conversation:
         is_told_again = name in self._answered and bool(self._inputs)
         self._answered.add(name)
         asked_a_person = asked_a_person or is_refusal(said, moment_ns - started_ns)
-        _, is_human = max(self._inputs, key=lambda each: (each[0], each[1] is True), default=(0, False))
-        self.take_input(moment_ns, is_human=is_human if is_told_again else asked_a_person)
+        last = max(self._inputs, key=lambda each: (each[0], each[1] is True)) if is_told_again else (0, asked_a_person)
+        self.take_input(moment_ns, is_human=last[1])
         if turn is None:
             self._is_in_doubt = True
         else:
