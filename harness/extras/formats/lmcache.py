@@ -44,6 +44,7 @@ class _Turn:
     generate: int
     gap_ns: int | None
     since_ns: int | None
+    is_asked_by_tools: bool
 
     @property
     def prompt(self) -> int:
@@ -104,7 +105,8 @@ def _turn(record: Record, at: str, notes: ReadNotes) -> _Turn | None:
     gap_ns = seconds_ns(record.get("delay"), NS_PER_MS) if gap_ns is None else gap_ns  # as AIPerf writes it
     since_ns = seconds_ns(record.get("session_timestamp"))
     since_ns = seconds_ns(record.get("timestamp"), NS_PER_MS) if since_ns is None else since_ns
-    return _Turn(at, digests, _blocks("".join(texts)), generate, gap_ns, since_ns)
+    is_asked_by_tools = text_of(messages[-1], "role") in ("tool", "function")
+    return _Turn(at, digests, _blocks("".join(texts)), generate, gap_ns, since_ns, is_asked_by_tools)
 
 
 def _blocks(text: str) -> list[str]:
@@ -131,6 +133,7 @@ def _calls(session: str, turns: list[_Turn], names: BlockNames, notes: ReadNotes
             at_ns = call.end_ns + (wait_ns or 0)
         log.append(Call(session, at_ns, at_ns, prompt, keep, turn.generate, index=place, at=turn.at))
         log[-1].wait_ns, log[-1].is_prefix_given = wait_ns, True
+        log[-1].kind = "tool" if turn.is_asked_by_tools else "none"  # a user's message may be a person's or a program's
         log[-1].unknown_wait = "no row says how long it was" if wait_ns is None else ""
         log[-1].names = (names.numbers(() if keep else turn.blocks) or ())[: prompt // MOONCAKE_BLOCK_TOKENS]
     return log

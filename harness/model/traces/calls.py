@@ -37,78 +37,58 @@ Message = tuple[bytes, int]
 
 @dataclass(eq=False, slots=True)
 class Call:
-    """One call of a model. Instants in ns since 1970, or UNTIMED; lengths in tokens.
-
-    submitted_ns: the latest user message or tool result before it. end_ns: its last text, reasoning or tool call.
-    prefix_tokens: what the provider's cache held of the input; None where that is not counted. visible_tokens: output
-    that the next prompt can hold. kind: what it waited for; "none" where that is not known. identity: equal for the
-    same call wherever it is logged; None where the log has nothing to tell it by. inputs_ns: when the last of its tools
-    and the last person it waited for had answered; None for none. children: sessions of the sub-agents that its tools
-    started, and when that tool had ended; UNTIMED where not known. num_agents: how many sub-agents its tools started
-    that no result names. parent: the session that started its own, where only that is known. created_tokens:
-    written to the provider's cache, where that is counted apart; None where the log leaves it out. total_tokens: the
-    sum of the call's counts, where the log states it. has_cache_apart: input leaves out what the cache held, by the
-    word of the format. has_reasoning_apart: output leaves out the reasoning, by the word of the format. is_unsaid: the
-    format does not say what input holds. is_unanswered: its log ends after an input that came since. is_reset: the
-    stream begins anew. is_woken: the news of a background agent's end was its input. is_background: its session runs
-    beside the call that started it, which waits for no end of it but by news. joins: a tool of it waits for sub-agents
-    of earlier calls. is_concurrent: its session is no one list: it waited only for the calls that had ended. agent:
-    calls of other agents share no prompt with it. names: names of the whole blocks of its prompt that hold in every
-    recording. is_prefix_given: the log says itself what its prompt begins with, and no provider's count. wait_ns: the
-    wait after the call before, where the log states it. has_end_alone: the log says of it when it ended, and not when
-    it was asked for. unknown_wait: why it is not known how long the call was waited for; "" where it is.
-    answer_characters: length of its answer as logged, 0 where the log does not hold it. history: equal for calls with
-    the same usage counts before them and in them, whatever the times. fork_of: the session whose calls its own
-    file begins with. is_in_burst: it came sooner than a call can. is_replay: it was only written down again, and is no
-    request of its session. follows: the call of another session that its own goes on from. rewound_to: the call
-    of its session that it goes on from, where that is not the one before it.
-    """
+    """One call of a model. Instants in ns since 1970, or UNTIMED; lengths in tokens."""
 
     session: str
-    submitted_ns: int
-    end_ns: int
+    submitted_ns: int  # the latest user message or tool result before it
+    end_ns: int  # its last text, reasoning or tool call
     input_tokens: int = 0
-    prefix_tokens: int | None = None
+    prefix_tokens: int | None = None  # what the provider's cache held of the input; None where that is not counted
     output_tokens: int = 0
-    visible_tokens: int = 0
-    kind: WaitKind = "tool"
+    visible_tokens: int = 0  # output that the next prompt can hold
+    kind: WaitKind = "tool"  # what it waited for; "none" where that is not known
     at: str = ""
+    # equal for the same call wherever it is logged; None where the log has nothing to tell it by
     identity: Hashable = None
     tool_spans: list[Span] = field(default_factory=list[Span])
+    # when the last of its tools and the last person it waited for had answered; None for none
     inputs_ns: tuple[int | None, int | None] = (None, None)
+    # sessions of the sub-agents that its tools started, and when that tool had ended; UNTIMED where not known
     children: dict[str, int] = field(default_factory=dict[str, int])
-    num_agents: int = 0
-    parent: str = ""
+    num_agents: int = 0  # how many sub-agents its tools started that no result names
+    parent: str = ""  # the session that started its own, where only that is known
     index: int = 0
+    # written to the provider's cache, where that is counted apart; None where the log leaves it out
     created_tokens: int | None = 0
     reasoning_tokens: int = 0
-    total_tokens: int | None = None
-    has_cache_apart: bool = False
-    has_reasoning_apart: bool = False
-    is_unsaid: bool = False
+    total_tokens: int | None = None  # the sum of the call's counts, where the log states it
+    has_cache_apart: bool = False  # input leaves out what the cache held, by the word of the format
+    has_reasoning_apart: bool = False  # output leaves out the reasoning, by the word of the format
+    is_unsaid: bool = False  # the format does not say what input holds
     provider: str = ""
-    is_unanswered: bool = False
-    is_reset: bool = False
-    is_woken: bool = False
+    is_unanswered: bool = False  # its log ends after an input that came since
+    is_reset: bool = False  # the stream begins anew
+    is_woken: bool = False  # the news of a background agent's end was its input
+    # its session runs beside the call that started it, which waits for no end of it but by news
     is_background: bool = False
-    joins: bool = False
-    is_concurrent: bool = False
-    agent: str = ""
+    joins: bool = False  # a tool of it waits for sub-agents of earlier calls
+    is_concurrent: bool = False  # its session is no one list: it waited only for the calls that had ended
+    agent: str = ""  # calls of other agents share no prompt with it
     messages: list[Message] = field(default_factory=list[Message])
     blocks: tuple[int, ...] = ()
     block_tokens: int = 0
-    names: tuple[int, ...] = ()
-    is_prefix_given: bool = False
-    wait_ns: int | None = None
-    has_end_alone: bool = False
-    unknown_wait: str = ""
-    answer_characters: int = 0
-    history: Hashable = None
-    fork_of: str = ""
-    is_in_burst: bool = False
-    is_replay: bool = False
-    follows: Call | None = None
-    rewound_to: Call | None = None
+    names: tuple[int, ...] = ()  # names of the whole blocks of its prompt that hold in every recording
+    is_prefix_given: bool = False  # the log says itself what its prompt begins with, and no provider's count
+    wait_ns: int | None = None  # the wait after the call before, where the log states it
+    has_end_alone: bool = False  # the log says of it when it ended, and not when it was asked for
+    unknown_wait: str = ""  # why it is not known how long the call was waited for; "" where it is
+    answer_characters: int = 0  # length of its answer as logged, 0 where the log does not hold it
+    history: Hashable = None  # equal for calls with the same usage counts before them and in them, whatever the times
+    fork_of: str = ""  # the session whose calls its own file begins with
+    is_in_burst: bool = False  # it came sooner than a call can
+    is_replay: bool = False  # it was only written down again, and is no request of its session
+    follows: Call | None = None  # the call of another session that its own goes on from
+    rewound_to: Call | None = None  # the call of its session that it goes on from, where that is not the one before it
 
     @property
     def stream_tokens(self) -> int:

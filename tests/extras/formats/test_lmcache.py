@@ -53,6 +53,14 @@ def test_a_call_with_a_message_that_is_no_object_is_broken(tmp_path: Path, messa
     assert head.broken == {"a call without its session, messages or output length": 1}
 
 
+@pytest.mark.parametrize(("role", "kind"), [("tool", "tool"), ("user", "none")])
+def test_a_gap_is_a_tools_only_where_a_tools_message_ends_it(tmp_path: Path, role: str, kind: str) -> None:
+    first, second, third = rows("a")
+    third["input"][-1]["role"] = role
+    [recording] = trace_of(tmp_path, [first, second, third]).recordings
+    assert recording.requests[2].wait_kind == kind
+
+
 def test_a_first_call_that_holds_answers_says_that_calls_are_missing(tmp_path: Path) -> None:
     label = "1 x calls whose messages hold answers of calls that are missing"
     assert [label in trace_of(tmp_path, rows("a")[first:]).head.labels for first in (0, 1)] == [False, True]
