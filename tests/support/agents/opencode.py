@@ -50,7 +50,7 @@ SCRIPTS = {
         (
             Answer("I look. " + "y " * 6000, (shell("sleep 1.5; echo seen"),), "none"),
             Answer("Summary: it was looked at. script:small", takes_s=0.8),
-            Answer("On I go.", (shell("sleep 0.9; echo again"),), is_fresh=True),
+            Answer("On I go.", (shell("sleep 0.9; echo again"),), "none", is_fresh=True),
             Answer("All is done."),
         )
     ),
