@@ -42,8 +42,9 @@ class QwenLog(ClaudeLog):
 
 class _QwenChain(Chain):
     kinds = ("user", "assistant", "tool_result", "chat_compression", "api_response")
-    # What telemetry told of the last answer, while no row of it has come, and where; or its counts, while none told.
+    # An answer in telemetry whose row has not come: the record, its instant and place.
     _told: tuple[Record, int, str] | None = None
+    # Counts of an answer's row whose telemetry has not come.
     _untold: list[int] | None = None
 
     def log(self) -> Log:
