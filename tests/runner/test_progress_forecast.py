@@ -130,6 +130,19 @@ def test_an_experiment_ends_at_its_first_decisive_block_and_a_continued_one_stay
     assert (again.num_performed, again.is_decided) == (0, True)
 
 
+def test_each_block_says_when_there_can_be_an_interval_and_how_many_blocks_are_left(tmp_path: Path) -> None:
+    events: list[ProgressEvent] = []
+    spec = experiment(looks=[4, 6], alpha=0.02)
+    run_experiment(spec, runs_root=tmp_path, on_progress=events.append, until_decided=True)
+    lines = [status_lines(event.status)[1] for event in events if isinstance(event, BlockLooked)]
+    assert [line.partition("none before ")[2] for line in lines] == [
+        *["block 4"] * 3,
+        "block 6, decides after about 2 more blocks",
+        "block 6, decides after about 1 more block",
+        "",
+    ]
+
+
 def test_the_report_says_what_was_declared_and_draws_what_was_found(straight, tmp_path: Path) -> None:
     with with_figures():
         page = write_report(straight[0].runs, tmp_path / "report.html", timelines=()).read_text()

@@ -145,17 +145,21 @@ def verdict(low: float, high: float, margin: float) -> Verdict:
     return Verdict.HIGHER if low > 1 else Verdict.GO_ON
 
 
+def looks_after(num_blocks: int, stop: StopSpec, *, has_errors: bool) -> Iterator[tuple[int, float]]:
+    """(number of blocks, |t|) of each look after ``num_blocks`` blocks that can have an interval."""
+    boundary = boundary_of(share_for_sampling_error(stop, has_errors=has_errors))
+    for number in range(num_blocks + 1, stop.budget + 1):
+        if (t := boundary(number)) is not None and math.isfinite(t):
+            yield number, t
+
+
 def blocks_left(look: Look, stop: StopSpec) -> int | None:
     """Blocks until the next look that decides, should ratio and spread stay as they are; None: not within the budget,
     or not known, as the channels lie apart or nothing varied.
     """
     if look.apart or not look.sd >= NO_SCATTER:
         return None
-    boundary = boundary_of(share_for_sampling_error(stop, has_errors=look.of_costs is not None))
-    for num_blocks in range(look.num_blocks + 1, stop.budget + 1):
-        t = boundary(num_blocks)
-        if t is None or math.isinf(t):
-            continue
+    for num_blocks, t in looks_after(look.num_blocks, stop, has_errors=look.of_costs is not None):
         # About half of the log of the interval.
         half = t * math.hypot(look.sd, UNSEEN / math.sqrt(num_blocks)) / math.sqrt(num_blocks) + (look.of_costs or 0.0)
         if verdict(look.ratio / math.exp(half), look.ratio * math.exp(half), stop.margin).is_answer:
@@ -173,9 +177,9 @@ def check_can_decide(spec: ExperimentSpec, stop: StopSpec, source: str) -> StopS
         )
     costs = {spec.server_of(condition).cost_model for condition in spec.condition}
     has_errors = stop.channel == "a" and any(load_cost_model(name).errors for name in costs)
-    each = share_for_sampling_error(bonferroni(stop, num_comparisons(spec)), has_errors=has_errors)
-    boundary = boundary_of(each)
-    if all(math.isinf(boundary(n) or math.inf) for n in range(2, stop.budget + 1)):
+    of_one = bonferroni(stop, num_comparisons(spec))
+    if next(looks_after(1, of_one, has_errors=has_errors), None) is None:
+        each = share_for_sampling_error(of_one, has_errors=has_errors)
         first = next(n for n in range(2, 10_000) if math.isfinite(t_mixture_boundary(n, each.alpha)))
         raise SpecError(
             f"{stop.budget} blocks never decide: the confidence sequence at alpha {each.alpha:.3g} of each comparison "
@@ -224,8 +228,9 @@ class ComparedBlocks:
 class ComparisonLooks:
     """One comparison under the rule.
 
-    blocks, replicates: those that count so far, on ``channel``. blocks_left: None where the budget is too small.
-    alpha: that ``family`` comparisons share. is_given_costs: the interval holds only if the costs are true.
+    blocks, replicates: those that count so far, on ``channel``. blocks_left: until it is decided; None where the budget
+    is too small. alpha: that ``family`` comparisons share. is_given_costs: the interval holds only if the costs are
+    true. next_look: the next block at which the rule can have an interval; None: none within the budget.
     """
 
     condition: str
@@ -238,6 +243,7 @@ class ComparisonLooks:
     alpha: float = 0.05
     family: int = 1
     is_given_costs: bool = False
+    next_look: int | None = None
 
     @property
     def ratio(self) -> float:
@@ -271,11 +277,12 @@ class ComparisonLooks:
     def why_no_interval(self) -> str:
         """Why the last look has none, in words."""
         counted = f"{self.num_blocks} block{'' if self.num_blocks == 1 else 's'}"
-        if self.last is None:
-            return f"{counted}, no look yet"
-        if math.isnan(self.last.ratio):
+        if self.last is not None and math.isnan(self.last.ratio):
             return f"{counted}, too few for a look"
-        return f"no interval from {counted}" + (", as nothing varied" if self.last.sd < NO_SCATTER else "")
+        if self.last is not None and self.last.sd < NO_SCATTER:
+            return f"no interval from {counted}, as nothing varied"
+        first = "" if self.next_look is None else f": the stopping rule has none before block {self.next_look}"
+        return f"no interval from {counted}{first}"
 
     @property
     def num_blocks(self) -> int:
@@ -297,7 +304,7 @@ class ComparisonLooks:
             return self.why_no_interval
         left = "" if self.verdict.is_final else ", more blocks needed than the budget has"
         if self.blocks_left is not None:
-            left = f", about {self.blocks_left} more"
+            left = f", decides after about {self.blocks_left} more block{'s' * (self.blocks_left != 1)}"
         if last.apart:
             left = f"; withheld: {last.apart}"
         if not last.has_interval:
@@ -382,12 +389,17 @@ def sequential_status(spec: ExperimentSpec, runs: Sequence[SealedRun], stop: Sto
         if looks:
             looks = (*looks[:-1], _asked(looks[-1], compared, stop, is_over=is_over))
         left = blocks_left(looks[-1], each) if looks and not looks[-1].verdict.is_final else None
+        if left is not None:
+            left -= len(compared.blocks) - looks[-1].num_blocks
+        after = looks_after(len(compared.blocks), each, has_errors=bool(compared.costs_at))
+        is_one_plan = compared.num_plans == 1 < len(compared.blocks)
+        next_look = None if is_one_plan else next((number for number, _ in after), None)
         if is_over and not looks:
             nothing = (math.nan, 0.0, math.inf, math.nan)
             looks = (Look(len(compared.blocks), *nothing, Verdict.INCONCLUSIVE),)
         names = (compared.condition, compared.baseline, compared.blocks, looks, left, compared.replicates)
         of_rule = (compared.channel, stop.alpha, family, bool(compared.costs.given))
-        comparisons.append(ComparisonLooks(*names, *of_rule))
+        comparisons.append(ComparisonLooks(*names, *of_rule, next_look))
     return SequentialStatus(stop, len(whole), tuple(comparisons), is_uncalibrated)
 
 
