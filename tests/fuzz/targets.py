@@ -27,8 +27,9 @@ from harness.extras.other_stacks.steps import read_steps, step_tables
 from harness.extras.peers.results import peer_side
 from harness.extras.search.space import load_space
 from harness.judge.prereg.frozen import parse_preregistration, read_frozen
-from harness.judge.prereg.ledger import object_hash, read_chain
+from harness.judge.prereg.ledger import read_chain
 from harness.judge.prereg.publish import check
+from harness.judge.prereg.repository import Commit
 from harness.measure.client.answer import describe_error_body
 from harness.measure.emulator.config import load_config, parse_config
 from harness.measure.emulator.protocol import ApiError, ChatRequest, CompletionRequest, checked_prompt, parse_request
@@ -157,9 +158,8 @@ def _artifact(path: Path) -> object:
 
 
 def _chain(path: Path) -> object:
-    """The bytes as the first commit of a ledger, by their true name."""
-    content = path.read_bytes()
-    return read_chain([(object_hash("commit", content, "0" * 40), content)], "0" * 40)
+    """The bytes as the body of a ledger's first commit."""
+    return read_chain([Commit("1" * 40, 0, "0" * 40, _text(path))], "0" * 40)
 
 
 def _manifest(path: Path) -> object:
@@ -322,12 +322,11 @@ def _of_records() -> Iterator[Target]:
     with zipfile.ZipFile(ROOT / "tests/measure/records/sealed/layout-3.zip") as sealed:
         old = sealed.read("tiny/base/0/manifest.json")
     manifest = Manifest(experiment="e", condition="c", replicate=0, plan_hash="p", planned_requests=0)
-    commit = f"tree {'0' * 40}\nparent {'0' * 40}\nauthor a <b> 1 +0000\ncommitter a <b> 1 +0000\n\nstart\n\n"
     yield Target("manifest", (manifest.to_json().encode(), old), _manifest, _resealed)
     yield Target("runs folder", (manifest.to_json().encode(),), _store, _resealed)
     frozen = {"format": "harness-preregistration/1", "name": "x", "digest": "", "experiment": {"name": "x"}}
     yield Target("frozen file", _json(frozen), lambda path: parse_preregistration(read_frozen(path), where=str(path)))
-    yield Target("ledger", ((commit + json.dumps(ENTRY)).encode(),), _chain)
+    yield Target("ledger", _json(ENTRY), _chain)
     yield Target("published archive", (_archive(),), check, _packed)
     yield Target("bytes of a published archive", (_packed(_archive()),), check)
     yield Target("query", STATEMENTS, _queried)

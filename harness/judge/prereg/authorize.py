@@ -180,8 +180,8 @@ def check_sealed_runs(runs: Sequence[SealedRun]) -> Preregistration | None:
             hint="Keep each in its own records folder",
         )
     frozen: Preregistration | None = None
-    for run, record in zip(runs, records, strict=True):
-        assert record is not None, "only confirmatory runs come here"
+    for run in runs:
+        record = frozen_record(run)
         copy = run.file(layout.FROZEN)
         content = read_frozen(copy)
         if hashlib.sha256(content).hexdigest() != record.sha256:
@@ -192,6 +192,13 @@ def check_sealed_runs(runs: Sequence[SealedRun]) -> Preregistration | None:
         for what, hint in _differences(run, frozen, record):
             raise RecordsError(what, where=str(run.path), hint=hint)
     return frozen
+
+
+def frozen_record(run: SealedRun) -> PreregistrationRecord:
+    """What a confirmatory run says of its freeze."""
+    record = run.manifest.preregistration
+    assert record is not None, "only confirmatory runs come here"
+    return record
 
 
 def _differences(run: SealedRun, frozen: Preregistration, record: PreregistrationRecord) -> Iterator[tuple[str, str]]:

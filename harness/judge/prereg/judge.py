@@ -16,7 +16,7 @@ from harness.errors import HarnessError, RecordsError, RuleFailedError, SpecErro
 from harness.judge.decisions.decide import Decision, Outcome, decide_stopped
 from harness.judge.decisions.verdicts import EXPLORATORY, cases_of, decide_experiment
 from harness.judge.prereg.account import Account, account_of
-from harness.judge.prereg.authorize import EDITED, check_sealed_runs, differs_from_commit
+from harness.judge.prereg.authorize import EDITED, check_sealed_runs, differs_from_commit, frozen_record
 from harness.judge.prereg.frozen import Preregistration, changed_rule_code
 from harness.judge.prereg.ledger import Entry
 from harness.judge.prereg.predict import predictions_for
@@ -130,14 +130,13 @@ def decide(
     )
     if frozen is None:
         return replace(made, freeze=_freeze_first(runs[0]))
-    record = runs[0].manifest.preregistration
-    assert record is not None, "what was frozen is recorded"
+    record = frozen_record(runs[0])
     doubts: list[str] = []
     # What is published holds for ever.
     runs_root = runs[0].path.parents[2] if proof is None else None
     chain: Mapping[str, Entry] = {}
     try:
-        proof = proof or find_proof(runs, record, repository)
+        proof = proof or find_proof(runs, repository)
         doubts.extend(doubts_of(proof, frozen, runs))
         with suppress(RecordsError):  # a chain that is broken is among the doubts
             chain = proof.entries
@@ -149,12 +148,12 @@ def decide(
     account = account_of(runs, frozen, chain.values(), is_decided=is_decided)
     changed = changed_rule_code(frozen)
     doubts = [*account.open_ends(), *([changed] if changed else []), *doubts]
-    in_tree = proof is not None and not proof.is_archived
+    tree = None if proof is None else proof.repository
     return replace(
         made,
         decisions=tuple(_until_proven(decisions, doubts)),
         aborts=tuple(aborts_of(chain, runs_root)),
-        notes=tuple(_edited(proof.ledger.repository, record.path)) if proof is not None and in_tree else (),
+        notes=() if tree is None else tuple(_edited(tree, record.path)),
         num_planned_blocks=account.num_blocks,
         account=account,
     )

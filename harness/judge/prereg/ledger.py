@@ -6,9 +6,8 @@ the hash of an entry covers all entries before it.
 
 from __future__ import annotations
 
-import hashlib
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -19,7 +18,7 @@ from pydantic import AfterValidator, Field, ValidationError
 from harness.analysis.stats import grouped
 from harness.clock import utc_now
 from harness.errors import RecordsError, SpecError
-from harness.judge.prereg.repository import Repository, file_sha256
+from harness.judge.prereg.repository import Commit, Repository, file_sha256
 from harness.measure.records import layout
 from harness.measure.records.manifest import load_manifest
 from harness.measure.records.run import SealedRun
@@ -89,26 +88,21 @@ class Ledger:
 
     def chain(self) -> dict[str, Entry]:
         """All entries by commit, checked; RecordsError when the chain is broken."""
-        return read_chain(self.objects(), self.freeze_commit)
-
-    def objects(self) -> list[tuple[str, bytes]]:
-        """The commits of the chain, oldest first, each with the bytes that its hash covers."""
-        line = self.repository.line_of(self.freeze_commit, self.ref)
-        return list(zip(line, self.repository.objects(*line), strict=True)) if line else []
+        return read_chain(self.repository.line_of(self.freeze_commit, self.ref), self.freeze_commit)
 
     def start(self, run: PlannedRun) -> str:
         """Add the start of a run, before the run does anything; returns the entry's commit."""
-        return self._append(*run.key, event="start", plan=run.plan.hash)
+        return self._append(run.key, event="start", plan=run.plan.hash)
 
     def sealed(self, start: str, key: RunKey, manifest: Path) -> None:
         """Add the end of a start: the manifest that was sealed."""
         is_valid = load_manifest(manifest).is_valid
         sha256 = file_sha256(manifest)
-        self._append(*key, event="sealed", start=start, manifest=sha256, is_valid=is_valid)
+        self._append(key, event="sealed", start=start, manifest=sha256, is_valid=is_valid)
 
     def aborted(self, start: str, key: RunKey, reason: str) -> None:
         """Add the end of a start that sealed nothing, with the reason."""
-        self._append(*key, event="aborted", start=start, reason=reason[:200])
+        self._append(key, event="aborted", start=start, reason=reason[:200])
 
     def admit(self, todo: Sequence[PlannedRun], sealed: Sequence[SealedRun]) -> None:
         """Refuse to start a run that was sealed before, here or elsewhere; add entries that sealed runs lack.
@@ -132,52 +126,38 @@ class Ledger:
             if run.key not in ended and record is not None and start is not None and start.event == "start":
                 self.sealed(record.start, run.key, run.path / layout.MANIFEST)
 
-    def _append(self, experiment: str, *of_run: str | int, event: str, **fields: object) -> str:
-        """Add an entry; of_run: condition and replicate, for an entry about one run."""
+    def _append(self, key: RunKey, **fields: object) -> str:
         for _ in range(TRIES):
             chain = self.chain()
             entry = Entry.model_validate(
                 {
-                    **dict(zip(("condition", "replicate"), of_run, strict=False)),
-                    "event": event,
+                    **key._asdict(),
                     "number": len(chain),
-                    "experiment": experiment,
                     "host": socket.gethostname(),
                     "at_utc": utc_now().isoformat(timespec="milliseconds"),
                     **fields,
                 }
             )
-            message = f"{event} {'/'.join(map(str, (experiment, *of_run)))}\n\n{entry.model_dump_json()}\n"
+            message = f"{entry.event} {entry.experiment}/{entry.label}\n\n{entry.model_dump_json()}\n"
             parent = [self.freeze_commit, *chain][-1]
-            if (sha := self.repository.append(self.ref, parent, message, is_first=not chain)) is not None:
+            if (sha := self.repository.append(self.ref, parent, message)) is not None:
                 return sha
         raise RecordsError("the ledger is busy", where=self.ref, hint="Start again when the others are done")
 
 
-def object_hash(kind: str, content: bytes, like: str) -> str:
-    """The name that git gives to an object. like: any object name of that repository (SHA-1 or SHA-256)."""
-    digest = hashlib.sha256 if len(like) == 64 else hashlib.sha1
-    return digest(f"{kind} {len(content)}".encode() + b"\0" + content).hexdigest()
-
-
-def read_chain(objects: Sequence[tuple[str, bytes]], freeze_commit: str) -> dict[str, Entry]:
+def read_chain(commits: Iterable[Commit], freeze_commit: str) -> dict[str, Entry]:
     """Entries by commit, oldest first; RecordsError that names the first entry that does not fit."""
     chain: dict[str, Entry] = {}
-    parent = freeze_commit
-    for number, (sha, content) in enumerate(objects):
-        head, _, message = content.decode("utf-8", "replace").partition("\n\n")
+    for number, commit in enumerate(commits):
         try:
-            entry = Entry.model_validate_json(message.partition("\n\n")[2].strip())
+            entry = Entry.model_validate_json(commit.body.strip())
         except ValidationError as error:
             raise _broken(number, "cannot be read") from error
-        if object_hash("commit", content, sha) != sha:
-            raise _broken(number, "does not have the content that its name is the hash of")
-        if [line for line in head.splitlines() if line.startswith("parent ")] != [f"parent {parent}"]:
+        if commit.parents != [freeze_commit, *chain][-1]:
             raise _broken(number, "does not follow the entry before it")
         if entry.number != number:
             raise _broken(number, f"calls itself {entry.number}")
-        chain[sha] = entry
-        parent = sha
+        chain[commit.sha] = entry
     return chain
 
 

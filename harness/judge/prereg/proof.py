@@ -1,7 +1,7 @@
 """The proof that frozen runs are what they claim: the freeze's commit, the trees down to its file, and the ledger.
 
-git itself reads and checks its objects: in the repository of the freeze, or in an empty one that gets those of a
-published archive. Both go through the same checks.
+It is a git pack, from the repository of the freeze or from a published archive. git itself reads it, in a repository of
+these objects alone.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -20,7 +20,7 @@ from pydantic import Field
 from harness.analysis import Evidence, check_run
 from harness.analysis.logs.derive import derived_of
 from harness.errors import HarnessError, RecordsError, SpecError
-from harness.judge.prereg.authorize import first_request_s
+from harness.judge.prereg.authorize import first_request_s, frozen_record
 from harness.judge.prereg.frozen import Preregistration
 from harness.judge.prereg.ledger import Entry, Ledger
 from harness.judge.prereg.repository import Repository, file_sha256
@@ -57,46 +57,54 @@ class Claims(Spec, extra="ignore"):
 
 @dataclass(frozen=True)
 class Proof:
-    """One freeze in a repository. is_archived: in one made of an archive, where the ledger gets no more entries."""
+    """The proof of one freeze. ledger: in a repository of the pack's objects alone.
+
+    repository: where claims and pack were gathered; None of an archive, whose ledger gets no more entries.
+    """
 
     claims: Claims
+    pack: bytes = field(repr=False)
     ledger: Ledger
-    is_archived: bool = False
+    repository: Repository | None = None
+
+    @classmethod
+    def of(cls, claims: Claims, pack: bytes, frozen_sha256: str, repository: Repository | None = None) -> Proof:
+        """The proof in a pack, which git unpacks; SpecError where it is none."""
+        ledger = Ledger(Repository.of_pack(claims.commit, pack), frozen_sha256, claims.commit)
+        ledger.repository.point(ledger.ref, claims.ledger or claims.commit)
+        return cls(claims, pack, ledger, repository)
 
     @cached_property
     def entries(self) -> dict[str, Entry]:
         """Of the ledger, by commit; RecordsError when the chain is broken."""
         return self.ledger.chain()
 
-    def pack(self, path: str) -> bytes:
-        """A git pack of the commit, its trees down to the frozen file at ``path``, and the ledger."""
-        trees = [f"{self.claims.commit}:{folder if folder.name else ''}" for folder in PurePosixPath(path).parents]
-        return self.ledger.repository.pack(self.claims.commit, *trees, *self.entries)
-
 
 def gather(repository: Repository, record: PreregistrationRecord) -> Proof:
     """The proof of one freeze from a repository; SpecError when the commit is not in it."""
-    ledger = Ledger(repository, record.sha256, record.commit)
-    repository.objects(record.commit)
-    line = repository.line_of(record.commit, ledger.ref)
+    ref = Ledger(repository, record.sha256, record.commit).ref
+    line = [commit.sha for commit in repository.line_of(record.commit, ref)]
     claims = Claims(
         commit=record.commit,
         ledger=line[-1] if line else None,
         commits=tuple(commit.sha for commit in repository.commits_of(record.path)),
-        lost=tuple(sha for sha in repository.past_heads(ledger.ref) if sha not in line),
+        lost=tuple(commit.sha for commit in repository.past_heads(ref) if commit.sha not in line),
         remotes=tuple(repository.remotes_with(record.commit)),
     )
-    return Proof(claims, ledger)
+    folders = ("" if folder == PurePosixPath() else folder for folder in PurePosixPath(record.path).parents)
+    trees = (f"{record.commit}:{folder}" for folder in folders)
+    return Proof.of(claims, repository.pack(record.commit, *trees, *line), record.sha256, repository)
 
 
-def find_proof(runs: Sequence[SealedRun], record: PreregistrationRecord, repository: Path | None = None) -> Proof:
+def find_proof(runs: Sequence[SealedRun], repository: Path | None = None) -> Proof:
     """The proof from ``repository``, or from around the runs, or from the current folder.
 
     Runs of an opened archive have the proof of that archive. Raises SpecError where the freeze is nowhere.
     """
-    if repository is None and (opened := archive_of(runs[0])) is not None:
-        return read_proof(opened)
+    record = frozen_record(runs[0])
     if repository is None:
+        if (opened := archive_of(runs[0])) is not None:
+            return read_proof(opened)
         with suppress(HarnessError):
             return gather(Repository(runs[0].path), record)
     return gather(Repository(repository or Path.cwd()), record)
@@ -109,13 +117,9 @@ def read_proof(folder: Path) -> Proof:
             what = f"has no {PACK}: an earlier version wrote it"
             raise RecordsError(what, where=str(folder), hint=f"Check it with the harness of commit {READS_OBJECTS}")
         claims = Claims.model_validate_json((folder / PROOF).read_bytes())
-        repository = Repository.of_pack(claims.commit, (folder / PACK).read_bytes())
-        ledger = Ledger(repository, file_sha256(folder / FROZEN), claims.commit)
-        if claims.ledger is not None:
-            repository.point(ledger.ref, claims.ledger)
+        return Proof.of(claims, (folder / PACK).read_bytes(), file_sha256(folder / FROZEN))
     except (OSError, ValueError, SpecError) as error:
         raise wrong(folder, f"has no readable {PROOF}") from error
-    return Proof(claims, ledger, is_archived=True)
 
 
 def doubts_of(proof: Proof, frozen: Preregistration, runs: Sequence[SealedRun]) -> Iterator[str]:
@@ -163,14 +167,13 @@ def _open_start(entry: Entry, runs_root: Path | None) -> str:
 
 def _doubts_of_commit(proof: Proof, frozen: Preregistration, run: SealedRun) -> Iterator[str]:
     """Doubts that the frozen file is in this commit and no other, and that the commit is not older than the file."""
-    record, repository, commit = run.manifest.preregistration, proof.ledger.repository, proof.claims.commit
-    assert record is not None, "only confirmatory runs come here"
+    record, repository, commit = frozen_record(run), proof.ledger.repository, proof.claims.commit
     if repository.resolved(f"{commit}:{record.path}") != repository.name_of(run.file(layout.FROZEN)):
         yield f"the frozen file is not in commit {commit[:12]}"
         return
     if proof.claims.commits != (commit,):
         yield f"the frozen file was committed {len(proof.claims.commits)} times"
-    at_s = repository.time_of(commit)
+    at_s = repository.commits("-1", commit)[0].at_s
     if at_s != record.committed_at_s:
         yield f"the runs name another time of the freeze than its commit ({at_s})"
     frozen_at_s = datetime.fromisoformat(frozen.frozen_at_utc).timestamp()
@@ -203,9 +206,8 @@ def _doubts_of_chain(entries: Collection[Entry], frozen: Preregistration) -> Ite
 
 
 def _doubts_of_run(run: SealedRun, chain: Mapping[str, Entry], ends: Mapping[str, Entry]) -> Iterator[str]:
-    record = run.manifest.preregistration
-    assert record is not None, "only confirmatory runs come here"
-    start, end = chain.get(record.start), ends.get(record.start)
+    begun = frozen_record(run).start
+    start, end = chain.get(begun), ends.get(begun)
     if start is None or start.event != "start" or start.key != run.key:
         yield f"the start of {run.label} is not in the ledger"
     elif end is None:

@@ -39,12 +39,8 @@ from harness.measure.records.archive import (
     RUNS,
     SUMS,
     VERDICT,
-    check_sums,
+    checked_files,
     files_of,
-    is_known,
-    is_unpacked,
-    lacking,
-    unpack,
     wrong,
 )
 from harness.measure.records.run import SealedRun
@@ -81,16 +77,13 @@ def publish(
             where=runs[0].experiment,
             hint="`harness prereg publish --exploratory` packs them as such; for a decision: harness prereg freeze",
         )
-    record = runs[0].manifest.preregistration
-    assert record is not None, "what was frozen is recorded"
-    proof = find_proof(runs, record, repository)
+    proof = find_proof(runs, repository)
     judgement = decide(runs, proof=proof)
     files = {
         FROZEN: runs[0].file(layout.FROZEN).read_bytes(),
         PROOF: f"{proof.claims.model_dump_json(indent=1)}\n".encode(),
-        PACK: proof.pack(record.path),
-        VERDICT: _verdict(judgement).encode(),
-        PAGE: _page(frozen, judgement, proof).encode(),
+        PACK: proof.pack,
+        **_words(frozen, judgement, proof),
     }
     _pack(runs, files, archive, CONFIRMATORY, signing_key)
     return judgement
@@ -139,18 +132,8 @@ def check(archive: Path, signers: Path | None = None) -> Checked:
     signers: ssh's file of allowed signers, for names instead of keys. Raises RecordsError that names what does not
     hold.
     """
-    if is_unpacked(archive):
-        for name in files_of(archive):
-            if not is_known(name):
-                raise wrong(archive, f"holds {name!r}, which is no file of a published experiment")
-        if missing := next(lacking(set(files_of(archive))), None):
-            raise wrong(archive, f"lacks {missing}")
-        check_sums(archive, archive)
-        return _checked(archive, archive, signers)
-    with tempfile.TemporaryDirectory(prefix="harness-publish-") as name:
-        folder = Path(name)
-        unpack(archive, folder)
-        return _checked(archive, folder, signers)
+    with tempfile.TemporaryDirectory(prefix="harness-publish-") as temporary:
+        return _checked(archive, checked_files(archive, Path(temporary)), signers)
 
 
 def _checked(archive: Path, folder: Path, signers: Path | None) -> Checked:
@@ -163,7 +146,7 @@ def _checked(archive: Path, folder: Path, signers: Path | None) -> Checked:
     if frozen is None or (folder / FROZEN).read_bytes() != runs[0].file(layout.FROZEN).read_bytes():
         raise wrong(archive, "its frozen file is not the one its runs were made under")
     judgement = decide(runs, proof=proof)
-    unlike = _unlike(archive, folder, frozen, judgement, proof)
+    unlike = _unlike(archive, folder, _words(frozen, judgement, proof))
     proven, unproven, what = _proven(frozen, judgement, proof), [*unlike], "the archive: seals, ledger and verdict"
     if (signature := signature_of(folder / SUMS)).is_file():
         proven.append(f"signed {what}: {check_signature(folder / SUMS, signature, signers)}")
@@ -193,33 +176,35 @@ def _made_by() -> dict[str, str]:
     return {"version": harness.__version__, "code_sha256": code}
 
 
-def _page(frozen: Preregistration, judgement: Judgement, proof: Proof) -> str:
-    unproven = [_times(proof), *_ALWAYS_UNPROVEN]
-    made_by = _made_by()
+def _words(frozen: Preregistration, judgement: Judgement, proof: Proof) -> dict[str, bytes]:
+    """The files that say what was decided, for programs and for people."""
+    made_by, unproven = _made_by(), [_times(proof), *_ALWAYS_UNPROVEN]
     name = f"rbln-harness {made_by['version']} (code {made_by['code_sha256'][:12]})"
-    return archive_page(frozen, judgement, _proven(frozen, judgement, proof), unproven, name)
+    page = archive_page(frozen, judgement, _proven(frozen, judgement, proof), unproven, name)
+    return {VERDICT: _verdict(judgement).encode(), PAGE: page.encode()}
 
 
-def _unlike(archive: Path, folder: Path, frozen: Preregistration, judgement: Judgement, proof: Proof) -> list[str]:
+def _unlike(archive: Path, folder: Path, words: Mapping[str, bytes]) -> list[str]:
     """That verdict and page cannot be held to what this version writes, since another version wrote them.
 
     Raises RecordsError where they say something else than the runs give.
     """
-    verdict = _verdict(judgement)
+    present = set(files_of(folder))
+    unlike = [name for name, text in words.items() if name not in present or (folder / name).read_bytes() != text]
+    if not unlike:
+        return []
+    not_given = f"its {unlike[0]} is not what its runs give"
     try:
         written: dict[str, Any] = json.loads((folder / VERDICT).read_bytes())
-        then, now, made_by = _outcomes(written), _outcomes(json.loads(verdict)), dict(written["made_by"])
+        then, now, made_by = _outcomes(written), _outcomes(json.loads(words[VERDICT])), dict(written["made_by"])
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise wrong(archive, "its verdict is not what its runs give: it cannot be read") from error
+        raise wrong(archive, f"{not_given}: it cannot be read") from error
     if then != now:
-        raise wrong(archive, f"its verdict is not what its runs give: it says {then}, this version says {now}")
-    if made_by != _made_by():
-        version = made_by.get("version")
-        return [f"the words of {VERDICT} and {PAGE}: another version of the harness ({version}) wrote them"]
-    for name, what, text in ((VERDICT, "verdict", verdict), (PAGE, PAGE, _page(frozen, judgement, proof))):
-        if not (folder / name).is_file() or (folder / name).read_bytes() != text.encode():
-            raise wrong(archive, f"its {what} is not what its runs give")
-    return []
+        raise wrong(archive, f"{not_given}: it says {then}, this version says {now}")
+    if made_by == _made_by():
+        raise wrong(archive, not_given)
+    version = made_by.get("version")
+    return [f"the words of {VERDICT} and {PAGE}: another version of the harness ({version}) wrote them"]
 
 
 def _outcomes(verdict: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:

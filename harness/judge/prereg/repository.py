@@ -26,10 +26,12 @@ PLACES = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", 
 
 
 class Commit(NamedTuple):
-    """One commit. at_s: committer time, seconds since the epoch (UTC)."""
+    """One commit. at_s: committer time, seconds since the epoch (UTC). body: its message without the subject."""
 
     sha: str
     at_s: int
+    parents: str
+    body: str
 
 
 class Repository:
@@ -81,10 +83,6 @@ class Repository:
         """The name that git gives to the bytes of a file."""
         return _git(self.root, "hash-object", "--no-filters", "--", str(path.absolute())).strip()
 
-    def time_of(self, commit: str) -> int:
-        """Committer time, seconds since the epoch (UTC)."""
-        return int(_git(self.root, "log", "-1", "--format=%ct", commit))
-
     @property
     def git_folder(self) -> Path:
         """Where git keeps what is in no tree."""
@@ -109,46 +107,32 @@ class Repository:
         held = self.resolved(f"HEAD:{name}")
         return bool(held) and held == _git(self.root, "hash-object", "--", name).strip()
 
+    def commits(self, *which: str) -> list[Commit]:
+        """Commits that ``git log`` lists for these arguments, in its order."""
+        form = ("-z", "--no-show-signature", "--encoding=none", "--format=%H%n%ct%n%P%n%b")
+        fields = (one.split("\n", 3) for one in _git(self.root, "log", *form, *which).split("\0")[:-1])
+        return [Commit(sha, int(at_s), parents, body) for sha, at_s, parents, body in fields]
+
     def commits_of(self, path: str) -> list[Commit]:
         """Every commit on any branch that changed ``path`` (from the root), newest first."""
-        lines = _git(self.root, "log", "--all", "--full-history", "--format=%H %ct", "--", path).splitlines()
-        return [Commit(sha, int(at_s)) for sha, at_s in (line.split() for line in lines)]
+        return self.commits("--all", "--full-history", "--", path)
 
-    def objects(self, *names: str) -> list[bytes]:
-        """The contents of git objects, in their order; SpecError for an object that the repository does not have."""
-        text = _git_bytes(self.root, "cat-file", "--batch", content="".join(f"{name}\n" for name in names).encode())
-        contents: list[bytes] = []
-        for name in names:
-            head, _, text = text.partition(b"\n")
-            if head.endswith(b" missing"):
-                raise SpecError(f"does not have {name}", where=str(self.root), hint="Fetch it into this repository")
-            size = int(head.split()[-1])
-            contents.append(text[:size])
-            text = text[size + 1 :]
-        return contents
-
-    def line_of(self, since: str, ref: str) -> list[str]:
+    def line_of(self, since: str, ref: str) -> list[Commit]:
         """Commits of a reference that ``since`` does not have, oldest first; none where there is no such reference."""
-        # As a pattern that only it fits: one that is missing is then no error, and needs no call of its own.
-        pattern = f"--glob={ref[:-1]}[{ref[-1]}]"
-        return _git(self.root, "rev-list", "--reverse", "--topo-order", pattern, f"^{since}").split()
+        return self.commits("--reverse", "--topo-order", _if_there(ref), f"^{since}")
 
-    def past_heads(self, ref: str) -> list[str]:
-        """Every commit that ``ref`` ever named, as far as the reflog of this repository has it."""
-        return (_git_if(self.root, "reflog", "show", "--format=%H", ref) or "").split()
+    def past_heads(self, ref: str) -> list[Commit]:
+        """Every commit that ``ref`` ever named, as far as the reflog of this repository has it, newest first."""
+        return self.commits("--walk-reflogs", _if_there(ref))
 
     def remotes_with(self, sha: str) -> list[str]:
         """Remote branches, as last fetched or pushed, that contain a commit."""
         names = _git(self.root, "for-each-ref", "--contains", sha, "--format=%(refname:short)", "refs/remotes")
         return sorted(set(names.split()))
 
-    def append(self, ref: str, parent: str, message: str, *, is_first: bool) -> str | None:
-        """Add a commit without changes after ``parent`` and move ``ref`` to it; None when another was faster.
-
-        is_first: the reference may not be there yet.
-        """
-        held = self.resolved(ref) if is_first else parent
-        if (held or parent) != parent:
+    def append(self, ref: str, parent: str, message: str) -> str | None:
+        """Add a commit without changes after ``parent`` and move ``ref`` to it; None when another was faster."""
+        if (held := self.resolved(ref)) not in ("", parent):
             return None
         arguments = ("commit-tree", f"{parent}^{{tree}}", "-p", parent, "-m", message)
         sha = _git(self.root, *arguments, hint="Let this user write to .git").strip()
@@ -188,6 +172,11 @@ class Repository:
 SEE_WHY = "Run it there to see why"
 
 
+def _if_there(ref: str) -> str:
+    """A reference as a pattern that only it fits: a missing one is then no error, and needs no call of its own."""
+    return f"--glob={ref[:-1]}[{ref[-1]}]"
+
+
 def _git(folder: Path, *arguments: str, hint: str = SEE_WHY) -> str:
     return _git_bytes(folder, *arguments, hint=hint).decode("utf-8", "replace")
 
@@ -201,24 +190,32 @@ def _git_if(folder: Path, *arguments: str) -> str | None:
 
 
 def _git_bytes(folder: Path, *arguments: str, content: bytes = b"", hint: str = SEE_WHY) -> bytes:
+    done = _ran("git", "-C", str(folder), *arguments, content=content)
+    if done.returncode:
+        raise SpecError(f"git {arguments[0]} failed: {_complaint(done)}", where=str(folder), hint=hint)
+    return done.stdout
+
+
+def _ran(*command: str, content: bytes) -> subprocess.CompletedProcess[bytes]:
+    """A command that has ended; SpecError where it cannot be run."""
+    # Looking must not write: without the first, status may take the index lock from under somebody's commit. With the
+    # second, an object is what its name is the hash of.
+    settings = {"GIT_OPTIONAL_LOCKS": "0", "GIT_NO_REPLACE_OBJECTS": "1", "LC_ALL": "C"}
+    variables = {name: value for name, value in os.environ.items() if name not in PLACES} | settings
     try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            check=False,
-            input=content,
-            capture_output=True,
-            timeout=TIMEOUT_S,
-            # Looking must not write: without this, status may take the index lock from under somebody's commit.
-            env={**{k: v for k, v in os.environ.items() if k not in PLACES}, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"},
+        return subprocess.run(
+            command, input=content, capture_output=True, check=False, timeout=TIMEOUT_S, env=variables
         )
     except (OSError, subprocess.SubprocessError) as error:
-        raise SpecError(f"git cannot be run: {error}", where=str(folder), hint="Install git") from error
-    if done.returncode:
-        _, fatal, cause = done.stderr.decode("utf-8", "replace").rpartition("fatal: ")
-        what = " ".join(cause.split()) if fatal else _last_line(done.stderr, done.returncode)
-        what = f"git {arguments[0]} failed: {what}"
-        raise SpecError(what, where=str(folder), hint=hint)
-    return done.stdout
+        hint = "Install git, and OpenSSH 8.2 or newer for signatures"
+        raise SpecError(f"cannot be run: {error}", where=command[0], hint=hint) from error
+
+
+def _complaint(done: subprocess.CompletedProcess[bytes]) -> str:
+    """Why a command failed, in one line: what git calls fatal, else the last line."""
+    text = (done.stderr or done.stdout).decode("utf-8", "replace").strip()
+    _, fatal, cause = text.rpartition("fatal: ")
+    return " ".join(cause.split()) if fatal else (text or f"exit status {done.returncode}").splitlines()[-1]
 
 
 def file_sha256(path: Path) -> str:
@@ -241,8 +238,8 @@ def sign_file(path: Path, key: Path) -> Path:
     signature_of(path).unlink(missing_ok=True)
     done = _ssh_keygen("sign", "-f", str(key), "-n", NAMESPACE, str(path))
     if done.returncode:
-        what = f"did not sign: {_last_line(done.stderr or done.stdout, done.returncode)}"
-        raise SpecError(what, where=str(key), hint="Name a key made by ssh-keygen -t ed25519")
+        hint = "Name a key made by ssh-keygen -t ed25519"
+        raise SpecError(f"did not sign: {_complaint(done)}", where=str(key), hint=hint)
     return signature_of(path)
 
 
@@ -251,32 +248,19 @@ def check_signature(path: Path, signature: Path, signers: Path | None = None) ->
 
     signers: a file of allowed signers (see ssh-keygen), to get the name of the signer instead of the key.
     """
-    content = path.read_bytes()
-    if signers is None:
-        done = _ssh_keygen("check-novalidate", "-n", NAMESPACE, "-s", str(signature), content=content)
-    else:
+    how = ["check-novalidate"]
+    if signers is not None:
         listed = _ssh_keygen("find-principals", "-s", str(signature), "-f", str(signers))
-        names = listed.stdout.decode("utf-8", "replace").splitlines()
-        name = names[0].strip() if names and not listed.returncode else "nobody"
-        done = _ssh_keygen(
-            "verify", "-f", str(signers), "-I", name, "-n", NAMESPACE, "-s", str(signature), content=content
-        )
+        names = "" if listed.returncode else listed.stdout.decode("utf-8", "replace")
+        name = next(iter(names.splitlines()), "nobody").strip()
+        how = ["verify", "-f", str(signers), "-I", name]
+    done = _ssh_keygen(*how, "-n", NAMESPACE, "-s", str(signature), content=path.read_bytes())
     if done.returncode:
-        what = f"its signature does not hold ({_last_line(done.stderr or done.stdout, done.returncode)})"
+        what = f"its signature does not hold ({_complaint(done)})"
         raise RecordsError(what, where=str(path), hint="Restore both from a copy")
     line = done.stdout.decode("utf-8", "replace").strip()
     return line.removeprefix(f'Good "{NAMESPACE}" signature ').removeprefix("for ").removeprefix("with ")
 
 
 def _ssh_keygen(action: str, *arguments: str, content: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    try:
-        return subprocess.run(
-            ["ssh-keygen", "-Y", action, *arguments], input=content, capture_output=True, check=False, timeout=TIMEOUT_S
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        raise SpecError(f"cannot be run: {error}", where="ssh-keygen", hint="Install OpenSSH 8.2 or newer") from error
-
-
-def _last_line(output: bytes, status: int) -> str:
-    lines = output.decode("utf-8", "replace").strip().splitlines()
-    return lines[-1] if lines else f"exit status {status}"
+    return _ran("ssh-keygen", "-Y", action, *arguments, content=content)

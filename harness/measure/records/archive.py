@@ -13,7 +13,7 @@ import struct
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 
 from harness.errors import RecordsError, SpecError, in_one_line
@@ -119,12 +119,22 @@ def unpack(archive: Path, folder: Path) -> None:
             infos = packed.infolist()
             if not {info.filename for info in infos} & {*NEEDED, PACK, EXPLORATORY}:
                 raise SpecError("is no archive of a published experiment", where=str(archive), hint=hint)
-            _check_listing(archive, infos)
+            _check_zip(archive, infos)
             _check_listed(archive, {info.filename for info in infos}, _read_sums(packed.read(SUMS)))
             packed.extractall(folder, infos)
     except _UNREADABLE as error:
         raise wrong(archive, f"cannot be unpacked ({in_one_line(error)})") from error
     check_sums(archive, folder)
+
+
+def checked_files(archive: Path, temporary: Path) -> Path:
+    """The folder of an archive's files, each as it was packed: of one that is unpacked itself, else ``temporary``."""
+    if not is_unpacked(archive):
+        unpack(archive, temporary)
+        return temporary
+    _check_names(archive, set(files_of(archive)))
+    check_sums(archive, archive)
+    return archive
 
 
 def files_of(folder: Path) -> list[str]:
@@ -159,26 +169,29 @@ def _check_listed(archive: Path, names: set[str], sums: Mapping[str, str], hint:
         raise wrong(archive, f"{odd[0]} is missing or was added", hint)
 
 
-def _check_listing(archive: Path, infos: Sequence[zipfile.ZipInfo]) -> None:
+def _check_zip(archive: Path, infos: Sequence[zipfile.ZipInfo]) -> None:
     names = {info.filename for info in infos}
     if len(names) != len(infos):
         raise wrong(archive, "holds a name twice")
     for info in infos:
-        if stat.S_ISLNK(info.external_attr >> 16) or not is_known(info.filename):
-            raise wrong(archive, f"holds {info.filename!r}, which is no file of a published experiment")
+        if stat.S_ISLNK(info.external_attr >> 16):
+            raise wrong(archive, f"holds {info.filename!r}, which is a link")
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise wrong(archive, f"holds {info.filename!r}, compressed in a way that publish never uses")
-    if missing := next(lacking(names), None):
-        raise wrong(archive, f"lacks {missing}")
+    _check_names(archive, names)
     total = sum(info.file_size for info in infos)
     limit = min(MOST_BYTES, max(MOST_BYTES_OF_A_SMALL_ARCHIVE, MOST_EXPANSION * archive.stat().st_size))
     if total > limit:
         raise wrong(archive, f"would unpack to {total} bytes, the limit for its size is {limit}")
 
 
-def lacking(names: set[str]) -> Iterator[str]:
-    """Files that each archive has, and that are not among these."""
-    yield from sorted(({SUMS, CRATE} if EXPLORATORY in names else NEEDED) - names)
+def _check_names(archive: Path, names: Set[str]) -> None:
+    """RecordsError for a file that no published experiment holds, and where one is missing that each has."""
+    for name in sorted(names):
+        if not is_known(name):
+            raise wrong(archive, f"holds {name!r}, which is no file of a published experiment")
+    if missing := sorted(({SUMS, CRATE} if EXPLORATORY in names else NEEDED) - names):
+        raise wrong(archive, f"lacks {missing[0]}")
 
 
 def is_known(name: str) -> bool:

@@ -10,6 +10,7 @@ from harness.errors import SpecError
 from harness.judge.decisions.decide import Decision, Outcome
 from harness.judge.prereg import authorize, decide
 from harness.judge.prereg.judge import Judgement
+from harness.run_key import RunKey
 from harness.runner import StopFlag
 from harness.runner.progress import RunSealed
 from tests.judge.prereg.test_authorize import FROZEN_STOP, harness
@@ -64,7 +65,8 @@ def test_runs_without_any_repetition_are_decided_at_once_and_say_on_how_many_blo
 
 def test_looks_in_the_ledger_of_an_earlier_version_decide_nothing(measured: Workplace) -> None:
     _, authorization = authorize(measured.frozen)
-    authorization.ledger._append("small", event="look", by="decide", num_sealed=3, keeps_looks=True)  # pyright: ignore[reportPrivateUsage]
+    of_all = RunKey("small", "", 0)
+    authorization.ledger._append(of_all, event="look", by="decide", num_sealed=3, keeps_looks=True)  # pyright: ignore[reportPrivateUsage]
     assert only(decide(measured.sealed)).outcome is Outcome.PASS
     before = measured.git("for-each-ref", "refs/harness")
     assert harness(measured, "table", "small", "--runs", "runs").returncode == 0

@@ -194,13 +194,13 @@ AS_SUMMED: list[tuple[str, Content | None, str]] = [
     ("SHA256SUMS", None, "lacks SHA256SUMS"),
 ]
 SUMMED_AGAIN: list[tuple[str, Content | None, str]] = [
-    ("verdict.json", lambda verdict: verdict.replace(b"PASS", b"FAIL"), "its verdict is not what its runs give"),
+    ("verdict.json", lambda verdict: verdict.replace(b"PASS", b"FAIL"), "its verdict.json is not what its runs give"),
     (
         "verdict.json",
         lambda verdict: _of_another_version(verdict).replace(b"PASS", b"FAIL"),
-        "its verdict is not what its runs give: it says",
+        "its verdict.json is not what its runs give: it says",
     ),
-    ("verdict.json", lambda _: b"\xff", "its verdict is not what its runs give"),
+    ("verdict.json", lambda _: b"\xff", "its verdict.json is not what its runs give"),
     ("verdict.json", None, "lacks verdict.json"),
     ("index.html", lambda page: page.replace(b"PASS", b"FAIL"), "its index.html is not what its runs give"),
     ("index.html", None, "its index.html is not what its runs give"),
@@ -213,7 +213,7 @@ SUMMED_AGAIN: list[tuple[str, Content | None, str]] = [
     ),
     ("proof.json", _with_claim("commits", 5), "has no readable proof.json"),
     ("proof.json", _with_claim("commit", "--help"), "has no readable proof.json"),
-    ("proof.json", _with_claim("ledger", None), "its verdict is not what its runs give"),
+    ("proof.json", _with_claim("ledger", None), "its verdict.json is not what its runs give"),
     ("proof.pack", None, "has no proof.pack: an earlier version wrote it"),
     ("proof.pack", lambda pack: pack[:-30], "has no readable proof.json"),
 ]
