@@ -57,7 +57,7 @@ def authorize(path: Path, *, runs_root: Path | None = None) -> tuple[Preregistra
     its_files += sorted({repository.root / plan.path for plan in frozen.plans})
     check_new_seed(
         repository,
-        frozen.experiment.base_seed,
+        frozen.experiment,
         leave_out=its_files,
         runs_root=runs_root,
         how="Copy the experiment's file, give the copy another name =, commit it and freeze it with --seed",

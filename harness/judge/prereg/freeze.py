@@ -275,16 +275,7 @@ def _refuse(repository: Repository, spec: ExperimentSpec, experiment_file: Path,
             hint='Write NAME = "redacted" in server.env and export NAME, or set it only in the environment',
         )
     how = f"Freeze it with a seed that nothing has used: harness prereg freeze {experiment_file} --commit --seed"
-    runs = repository.root / RUNS
-    if "base_seed" not in spec.model_fields_set:
-        unused = _unused_seed(used_seeds(repository, runs_root=runs))
-        raise SpecError(
-            f"base_seed is left out, and its default ({DEFAULT_SEED}) is that of every experiment: a confirmatory plan "
-            "needs new inputs",
-            where=str(experiment_file),
-            hint=f"{how} {unused}",
-        )
-    check_new_seed(repository, spec.base_seed, leave_out=[experiment_file], runs_root=runs, how=how)
+    check_new_seed(repository, spec, leave_out=[experiment_file], runs_root=repository.root / RUNS, how=how)
 
 
 def _require_decision(spec: ExperimentSpec, rules: Sequence[DecisionRule], experiment_file: Path) -> None:
@@ -339,25 +330,27 @@ def _check_options(options: FreezeOptions, repository: Repository, dirty: Sequen
 
 
 def check_new_seed(
-    repository: Repository, seed: int, *, leave_out: Sequence[Path], runs_root: Path | None = None, how: str
+    repository: Repository, spec: ExperimentSpec, *, leave_out: Sequence[Path], runs_root: Path | None = None, how: str
 ) -> None:
-    """Refuse a base seed that a file of the repository or a sealed run used before.
+    """Refuse a base seed that is left out, or that a file of the repository or a sealed run used before.
 
-    how: what to do, before the number of an unused seed.
+    leave_out: the file that the seed stands in, and others that may name it. how: what to do, before the number of an
+    unused seed.
     """
+    seed = spec.base_seed
     used = used_seeds(repository, leave_out=leave_out, runs_root=runs_root)
-    if uses := [use for use in used if use.seed == seed]:
+    uses = [use for use in used if use.seed == seed]
+    if "base_seed" not in spec.model_fields_set:
+        why = f"base_seed is left out, and its default ({DEFAULT_SEED}) is that of every experiment"
+    elif uses:
         more = f" (and {len(uses) - 1} more)" if len(uses) > 1 else ""
-        raise SpecError(
-            f"base seed {seed} was used before, by {uses[0].where}{more}: a confirmatory plan needs new inputs",
-            where=str(repository.root),
-            hint=f"{how} {_unused_seed(used, seed)}",
-        )
-
-
-def _unused_seed(used: Sequence[SeedUse], after: int = DEFAULT_SEED) -> int:
-    seeds = {use.seed for use in used}
-    return next(number for number in count(after + 1) if number not in seeds)
+        why = f"base seed {seed} was used before, by {uses[0].where}{more}"
+    else:
+        return
+    taken = {use.seed for use in used}
+    unused = next(number for number in count(seed + 1) if number not in taken)
+    what = f"{why}: a confirmatory plan needs new inputs"
+    raise SpecError(what, where=str(leave_out[0]), hint=f"{how} {unused}")
 
 
 def named(repository: Repository, path: Path) -> NamedFile:
