@@ -1,13 +1,12 @@
 """The costs on which a predicted ratio turns: those of changed sizes, whether they were measured, and their break-even.
 
-Words for the sentence of a prediction, and the rescaled cost models behind them.
+Words for the sentence of a prediction, and the break-even behind them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,31 +31,6 @@ def deciding_sizes(buckets: Sequence[int], baseline_buckets: Sequence[int]) -> t
     """Sizes that a configuration adds to its baseline's; where it adds none, those that it leaves out. Ascending."""
     added = set(buckets) - set(baseline_buckets)
     return tuple(sorted(added or set(baseline_buckets) - set(buckets)))
-
-
-def rescaled(model: CostModel, sizes: Sequence[int], factor: float) -> CostModel:
-    """The same costs with f of these sizes ``factor`` times as high; no other size moves, filled in or not."""
-    if factor == 1 or not sizes:
-        return model
-    return replace(
-        model, _filled_fs={}, f_fs=_WithSizes(model, {size: round(model.bucket_fs(size) * factor) for size in sizes})
-    )
-
-
-class _WithSizes(dict[int, int]):
-    """f of every bucket as the model gives it, but for those that are set: these are no reference for others."""
-
-    def __init__(self, model: CostModel, of_sizes: Mapping[int, int]) -> None:
-        super().__init__(of_sizes)
-        self._model = model
-        self.measured = model.measured_sizes
-
-    def __contains__(self, bucket: object) -> bool:
-        return True
-
-    def __missing__(self, bucket: int) -> int:
-        self[bucket] = self._model.bucket_fs(bucket)
-        return self[bucket]
 
 
 def sizes_in_words(sizes: Iterable[int]) -> str:
@@ -156,7 +130,7 @@ class CostChange(NamedTuple):
         """The changed costs."""
         if not self.sizes:
             return model.scaled(1.0, 1 + self.change)
-        return rescaled(model, self.sizes, 1 + self.change)
+        return model.rescaled(self.sizes, 1 + self.change)
 
     def seen_by(self, buckets: Sequence[int]) -> CostChange:
         """The same change, or none where a server has none of the sizes."""

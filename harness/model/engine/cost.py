@@ -178,6 +178,10 @@ class CostModel:
             **{name: round(getattr(self, name) * prefill) for name in of_prefill},
         )
 
+    def rescaled(self, sizes: Iterable[int], factor: float) -> CostModel:
+        """The same costs with f of these sizes ``factor`` times as high; no other size moves, filled in or not."""
+        return replace(self, _filled_fs={size: round(self.bucket_fs(size) * factor) for size in sizes})
+
     @property
     def coefficients(self) -> dict[str, float]:
         """What the file states, by name, in its own units (ms, us per token, ns); sizes as f(8)."""
@@ -209,7 +213,7 @@ class CostModel:
     @property
     def measured_sizes(self) -> tuple[int, ...]:
         """Sizes whose f the file states; those of ``interpolated_buckets`` are not among them."""
-        return getattr(self.f_fs, "measured", None) or tuple(sorted(self.f_fs))
+        return tuple(sorted(self.f_fs))
 
     def error_of(self, weights: Mapping[str, float]) -> CostError:
         """What the errors of the costs leave unknown of a figure.

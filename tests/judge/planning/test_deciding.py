@@ -9,7 +9,6 @@ from harness.judge.planning.deciding import (
     break_even,
     deciding_sizes,
     planned_break_even,
-    rescaled,
     unmeasured_in_words,
 )
 from harness.model.engine.cost import load_cost_model
@@ -43,7 +42,7 @@ def test_at_the_break_even_the_simulated_ratio_is_1() -> None:
     assert found.sizes == (6,)
     assert found.change is not None
     costs = [
-        sum(simulate(run.plan, run.server, rescaled(PAPER, (6,), 1 + found.change)).device_ns for run in runs)
+        sum(simulate(run.plan, run.server, PAPER.rescaled((6,), 1 + found.change)).device_ns for run in runs)
         for runs in (own, base)
     ]
     given = [sum(simulate(run.plan, run.server, PAPER).device_ns for run in runs) for runs in (own, base)]
@@ -92,7 +91,7 @@ def test_only_added_sizes_decide_and_left_out_ones_where_none_is_added() -> None
 
 
 def test_a_changed_size_moves_no_interpolated_neighbour() -> None:
-    changed = rescaled(PAPER, (8,), 1.1)
+    changed = PAPER.rescaled((8,), 1.1)
     assert changed.bucket_fs(8) == round(PAPER.bucket_fs(8) * 1.1)
     assert changed.bucket_fs(6) == PAPER.bucket_fs(6)
 
