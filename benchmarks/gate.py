@@ -24,7 +24,7 @@ from harness.compiled.records import Records
 from harness.extras.cases.cases import outcome_of_plan
 from harness.extras.paper.bucket_change import padding_of_histogram
 from harness.judge.decisions.gate import FIGURES, GateRun, GateTest, GateVerdict, gate_policy, judge
-from harness.judge.planning.power import superiority_power
+from harness.judge.planning.power import PlannedTest
 from harness.measure.records.manifest import Manifest
 from harness.model.engine.config import EngineConfig
 from harness.model.experiment import PlannedRun, resolve
@@ -275,7 +275,9 @@ def _false_pass(share: Share, name: str, note: str) -> Figure:
 def _power(share: Share, name: str, num_blocks: int, blocks: Sequence[Block]) -> Figure:
     """Passes of a figure at a true ratio of 1, beside what a t test of normal log ratios promises."""
     policy, sd = gate_policy(), log_ratios_sd(blocks, name)
-    promised = superiority_power(num_blocks, sd, -math.log(policy.limits[name]), policy.alpha) if sd else 1.0
+    promised = (
+        PlannedTest(sd, policy.alpha).power(num_blocks, -math.log(policy.limits[name]), "superiority") if sd else 1.0
+    )
     passed = share.of_figure(name, GateVerdict.PASS)
     return Figure(
         f"pass of {name}, true ratio 1",

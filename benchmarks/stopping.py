@@ -7,7 +7,7 @@ its own. No server runs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ from harness.analysis.compare.ratio import BlockCosts, estimate_of_blocks
 from harness.analysis.compare.stopping import UNSEEN, Look, boundary_of
 from harness.analysis.stats import MIN_REPLICATES, FloatArray, t_quantile
 from harness.judge.planning.needed import log_ratio_values, simulated_pairs
-from harness.judge.planning.power import blocks_for_equivalence, blocks_for_superiority, difference_power, fewest
+from harness.judge.planning.power import PlannedTest
 from harness.model.spec import ExperimentSpec, StopSpec, load_experiment
 
 EXPERIMENTS, LOOKS, POPULATION = 1_000, 60, 4_000
@@ -130,7 +130,7 @@ def _superior(name: str, pair: FloatArray, num_experiments: int) -> Iterator[Fig
     """PASS where there is no difference, and where there is the simulated one, with the blocks that power names."""
     values = log_ratio_values(*pair)
     mean, sd = float(values.mean()), float(values.std(ddof=1))
-    blocks = blocks_for_superiority(sd, mean, SUPERIORITY_ALPHA, POWER)
+    blocks = PlannedTest(sd, SUPERIORITY_ALPHA).blocks(mean, "superiority", POWER)
     if blocks is None:
         return
     blocks = max(blocks, MIN_REPLICATES)
@@ -180,7 +180,7 @@ def _with_invalid(population: Population, num_experiments: int) -> Iterator[Figu
 
 
 def _promise(population: Population, sd: float, num_experiments: int) -> Figure:
-    blocks = blocks_for_equivalence(sd, math.log1p(MARGIN), ALPHA, POWER)
+    blocks = PlannedTest(sd, ALPHA, math.log1p(MARGIN)).blocks(0.0, "equivalence", POWER)
     assert blocks is not None, "a spread that any experiment can bear"
     share = shown_equal(population.drawn(num_experiments, blocks))
     error = math.sqrt(POWER * (1 - POWER) / num_experiments)
@@ -191,10 +191,8 @@ def _promise(population: Population, sd: float, num_experiments: int) -> Figure:
 def _saved(population: Population, times: float, num_experiments: int) -> Iterator[Figure]:
     """Mean blocks of sequential experiments beside the fixed design that the same margin asks for."""
     sd, margin = SDS[-1], math.log1p(MARGIN)
-    needs: Sequence[int | None] = (
-        blocks_for_equivalence(sd, margin, ALPHA, POWER),
-        fewest(lambda n: difference_power(n, sd, margin, ALPHA), POWER),
-    )
+    planned = PlannedTest(sd, ALPHA, margin)
+    needs = (planned.blocks(0.0, "equivalence", POWER), planned.blocks(margin, "difference", POWER))
     fixed = max(count for count in needs if count is not None)
     rules = {
         "a look at every block": StopSpec(margin=MARGIN, alpha=ALPHA, budget=4 * fixed),

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.gate import gate_experiment, gated, log_ratios_sd, simulated_blocks
 from harness.judge.decisions.gate import GateVerdict, gate_policy
-from harness.judge.planning.power import superiority_power
+from harness.judge.planning.power import PlannedTest
 
 EXPERIMENTS, NUM_BLOCKS = 150, 9
 
@@ -21,7 +21,7 @@ def test_on_simulated_pairs_the_gate_is_seldom_wrong_and_passes_as_power_promise
     # Alpha and three Monte Carlo errors of so many experiments.
     assert at_limit.of(GateVerdict.WORSE) <= 0.05 + 0.053
     assert at_limit.of_figure("cost", GateVerdict.PASS) <= 0.05 + 0.053
-    promised = superiority_power(NUM_BLOCKS, log_ratios_sd(blocks, "cost"), -math.log(1.01), 0.05)
+    promised = PlannedTest(log_ratios_sd(blocks, "cost"), 0.05).power(NUM_BLOCKS, -math.log(1.01), "superiority")
     assert equal.of_figure("cost", GateVerdict.PASS) == pytest.approx(promised, abs=0.12)
     assert worse.of(GateVerdict.WORSE) > 0.9
     assert {share.passes_with_open_figures for share in (at_limit, equal, worse)} == {0}

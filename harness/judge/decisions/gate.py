@@ -22,7 +22,7 @@ from harness.analysis.compare.ratio import Ratio, blocks_of, have_ratio, paired_
 from harness.analysis.figures import place_of
 from harness.analysis.stats import MIN_REPLICATES, Estimate, grouped, t_quantile
 from harness.errors import SpecError
-from harness.judge.planning.power import MOST_BLOCKS, blocks_for_superiority
+from harness.judge.planning.power import MOST_BLOCKS, PlannedTest
 from harness.measure.records.layout import COST_MODEL
 from harness.measure.records.manifest import Manifest, table_at
 from harness.measure.records.run import SealedRun, origin_of
@@ -362,9 +362,10 @@ def _with_limits(
 def _more_blocks(test: GateTest, estimate: Estimate, policy: GatePolicy, family: int) -> int | None:
     """Blocks beside those at hand that would tell at the next look, should ratio and spread stay as measured."""
     above = (estimate.mean if test.measure.is_lower_better else -estimate.mean) - math.log(test.limit)
-    sd = max(estimate.error * math.sqrt(estimate.num_units), NO_SPREAD)
+    sd = estimate.error * math.sqrt(estimate.num_units)
     alpha = policy.share(policy.look + 1)
-    needed = blocks_for_superiority(sd, -abs(above), alpha / family if above > 0 else alpha, policy.power)
+    planned = PlannedTest(sd, alpha / family if above > 0 else alpha)
+    needed = planned.blocks(-abs(above), "superiority", policy.power)
     return None if needed is None else max(1, needed - estimate.num_units)
 
 

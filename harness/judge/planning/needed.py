@@ -22,7 +22,6 @@ from harness.judge.planning.power import (
     LEAST_SD,
     MOST_BLOCKS,
     PlannedTest,
-    blocks_for_equivalence,
     blocks_for_precision,
     blocks_until_decided,
     variance_components,
@@ -219,7 +218,7 @@ def devices_for_equivalence(components: Components, goal: Goal, blocks: int) -> 
     A device mean is one observation, so more blocks on few devices do not help where devices differ.
     """
     sd = math.hypot(components.device or 0.0, components.within / math.sqrt(blocks))
-    return blocks_for_equivalence(max(sd, 1e-9), goal.log_margin, goal.alpha, goal.power)
+    return PlannedTest(sd, goal.alpha, goal.log_margin).blocks(0.0, "equivalence", goal.power)
 
 
 def needed_together(components: Sequence[Components], goal: Goal) -> list[Needed]:

@@ -36,20 +36,6 @@ def blocks_for_precision(sd: float, half_width: float, alpha: float) -> int | No
     return fewest(lambda n: half_width - t_quantile(1 - alpha, n - 1) * sd / math.sqrt(n), 0.0)
 
 
-def blocks_for_equivalence(sd: float, log_margin: float, alpha: float, power: float, effect: float = 0.0) -> int | None:
-    """Fewest blocks that show equivalence with probability ``power`` when the true mean is ``effect``."""
-    if abs(effect) >= log_margin:
-        return None
-    return fewest(lambda n: equivalence_power(n, sd, log_margin, alpha, effect), power)
-
-
-def blocks_for_superiority(sd: float, effect: float, alpha: float, power: float) -> int | None:
-    """Fewest blocks that show a mean below 0 with probability ``power`` when the true mean is ``effect``."""
-    if effect >= 0:
-        return None
-    return fewest(lambda n: superiority_power(n, sd, effect, alpha), power)
-
-
 @dataclass(frozen=True, slots=True)
 class PlannedTest:
     """A comparison that is tested at alpha, for Gaussian log ratios of blocks with this spread.
@@ -81,11 +67,25 @@ class PlannedTest:
         return fewest(lambda n: self.power(n, effect, aim), wanted)
 
     def _power(self, num_blocks: int, sd: float, effect: float, aim: Aim) -> float:
+        """The power for this true spread: the sample's own spread s, of which the mean is independent, is integrated.
+
+        Sources: Phillips (1990), Power of the two one-sided tests procedure in bioequivalence (Owen's Q); tails of the
+        noncentral t. By quadrature too: scipy's ``nctdtr`` is nan where its lower tail is small.
+        """
+        from scipy.special import ndtr
+
+        degrees, error = num_blocks - 1, sd / math.sqrt(num_blocks)
+        t = t_quantile(1 - self.alpha * (1 if aim == "difference" else 2), degrees)
+        # In standard errors; the interval's half width is t s / sigma of them.
+        shift, room = effect / error, self.log_margin / error
         if aim == "difference":
-            return difference_power(num_blocks, sd, effect, self.alpha)
+            return _over_spread(lambda ratio: ndtr(shift - t * ratio) + ndtr(-shift - t * ratio), degrees)
         if aim == "superiority":
-            return superiority_power(num_blocks, sd, effect, self.alpha)
-        return equivalence_power(num_blocks, sd, self.log_margin, self.alpha, effect)
+            return _over_spread(lambda ratio: ndtr(-shift - t * ratio), degrees)
+        # Beyond room / t no mean shows it: there the integrand has a corner, and quadrature stops.
+        return _over_spread(
+            lambda ratio: ndtr(room - t * ratio - shift) - ndtr(t * ratio - room - shift), degrees, room / t
+        )
 
 
 @cache
@@ -96,48 +96,7 @@ def _spread_factors(degrees: int) -> tuple[float, ...]:
     return tuple(np.sqrt(degrees / chdtri(degrees, SPREADS)).tolist())
 
 
-def superiority_power(num_blocks: int, sd: float, effect: float, alpha: float) -> float:
-    """Probability that the one-sided t test shows a mean below 0: a tail of the noncentral t."""
-    from scipy.special import ndtr
-
-    t = t_quantile(1 - 2 * alpha, num_blocks - 1)
-    shift = -effect * math.sqrt(num_blocks) / sd
-    return _over_spread(lambda ratio: ndtr(shift - t * ratio), num_blocks - 1, math.inf)
-
-
-def equivalence_power(num_blocks: int, sd: float, log_margin: float, alpha: float, effect: float = 0.0) -> float:
-    """Probability that both one-sided tests at ``alpha`` pass.
-
-    The mean is independent of the sample's spread s; given s it must lie within margin - t s / sqrt(n) of 0.
-    Source: Phillips (1990), Power of the two one-sided tests procedure in bioequivalence; Owen's Q, by quadrature.
-    """
-    from scipy.special import ndtr
-
-    t = t_quantile(1 - 2 * alpha, num_blocks - 1)
-    se = sd / math.sqrt(num_blocks)
-
-    def passes(ratio: FloatArray) -> FloatArray:
-        room = log_margin - t * se * ratio
-        inside = ndtr((room - effect) / se) - ndtr((-room - effect) / se)
-        return np.where(room > 0, inside, 0.0)
-
-    # Where the room ends the integrand has a corner; quadrature stops there.
-    return _over_spread(passes, num_blocks - 1, log_margin / (t * se))
-
-
-def difference_power(num_blocks: int, sd: float, effect: float, alpha: float) -> float:
-    """Probability that the two-sided t test at ``alpha`` leaves 0 out: two tails of the noncentral t.
-
-    By quadrature too: scipy's ``nctdtr`` is nan where its lower tail is small.
-    """
-    from scipy.special import ndtr
-
-    t = t_quantile(1 - alpha, num_blocks - 1)
-    shift = effect * math.sqrt(num_blocks) / sd
-    return _over_spread(lambda ratio: ndtr(shift - t * ratio) + ndtr(-shift - t * ratio), num_blocks - 1, math.inf)
-
-
-def _over_spread(value: Callable[[FloatArray], FloatArray], degrees: int, most: float) -> float:
+def _over_spread(value: Callable[[FloatArray], FloatArray], degrees: int, most: float = math.inf) -> float:
     """Mean of a function of s / sigma, chi distributed over sqrt(degrees), from 0 to ``most``; Gauss and Legendre."""
     end = min(most * math.sqrt(degrees), math.sqrt(degrees) + 9.0)
     start = max(0.0, math.sqrt(degrees) - 9.0)

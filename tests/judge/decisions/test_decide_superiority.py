@@ -16,7 +16,7 @@ from harness.analysis.cost.cost_errors import UNKNOWN
 from harness.analysis.stats import FloatArray, Interval
 from harness.judge.decisions.decide import Outcome, decide_margin
 from harness.judge.planning.needed import log_ratio_values
-from harness.judge.planning.power import blocks_for_superiority, superiority_power
+from harness.judge.planning.power import PlannedTest
 from harness.model.spec import StopSpec
 from harness.model.spec.rules import SuperiorityRule, load_rule
 from harness.model.spec.sections import Basis
@@ -88,16 +88,17 @@ def test_the_blocks_that_power_names_show_a_cheaper_condition_as_often_as_promis
     (blocks_of_many,) = experiments(ratio, 20_000, sd, num=1)
     many = log_ratio_values(*np.array(blocks_of_many)[:, :2].T)
     spread, effect = float(many.std(ddof=1)), math.log(ratio)
-    blocks = blocks_for_superiority(spread, effect, RULE.alpha, 0.9)
+    planned = PlannedTest(spread, RULE.alpha)
+    blocks = planned.blocks(effect, "superiority", 0.9)
     assert blocks is not None
-    assert superiority_power(blocks, spread, effect, RULE.alpha) >= 0.9
+    assert planned.power(blocks, effect, "superiority") >= 0.9
     # Two Monte Carlo errors of 1,000 experiments.
     assert share_passed(experiments(ratio, blocks, sd)) >= 0.9 - 2 * math.sqrt(0.9 * 0.1 / 1_000)
 
 
 def test_nothing_shows_cheaper_what_is_not_below_the_limit() -> None:
-    assert blocks_for_superiority(0.01, 0.01, 0.025, 0.9) is None
-    assert blocks_for_superiority(1e-9, -0.1, 0.025, 0.9) == 2
+    assert PlannedTest(0.01, 0.025).blocks(0.01, "superiority", 0.9) is None
+    assert PlannedTest(1e-9, 0.025).blocks(-0.1, "superiority", 0.9) == 2
 
 
 def test_a_cheaper_condition_passes_in_a_sentence_and_by_a_margin_only_where_that_is_shown() -> None:

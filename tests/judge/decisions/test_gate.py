@@ -12,7 +12,7 @@ import pytest
 from harness.analysis.compare.measures import Bounds, Value
 from harness.errors import SpecError
 from harness.judge.decisions.gate import FIGURES, GateRun, GateVerdict, gate_policy, gate_run, judge
-from harness.judge.planning.power import superiority_power
+from harness.judge.planning.power import PlannedTest
 from harness.measure.records.manifest import Manifest
 from harness.measure.records.run import SealedRun
 from harness.present.report.gate import gate_lines, shown_tables
@@ -194,9 +194,8 @@ def test_the_blocks_that_are_missing_tell_with_the_power_that_was_asked_for() ->
     values = np.array(ratios) / np.mean(ratios) - np.array(BASE["cost"]) / np.mean(BASE["cost"])
     effect, sd = math.log(test.ratio) - math.log(1.01), float(np.std(values, ddof=1))
     # The next look has a fifth of alpha, less what it leaves to later ones.
-    reached = [
-        superiority_power(4 + more, sd, effect, 0.05 * 0.16) for more in (test.more_blocks - 1, test.more_blocks)
-    ]
+    planned = PlannedTest(sd, 0.05 * 0.16)
+    reached = [planned.power(4 + more, effect, "superiority") for more in (test.more_blocks - 1, test.more_blocks)]
     assert reached[0] < 0.8 <= reached[1]
 
 

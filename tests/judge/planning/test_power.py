@@ -9,11 +9,9 @@ import pytest
 
 from harness.analysis.stats import t_quantile
 from harness.judge.planning.power import (
-    blocks_for_equivalence,
+    PlannedTest,
     blocks_for_precision,
     blocks_until_decided,
-    difference_power,
-    equivalence_power,
     variance_components,
 )
 from harness.model.spec import StopSpec
@@ -35,7 +33,7 @@ MARGIN = math.log(1.02)
 def test_power_of_two_one_sided_tests_is_that_of_scipys_quadrature(
     num_blocks: int, effect: float, power: float
 ) -> None:
-    assert equivalence_power(num_blocks, 0.0113, MARGIN, 0.05, effect) == pytest.approx(power, abs=1e-9)
+    assert PlannedTest(0.0113, 0.05, MARGIN).power(num_blocks, effect, "equivalence") == pytest.approx(power, abs=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -43,13 +41,13 @@ def test_power_of_two_one_sided_tests_is_that_of_scipys_quadrature(
     [(5, 0.4013899173717953), (10, 0.8030968566327219), (13, 0.9107084757398161), (14, 0.9323694812114373)],
 )
 def test_power_to_find_a_difference_is_that_of_scipys_noncentral_t(num_blocks: int, power: float) -> None:
-    assert difference_power(num_blocks, 0.02, 0.02, 0.05) == pytest.approx(power, abs=1e-9)
+    assert PlannedTest(0.02, 0.05).power(num_blocks, 0.02, "difference") == pytest.approx(power, abs=1e-9)
 
 
 @pytest.mark.parametrize(("sd", "blocks"), [(0.004, 3), (0.0113, 6), (0.02, 13), (0.03, 27)])
 def test_blocks_for_a_margin_of_two_percent_keep_their_promise(sd: float, blocks: int) -> None:
     """Of 4,000 simulated experiments at least .9 are shown equal, less three standard errors."""
-    assert blocks_for_equivalence(sd, MARGIN, 0.05, 0.9) == blocks
+    assert PlannedTest(sd, 0.05, MARGIN).blocks(0.0, "equivalence", 0.9) == blocks
     values = np.random.default_rng(9).normal(0, sd, size=(4_000, blocks))
     half = t_quantile(0.9, blocks - 1) * values.std(axis=1, ddof=1) / math.sqrt(blocks)
     shown = float(np.mean(np.abs(values.mean(axis=1)) + half < MARGIN))
@@ -64,8 +62,8 @@ def test_a_precision_is_reached_by_the_block_that_is_named_and_not_before() -> N
 
 
 def test_what_no_experiment_reaches_is_none() -> None:
-    assert blocks_for_equivalence(0.5, MARGIN, 0.05, 0.9) is None
-    assert blocks_for_equivalence(0.01, MARGIN, 0.05, 0.9, effect=0.03) is None
+    assert PlannedTest(0.5, 0.05, MARGIN).blocks(0.0, "equivalence", 0.9) is None
+    assert PlannedTest(0.01, 0.05, MARGIN).blocks(0.03, "equivalence", 0.9) is None
 
 
 def test_two_levels_are_told_apart_by_their_mean_squares() -> None:
