@@ -46,10 +46,10 @@ def test_an_equal_server_passes_a_slower_one_is_worse_and_the_rest_cannot_be_tol
     assert (code, "gate small: worse" in shown) == (4, True)
     assert "note: server.cost_model: paper in the baseline" in shown
     code, shown = gate(folders, "same")
-    left = "left out: ttft_p99 of base, which needs 1,000 requests a side (24 here), about 167 blocks; to judge it"
+    left = "left out: ttft_p99 of base, 24 requests a side, 1,000 are needed, about 167 blocks; to judge it"
     assert (code, left in " ".join(shown.split())) == (0, True)
     code, shown = gate(folders, "same", "--figure", "ttft_p99")
-    assert (code, "ttft_p99: cannot tell; 51" in shown or "24 requests a side, 1000 are needed" in shown) == (5, True)
+    assert (code, "ttft_p99: cannot tell; 51" in shown or "24 requests a side, 1,000 are needed" in shown) == (5, True)
 
 
 def test_thresholds_decide_what_is_worse(folders: Path) -> None:

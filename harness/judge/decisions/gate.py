@@ -166,7 +166,7 @@ class GateTest:
     the limits that decide: "worse" where ``low`` lies above the limit, a pass where ``high`` lies below it. Each holds
     with the alpha of this look: ``high`` with all of it, ``low`` with it over the number of figures. more_blocks: pairs
     missing for a verdict; None where no number up to MOST_BLOCKS would do, or none is missing. shape: the pair that
-    decides, and a skew.
+    decides, and a skew. is_carried: whether a side observed it, in as many requests or sessions as it needs.
     """
 
     condition: str
@@ -182,6 +182,7 @@ class GateTest:
     high: float | None = None
     more_blocks: int | None = None
     shape: str = ""
+    is_carried: bool = True
 
     @property
     def measure(self) -> Measure:
@@ -241,12 +242,13 @@ def judge(new: Sequence[GateRun], base: Sequence[GateRun], policy: GatePolicy) -
     family = len(pairs) * len(policy.limits)
     for condition, of_condition in pairs.items():
         for name, limit in policy.limits.items():
-            why = "" if name in policy.asked or not of_condition else _not_carried(FIGURES[name], of_condition)
-            if why:
-                left_out.append(f"left out: {name} of {condition}, {why}; to judge it all the same: --figure {name}")
+            empty = GateTest(condition, name, limit, len(of_condition), GateVerdict.CANNOT_TELL, "")
+            test = _tested(empty, of_condition, policy, family)
+            if test.is_carried or name in policy.asked:
+                tests.append(test)
             else:
-                empty = GateTest(condition, name, limit, len(of_condition), GateVerdict.CANNOT_TELL, "")
-                tests.append(_tested(empty, of_condition, policy, family))
+                why = f"{name} of {condition}, {test.why}"
+                left_out.append(f"left out: {why}; to judge it all the same: --figure {name}")
     shapes = [f"{test.figure} of {test.condition}: {test.shape}" for test in tests if test.shape]
     notes = [*shapes, *left_out, *_coverage(ours, theirs, pairs), *_differences(pairs)]
     if new[0].manifest.kind.has_device is False:
@@ -256,27 +258,10 @@ def judge(new: Sequence[GateRun], base: Sequence[GateRun], policy: GatePolicy) -
     return GateResult(tuple(tests), tuple(notes), origin, experiments, policy)
 
 
-def _not_carried(figure: Measure, pairs: Sequence[_Pair]) -> str:
-    """Why these runs cannot carry the figure, in words; "" where they can."""
-    if not any(run.values.get(figure.name) for pair in pairs for run in pair):
-        return "which neither side observed"
-    number = _number_a_side(figure, pairs)
-    if number >= figure.num_needed:
-        return ""
-    blocks, what = _blocks_for_number(figure, pairs), figure.counted.value
-    return f"which needs {figure.num_needed:,} {what} a side ({number:,} here), about {blocks:,} blocks"
-
-
 def _number_a_side(figure: Measure, pairs: Sequence[_Pair]) -> int:
     """Requests or sessions that the figure counts, of the side that has fewer."""
     counted = "num_requests" if figure.counted is Counted.REQUESTS else "num_sessions"
     return min(sum(getattr(run, counted) for run in side) for side in zip(*pairs, strict=True))
-
-
-def _blocks_for_number(figure: Measure, pairs: Sequence[_Pair]) -> int:
-    """Pairs that would have the requests or sessions that a figure needs, as many in each."""
-    number = _number_a_side(figure, pairs)
-    return math.ceil(figure.num_needed * len(pairs) / number) if number else MOST_BLOCKS
 
 
 def _known(figure: Measure, pairs: Sequence[_Pair]) -> list[tuple[Value, Value]]:
@@ -290,19 +275,22 @@ def _tested(empty: GateTest, pairs: Sequence[_Pair], policy: GatePolicy, family:
     figure, known = empty.measure, _known(empty.measure, pairs)
     if not pairs:
         return replace(empty, why="no new run has the plan of a baseline's run")
+    is_seen = any(run.values.get(figure.name) for pair in pairs for run in pair)
+    number = _number_a_side(figure, pairs)
+    if is_seen and number < figure.num_needed:
+        blocks = math.ceil(figure.num_needed * len(pairs) / number) if number else MOST_BLOCKS
+        what = f"{number:,} {figure.counted.value} a side, {figure.num_needed:,} are needed"
+        why = f"{what}, about {blocks:,} blocks"
+        return replace(empty, why=why, more_blocks=blocks - len(pairs), is_carried=False)
     if len(known) < len(pairs):
         why = f"not observed in {len(pairs) - len(known)} of {len(pairs)} pairs"
-        return replace(empty, num_pairs=len(known), why=why)
+        return replace(empty, num_pairs=len(known), why=why, is_carried=is_seen)
     means = [mean_of(side) for side in zip(*known, strict=True)]
     empty = replace(empty, new=means[0], baseline=means[1])
     targets = {str(figure.target_of(run.manifest)) for pair in pairs for run in pair}
     if not all(means) or len(targets) > 1:
         why = "0 on one side, which has no ratio" if len(targets) == 1 else f"other targets ([slo] {figure.target})"
         return replace(empty, why=why)
-    number = _number_a_side(figure, pairs)
-    if number < figure.num_needed:
-        why = f"{number} {figure.counted.value} a side, {figure.num_needed} are needed"
-        return replace(empty, why=why, more_blocks=_blocks_for_number(figure, pairs) - len(pairs))
     ratio = ratio_of(figure, pairs)
     if ratio is None or ratio.estimate is None:
         why = f"{len(pairs)} pairs, {MIN_REPLICATES} are needed for an interval"

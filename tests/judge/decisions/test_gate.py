@@ -157,7 +157,7 @@ def test_a_p99_of_few_requests_is_not_judged_and_the_blocks_that_carry_it_are_na
     result = judge(short, short, gate_policy(USUAL))
     (test,) = [test for test in result.tests if test.verdict is not PASS]
     assert (test.figure, test.verdict, test.more_blocks) == ("ttft_p99", CANNOT_TELL, 6)
-    assert test.why == "400 requests a side, 1000 are needed"
+    assert test.why == "400 requests a side, 1,000 are needed, about 10 blocks"
 
 
 def test_by_default_what_the_runs_cannot_carry_is_left_out_and_named() -> None:
@@ -167,7 +167,7 @@ def test_by_default_what_the_runs_cannot_carry_is_left_out_and_named() -> None:
     assert "ttft_p99" not in {test.figure for test in result.tests}
     (note,) = [note for note in result.notes if note.startswith("left out")]
     assert note == (
-        "left out: ttft_p99 of base, which needs 1,000 requests a side (400 here), about 10 blocks; "
+        "left out: ttft_p99 of base, 400 requests a side, 1,000 are needed, about 10 blocks; "
         "to judge it all the same: --figure ttft_p99"
     )
     asked = judge(short, short, gate_policy(thresholds=["ttft_p99=1.2"]))
@@ -282,7 +282,7 @@ def test_a_figure_that_neither_side_observed_is_judged_only_when_it_is_asked_for
     seen = {"cost": BASE["cost"]}
     default = judge(runs_of(seen), runs_of(seen), gate_policy())
     assert ([test.figure for test in default.tests], default.verdict) == (["cost"], PASS)
-    assert any("left out: ttft_p50 of base, which neither side observed" in note for note in default.notes)
+    assert any("left out: ttft_p50 of base, not observed in 4 of 4 pairs" in note for note in default.notes)
     asked = judge(runs_of(seen), runs_of(seen), gate_policy(["cost", "padding"]))
     assert asked.verdict is CANNOT_TELL
     lost = judge(runs_of(seen), runs_of(BASE), gate_policy(["tpot"]))
