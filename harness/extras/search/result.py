@@ -54,14 +54,42 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class Judged:
-    """Candidates of a space that have figures, and the baseline's figures on the same plans."""
+class SearchResult:
+    """A finished search. Candidates are ranked by the space's own score on the search plans, all N."""
 
     space: SpaceSpec
-    rows: pa.Table
+    ledger: pa.Table
+    """A row for each candidate, in enumeration order."""
     baseline: Row
+    """The baseline's figures on the same plans."""
+    num_simulations: int
+    """Those of this process, which are all where it works alone."""
 
-    def scores(self, role: str = "search", users: Sequence[int] = ()) -> Scores:
+    @cached_property
+    def rows(self) -> pa.Table:
+        """The rows of candidates that have figures."""
+        return self.ledger.filter(self.ledger["search_device_ns"].is_valid())
+
+    @cached_property
+    def scores(self) -> Scores:
+        """Scores on the search inputs, all N; what selects."""
+        return self.scores_on("search")
+
+    @cached_property
+    def evaluation(self) -> Scores | None:
+        """Scores on the evaluation inputs; they select nothing."""
+        return self.scores_on("evaluation") if self.has_evaluation else None
+
+    @cached_property
+    def ranked(self) -> list[int]:
+        """Indices of the candidates that have figures, best first."""
+        return self.scores.ranked(self.space.score).tolist()
+
+    @property
+    def has_evaluation(self) -> bool:
+        return "evaluation_device_ns" in self.baseline and self.rows["evaluation_device_ns"].null_count == 0
+
+    def scores_on(self, role: str, users: Sequence[int] = ()) -> Scores:
         """Scores on the plans of ``role``, over the set of N ``users``; default: all of them.
 
         sum-seconds: device seconds summed over all plans, over the baseline's; per-n: the mean of that ratio per N.
@@ -83,42 +111,6 @@ class Judged:
         flat = self.rows[column].combine_chunks().flatten().to_numpy(zero_copy_only=False)
         figures = np.asarray(flat, dtype=np.int64).reshape(-1, len(self.space.inputs.users))
         return figures[:, places], np.array(self.baseline[column], dtype=np.int64)[places]
-
-    @property
-    def has_evaluation(self) -> bool:
-        return "evaluation_device_ns" in self.baseline and self.rows["evaluation_device_ns"].null_count == 0
-
-    def ranked(self) -> list[int]:
-        """Indices of the candidates, best first, by the space's own score on the search plans."""
-        return self.scores().ranked(self.space.score).tolist()
-
-
-@dataclass(frozen=True)
-class SearchResult:
-    """A finished search. ``ledger``: one row per candidate, in enumeration order. ``judged``: those with all plans.
-
-    num_simulations: those of this process, which are all where it works alone.
-    """
-
-    space: SpaceSpec
-    ledger: pa.Table
-    judged: Judged
-    num_simulations: int
-
-    @cached_property
-    def scores(self) -> Scores:
-        """Scores on the search inputs, all N; what selects."""
-        return self.judged.scores()
-
-    @cached_property
-    def evaluation(self) -> Scores | None:
-        """Scores on the evaluation inputs; they select nothing."""
-        return self.judged.scores("evaluation") if self.judged.has_evaluation else None
-
-    @cached_property
-    def ranked(self) -> list[int]:
-        """Indices of the fully judged candidates, best first, by the space's own score."""
-        return self.judged.ranked()
 
     def candidate(self, index: int) -> ServerShape:
         row = self.ledger.slice(index, 1).to_pylist()[0]
@@ -176,17 +168,17 @@ def score_interval(space: SpaceSpec, candidate: ServerShape) -> tuple[float, flo
 
 def sensitivity(result: SearchResult) -> list[SensitivityRow]:
     """The selection for every score and set of N beside the reference: the space's own score on all N."""
-    space, judged, reference = result.space, result.judged, result.ranked
+    space, reference = result.space, result.ranked
     chosen, top = reference[0], set(reference[:TOP])
     table: list[SensitivityRow] = []
     scores: tuple[Score, ...] = ("sum-seconds", "per-n")
     for score in scores:
         for users in space.sets_of_users():
-            search = judged.scores("search", users)
+            search = result.scores_on("search", users)
             ranked = search.ranked(score)
             best = int(ranked[0])
             place = int(np.flatnonzero(search.indices == best)[0])
-            evaluation = judged.scores("evaluation", users) if judged.has_evaluation else None
+            evaluation = result.scores_on("evaluation", users) if result.has_evaluation else None
             table.append(
                 SensitivityRow(
                     score,
@@ -243,7 +235,7 @@ def _best_table(result: SearchResult, top: int, on_progress: Callable[[float], N
     """The best candidates; each beside the first with an interval, which no paged rules have."""
     space, scores, evaluation = result.space, result.scores, result.evaluation
     place_of = {index: place for place, index in enumerate(scores.indices.tolist())}
-    judged = result.judged.rows.to_pylist()
+    judged = result.rows.to_pylist()
     best = [result.candidate(index) for index in result.ranked[:top]]
     others = [] if space.is_paged else best[1:]
     beside = [""] * (len(others) + 1)
@@ -297,7 +289,7 @@ def _best_sentence(result: SearchResult) -> str:
 
 def _front_table(result: SearchResult) -> Table:
     """The Pareto front over the space's objectives."""
-    objectives, judged = result.space.objectives, result.judged.rows
+    objectives, judged = result.space.objectives, result.rows
     names, units = zip(*(OBJECTIVES.get(objective, ("", 1.0)) for objective in objectives), strict=True)
     columns = [judged[name].to_numpy() if name else result.scores.sum_seconds for name in names]
     values = np.stack(columns, axis=1).astype(np.float64)

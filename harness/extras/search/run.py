@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from harness.errors import RecordsError, SpecError
 from harness.extras.search.evaluate import LEDGER_SCHEMA, Evaluator
-from harness.extras.search.result import Judged, SearchResult
+from harness.extras.search.result import SearchResult
 from harness.extras.search.space import SpaceSpec
 from harness.judge.prereg.freeze import SEARCH_FILE
 from harness.model.engine.cost import load_cost_model
@@ -59,16 +59,14 @@ def search(
         ledger = _searched(space_json, len(evaluator.candidates), workers, on_progress)
         ledger = ledger.replace_schema_metadata({_IDENTITY: identity})
         write_atomic(path, [_parquet(ledger)], what="the ledger")
-    judged = Judged(
-        space,
-        ledger.filter(ledger["search_device_ns"].is_valid()),
-        evaluator.figures_row(space.baseline.shape, evaluator.groups),
+    result = SearchResult(
+        space, ledger, evaluator.figures_row(space.baseline.shape, evaluator.groups), evaluator.num_simulated
     )
-    if judged.rows.num_rows == 0:
+    if result.rows.num_rows == 0:
         raise SpecError(
             "no candidate meets the constraints", where=space.name, hint=f"See the column `excluded` of {LEDGER}"
         )
-    return SearchResult(space, ledger, judged, evaluator.num_simulated)
+    return result
 
 
 def _searched(

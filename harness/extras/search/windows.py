@@ -23,21 +23,6 @@ from harness.model.sim.simulate import run_arrays
 from harness.model.spec import WindowSpec
 
 
-def first_sessions(alone: layout.PlanArrays, size: int) -> layout.PlanArrays:
-    """A single plan's first ``size`` sessions, as a plan; no session waits for a later one."""
-    sessions = alone.sessions[:size].copy()
-    requests = alone.requests[: int(sessions["first_request"][-1] + sessions["num_requests"][-1])]
-    # Followers are listed session by session, in ascending order, so the followers that stay come first.
-    owner = np.repeat(np.arange(size), sessions["num_followers"])
-    first = int(sessions["first_follower"][0])
-    is_kept = alone.followers[first : first + len(owner)] < size
-    sessions["num_followers"][:] = np.bincount(owner[is_kept], minlength=size)
-    plans = alone.plans.copy()
-    plans["num_sessions"][:], plans["num_requests"][:] = size, len(requests)
-    plans["num_abortable"][:] = np.count_nonzero(requests["abort_ns"] + requests["abort_tokens"])
-    return alone._replace(plans=plans, sessions=sessions, requests=requests)
-
-
 class WindowFigures(NamedTuple):
     """Figures of [start_ns, end_ns). Times in ns.
 
@@ -78,9 +63,6 @@ def window_figures(
     """
     alone = one_plan(arrays, plan)
     check_slots(alone, config)
-    figures = _figures_of_half(alone, config, costs, window)
-    if figures is not None:
-        return figures
     outcome = run_arrays(alone, config, costs)
     timelines = user_timelines(alone, outcome)
     full_until_ns = timelines.last_full_ns()
@@ -93,30 +75,6 @@ def window_figures(
             hint="Give each user more sessions, or a shorter window",
         )
     return window_stats(alone, outcome, start_ns, end_ns)
-
-
-def _figures_of_half(
-    arrays: layout.PlanArrays, config: EngineConfig, costs: CostModel | layout.CostArrays, window: WindowSpec
-) -> WindowFigures | None:
-    """The same figures from the first half of the sessions; None where the window needs more of them.
-
-    Plans are long enough for the slowest configuration, so half is often enough. Until the first omitted session would
-    arrive, half a plan gives the same times as the whole plan, to the ns. A later request that can never be admitted
-    goes unnoticed.
-    """
-    size = len(arrays.sessions) // 2
-    if size == 0 or window.measure_s is None or np.any(arrays.sessions["num_before"][size:] == 0):
-        return None
-    half = first_sessions(arrays, size)
-    outcome = run_arrays(half, config, costs)
-    timelines = user_timelines(half, outcome)
-    if timelines.num_requests.min() < window.after_requests:
-        return None
-    last_request = half.sessions["first_request"] + half.sessions["num_requests"] - 1
-    is_cut = half.sessions["num_followers"] < arrays.sessions["num_followers"][:size]
-    known_ns = min(outcome.requests["completed_ns"][last_request[is_cut]].min(), timelines.last_full_ns())
-    start_ns, end_ns = window_bounds(timelines, window)
-    return window_stats(half, outcome, start_ns, end_ns) if end_ns <= known_ns else None
 
 
 def window_stats(arrays: layout.PlanArrays, outcome: layout.SimOutcome, start_ns: int, end_ns: int) -> WindowFigures:
