@@ -19,23 +19,32 @@ from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import Lines, trace_format, types_of
 from harness.model.traces.calls import BACK, LATE_NS, SHIFTED, START_AN_AGENT, Call, Log
 from harness.model.traces.links import of_lines
-from harness.model.traces.values import Record, counts_of, instant_ns, list_of, record_of, records_of, text_of
+from harness.model.traces.values import Record, instant_ns, list_of, record_of, records_of, seconds_ns, text_of
 
 OBSERVATIONS = ("ObservationEvent", "AgentErrorEvent", "UserRejectObservation")
 # They may end a call that is under way, which then has no event.
 ENDS_A_CALL = ("InterruptEvent", "ConversationErrorEvent")
-# Of all calls so far, as an event of 0.x has them; the names of ``Usage``, in its order.
-TOTALS = ("prompt_tokens", "completion_tokens", "cache_read_tokens", "cache_write_tokens")
+OF_SEVERAL = "steps of the running totals that hold several answers: which tokens are whose is not known"
 PASSED = types_of(__file__)["passed"]
 
 
 @dataclass
 class _Conversation:
-    """Events of one conversation, and the usage of its answers by their id."""
+    """Events of one conversation, and of its answers by their id the usage, and how long they took."""
 
     events: list[tuple[str, Record]] = field(default_factory=list[tuple[str, Record]])
     usages: dict[str, Usage] = field(default_factory=dict[str, Usage])
+    took_ns: dict[str, int | None] = field(default_factory=dict[str, "int | None"])
     stated: int | None = None
+
+    def take(self, metrics: object) -> None:
+        """Read what one model's metrics say of answers by their id."""
+        for usage in records_of(metrics, "token_usages"):
+            counts, name = usage_of(usage), text_of(usage, "response_id")
+            if isinstance(counts, Usage) and name:
+                self.usages[name] = counts
+        for each in records_of(metrics, "response_latencies"):
+            self.took_ns[text_of(each, "response_id")] = seconds_ns(each.get("latency"))
 
 
 def openhands_logs(lines: Lines, notes: ReadNotes) -> Iterator[Log]:
@@ -43,11 +52,15 @@ def openhands_logs(lines: Lines, notes: ReadNotes) -> Iterator[Log]:
     conversations: defaultdict[str, _Conversation] = defaultdict(_Conversation)
     for path, at, record in lines:
         folder = path.parent.parent if path.parent.name == "events" else path.parent
+        # A history is a list of events, or of pairs of them.
+        pairs = (entry if isinstance(entry, list) else [entry] for entry in list_of(record, "history"))
         if "stats" in record:
             notes.part()
-            conversations[str(folder)].usages |= _usages(record)
-        elif of_line := list(_flat(record.get("history"))):
+            for metrics in record_of(record, "stats", "usage_to_metrics").values():
+                conversations[str(folder)].take(metrics)
+        elif of_line := [event for pair in pairs for event in records_of(pair)]:
             notes.holds(len(of_line))
+            conversations[at].take(record.get("metrics"))
             conversations[at].events += [(f"{at}, event {place}", event) for place, event in enumerate(of_line)]
         elif "timestamp" in record:
             name, place = (str(folder), f"{folder}, {path.name}") if "kind" in record else (str(path), at)
@@ -66,32 +79,19 @@ def openhands_logs(lines: Lines, notes: ReadNotes) -> Iterator[Log]:
             yield log
 
 
-def _usages(state: Record) -> dict[str, Usage]:
-    """Usage by the id of the answer, of every model of a conversation's state."""
-    found: dict[str, Usage] = {}
-    for metrics in record_of(state, "stats", "usage_to_metrics").values():
-        for usage in records_of(metrics, "token_usages"):
-            counts, name = usage_of(usage), text_of(usage, "response_id")
-            if isinstance(counts, Usage) and name:
-                found[name] = counts
-    return found
-
-
-def _flat(history: object) -> Iterator[Record]:
-    """Events of a history, which is a list of them or of pairs of them."""
-    for entry in list_of(history):
-        yield from records_of(entry) if isinstance(entry, list) else [record_of(entry)]
-
-
 def _steps(conversation: _Conversation, notes: ReadNotes) -> TrajectoryCalls:
     """A call for each answer of the model that any event names."""
     steps = TrajectoryCalls(len(conversation.events), notes)
-    answers, totals = dict[str, Call](), [0] * len(TOTALS)
+    answers, totals, stated = dict[str, Call](), [0] * 4, 0
+    is_missed = False  # since the totals were told an answer came whose counts are not known
     calls_at: dict[str, Call | None] = {}  # the last call before an event, on its branch
     for moment_ns, at, event in _in_order(conversation.events, steps):
         answer = text_of(event, "tool_call_metadata", "model_response", "id") or text_of(event, "llm_response_id")
-        told = counts_of(record_of(event, "llm_metrics", "accumulated_token_usage"), TOTALS) or totals
-        step, totals = [now - before for now, before in zip(told, totals, strict=True)], told
+        sums = usage_of(record_of(event, "llm_metrics", "accumulated_token_usage"))  # of all calls so far
+        told = [count or 0 for count in sums[:4]] if isinstance(sums, Usage) else None
+        step = [now - before for now, before in zip(told or totals, totals, strict=True)]
+        totals, stated = told or totals, told[0] if told else stated
+        is_of_several, is_missed = is_missed, is_missed and not told
         answer = answer or (at if any(step) and text_of(event, "source") == "agent" else "")
         is_answer = bool(answer) and "observation" not in event and text_of(event, "kind") not in OBSERVATIONS
         kind = text_of(event, "kind") or text_of(event, "action")
@@ -99,8 +99,8 @@ def _steps(conversation: _Conversation, notes: ReadNotes) -> TrajectoryCalls:
         counts = usage_of(record_of(event, "tool_call_metadata", "model_response", "usage"))
         counts = counts if isinstance(counts, Usage) else conversation.usages.get(answer, counts)
         if not isinstance(counts, Usage) and is_answer and any(step) and min(step) >= 0:
-            notes.assume("calls whose usage is the step of the running totals")
-            counts = Usage(*step)
+            notes.assume(OF_SEVERAL if is_of_several else "calls whose usage is the step of the running totals")
+            counts = counts if is_of_several else Usage(*step)
         if not is_answer and _is_input(event):
             is_human = text_of(event, "source") == "user" or text_of(event, "observation") == "user_rejected"
             is_refused = kind == "UserRejectObservation" and text_of(event, "rejection_source") != "hook"
@@ -109,20 +109,24 @@ def _steps(conversation: _Conversation, notes: ReadNotes) -> TrajectoryCalls:
             notes.part()  # one answer may be several actions
         elif is_answer and isinstance(counts, Usage):
             answers[answer] = call = steps.answer(counts, at, moment_ns)
+            totals = told or [now + (more or 0) for now, more in zip(totals, counts, strict=False)]
             call.identity, call.agent = ("openhands", answer, moment_ns), "condenser" * (kind == "Condensation")
+            call.took_ns = conversation.took_ns.get(answer)
             call.kind = call.kind if any(call.inputs_ns) else "none"  # the program went on by itself
             call.rewound_to, above = above if above not in steps.calls[-2:] else None, call
         elif is_answer or (text_of(event, "source") == "agent" and kind == "message"):
             steps.lose(counts, at)
+            is_missed = is_missed or not told
         elif not notes.passes(kind, PASSED):
             steps.unread.unknown(f"event {kind}", at)
+            is_missed = is_missed or (not told and text_of(event, "source") == "agent")
         elif kind in ENDS_A_CALL:
             steps.end_without_row(at)
         calls_at[text_of(event, "id")] = above
         if is_answer and answer in answers:
             answers[answer].num_agents += text_of(event, "tool_name") in START_AN_AGENT
     prompts = (call.input_tokens for call in steps.calls)
-    notes.hold(f"prompt tokens {UNSTATED}", totals[0] or conversation.stated, prompts)
+    notes.hold(f"prompt tokens {UNSTATED}", stated or conversation.stated, prompts)
     return steps
 
 

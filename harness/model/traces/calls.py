@@ -80,6 +80,7 @@ class Call:
     names: tuple[int, ...] = ()  # names of the whole blocks of its prompt that hold in every recording
     is_prefix_given: bool = False  # the log says itself what its prompt begins with, and no provider's count
     wait_ns: int | None = None  # the wait after the call before, where the log states it
+    took_ns: int | None = None  # how long it took, where the log states it
     has_end_alone: bool = False  # the log says of it when it ended, and not when it was asked for
     unknown_wait: str = ""  # why it is not known how long the call was waited for; "" where it is
     answer_characters: int = 0  # length of its answer as logged, 0 where the log does not hold it

@@ -10,7 +10,9 @@ import pytest
 
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
+from harness.extras.formats.openhands import OF_SEVERAL
 from harness.model.traces.calls import BACK, SHIFTED
+from harness.model.traces.links import GAPS
 from harness.model.traces.recording import TraceFile
 from tests.support.agent_logs import at
 from tests.support.sound_traces import chat_usage, openhands_events
@@ -109,6 +111,28 @@ def test_running_sums_of_metrics_are_steps_and_an_answer_that_is_missing_is_name
     assert any(": 4900 stated, 3900 counted" in label for label in imported(whole).head.labels)
 
 
+def without_metrics_but_the_last(rows: list[Any]) -> list[Any]:
+    last = max(place for place, row in enumerate(rows) if "llm_metrics" in row)
+    return [
+        row if place == last else {key: value for key, value in row.items() if key != "llm_metrics"}
+        for place, row in enumerate(rows)
+    ]
+
+
+def test_running_sums_on_the_last_event_alone_are_no_call_unless_all_others_have_counts(tmp_path: Path) -> None:
+    whole, events = tmp_path / "trajectory.json", list(openhands_events("s"))
+    bare = without_metrics_but_the_last(with_metrics(events))
+    whole.write_text(json.dumps(bare))
+    with pytest.raises(SpecError, match="answers without token counts"):
+        imported(whole)  # one call of 3900 tokens was never made
+    whole.write_text(json.dumps([*bare, *with_metrics(list(openhands_events("s", 4)))[-2:]]))
+    trace = imported(whole)
+    assert [one.prompt_tokens for one in trace.recordings[0].requests] == [1900], "the step behind it is of one call"
+    assert f"1 x {OF_SEVERAL}" in trace.head.labels
+    whole.write_text(json.dumps([*events[:5], *bare[5:]]))
+    check(imported(whole))
+
+
 def test_events_come_by_their_number_and_a_clock_that_was_set_back_is_said(tmp_path: Path) -> None:
     folder = tmp_path / "conversation"
     (folder / "events").mkdir(parents=True)
@@ -172,7 +196,10 @@ def test_a_hook_that_blocks_an_action_is_no_person(tmp_path: Path) -> None:
         assert [one.wait_kind for one in recording.requests] == ["none", kind, "tool"]
 
 
-def test_a_rejection_is_a_persons_and_a_condensers_answer_is_nobodys_history(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("took_s", "wait_s"), [(None, 5), (4.0, 1), (9.0, 5), ("x", 5)])
+def test_a_rejection_is_a_persons_and_a_condensers_answer_is_nobodys_history(
+    tmp_path: Path, took_s: object, wait_s: int
+) -> None:
     folder = tmp_path / "conversation"
     (folder / "events").mkdir(parents=True)
     usages = [
@@ -181,7 +208,8 @@ def test_a_rejection_is_a_persons_and_a_condensers_answer_is_nobodys_history(tmp
         {"response_id": "c", "prompt_tokens": 1250, "completion_tokens": 80, "cache_read_tokens": 0},
         {"response_id": "d", "prompt_tokens": 500, "completion_tokens": 50, "cache_read_tokens": 100},
     ]
-    state = {"id": "c", "agent": {}, "stats": {"usage_to_metrics": {"agent": {"token_usages": usages}}}}
+    metrics = {"token_usages": usages, "response_latencies": [{"response_id": "d", "latency": took_s}]}
+    state = {"id": "c", "agent": {}, "stats": {"usage_to_metrics": {"agent": metrics}}}
     (folder / "base_state.json").write_text(json.dumps(state))
     events = [
         {"kind": "MessageEvent", "source": "user", "timestamp": at(0)},
@@ -194,7 +222,11 @@ def test_a_rejection_is_a_persons_and_a_condensers_answer_is_nobodys_history(tmp
     ]
     for place, event in enumerate(events):
         (folder / "events" / f"event-{place:05d}-x.json").write_text(json.dumps(event | {"id": f"x{place}"}))
-    (recording,) = imported(folder).recordings
+    trace = imported(folder)
+    (recording,) = trace.recordings
     assert [one.base for one in recording.requests] == [None, 0, None, 1]
     assert [one.keep_tokens for one in recording.requests] == [0, 1000, 0, 100]
     assert [one.wait_kind for one in recording.requests] == ["none", "human", "tool", "none"]
+    # Nothing came before the last call: how long it took says when it began, where the call above it had ended then.
+    assert recording.requests[-1].wait_ns / NS_PER_S == wait_s
+    assert (f"1 x {GAPS}" in trace.head.labels) == (wait_s == 5)
