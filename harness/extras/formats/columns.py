@@ -45,7 +45,7 @@ def csv_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress | None 
         num_kept += bool(sessions)
         first_ns = min((rows[0].arrival_ns for rows in sessions.values()), default=0)
         for name, rows in sessions.items():
-            yield _calls(rows, f"{place}/{name}" if place else name, rows[0].arrival_ns - first_ns, notes)
+            yield _calls(rows, f"{place}/{name}" if place else name, rows[0].arrival_ns - first_ns)
         held |= sessions.items()
     notes.assume("files whose arrivals are counted from the first of each", num_kept * (num_kept > 1))
 
@@ -108,7 +108,7 @@ def _numbers(cells: dict[str, str | None]) -> _Row | None:
     return row if is_sound else None
 
 
-def _calls(rows: Sequence[_Row], session: str, at_ns: int, notes: ReadNotes) -> Log:
+def _calls(rows: Sequence[_Row], session: str, at_ns: int) -> Log:
     """The calls of a session that begins at ``at_ns``; calls take no time."""
     log: Log = []
     for place, row in enumerate(rows):
@@ -117,8 +117,6 @@ def _calls(rows: Sequence[_Row], session: str, at_ns: int, notes: ReadNotes) -> 
         call = Call(session, at_ns, at_ns, row.prefix + row.new, row.prefix, row.generate, index=place)
         call.wait_ns, call.is_prefix_given = before.wait_after_ns, True
         call.unknown_wait = "a round before theirs is missing" if row.round != before.round + 1 else ""
-        streamed = before.prefix + before.new + before.generate
-        notes.assume("prefixes above what the turn before left: cut to that", place > 0 and row.prefix > streamed)
         log.append(call)
     return log
 

@@ -219,13 +219,10 @@ class ReadNotes:
     @property
     def labels(self) -> tuple[str, ...]:
         """What was assumed or not known, each with how often."""
-        found = {what: f"{count} x {what}{self._sums(what)}" for what, count in self.assumed.items()}
+        sums = {what: f": {stated} stated, {summed} counted" for what, (stated, summed) in self.stated.items()}
+        found = {what: f"{count} x {what}{sums.get(what, '')}" for what, count in self.assumed.items()}
         unknown = (f"{count} x rows of the unknown type {kind!r}" for kind, count in sorted(self.unknown.items()))
         return (*(found[what] for what in sorted(found)), *unknown)
-
-    def _sums(self, what: str) -> str:
-        stated, summed = self.stated.get(what, (0, 0))
-        return f": {stated} stated, {summed} counted" if what in self.stated else ""
 
 
 def tokens_in(characters: int) -> int:

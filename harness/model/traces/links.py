@@ -24,7 +24,7 @@ SIBLINGS_WITHIN_NS = 2_000_000_000
 ROUNDED_NS = 200_000_000  # instants and waits may be rounded to a tenth of a second
 LABELS = read_tables(Path(__file__).with_name("labels.toml"))
 IN_CIRCLE, REPEATED, UNLINKED, LIKELY, AGAIN, TO_AGENT, MISSING = LABELS["agents"].values()
-FIRST_CACHED, SHARED, AFTER_SUMMARY, BY_MESSAGES, CACHE_LEFT_OUT, AS_PART = LABELS["cache"].values()
+FIRST_CACHED, SHARED, AFTER_SUMMARY, BY_MESSAGES, CACHE_LEFT_OUT, AS_PART, CUT = LABELS["cache"].values()
 NO_READING, ADDED_REASONING = LABELS["counts"].values()
 LAST_BLOCK, WHOLE = LABELS["blocks"].values()
 GAPS, IN_TURN, UNAWAITED, OUT_OF_ORDER, UNANSWERED, OVERLAPPING, CONTRADICTED, BACKWARDS = LABELS["waits"].values()
@@ -55,7 +55,7 @@ def recordings_of(logs: Iterable[Log], notes: ReadNotes) -> Iterator[Recording]:
         start_ns = by_session[name][0].submitted_ns
         yield Recording(hidden_name(name), start_ns - first_ns, tree.requests(name))
     for name, group in by_session.items():
-        if not tree.has(name):
+        if name not in tree.added:
             notes.drop(IN_CIRCLE, group[0].at, len(group))
 
 
@@ -307,7 +307,7 @@ def _forks(by_session: dict[str, Log]) -> dict[Call, list[str]]:
 class _Tree:
     """A root session, its sub-agents and forks as one list, in which a request comes after all that it waits for.
 
-    A session that was added once is added no second time, under no root.
+    A session that was added once is added no second time, under no root. added: the sessions of all roots so far.
     """
 
     def __init__(self, by_session: dict[str, Log], forks: dict[Call, list[str]], notes: ReadNotes) -> None:
@@ -322,20 +322,16 @@ class _Tree:
         self._places: dict[Call, int] = {}
         # The calls of each session so far, behind those of other sessions that it goes on from.
         self._earlier: dict[str, Log] = {}
-        self._added: set[str] = set()
+        self.added: set[str] = set()
 
     def requests(self, root: str) -> tuple[RecordedRequest, ...]:
         self._requests, self._calls, self._afters, self._places = [], [], [], {}
         self._add(root, (), {root})
         return tuple(self._requests)
 
-    def has(self, session: str) -> bool:
-        """Whether a recording has this session's requests."""
-        return session in self._added
-
     def _add(self, session: str, started_by: tuple[int, ...], above: set[str]) -> int:
         """Add a session's requests; returns the place of its last one."""
-        self._added.add(session)
+        self.added.add(session)
         group = self._by_session[session]
         earlier = self._earlier[session] = self._up_to(group[0].follows)
         due: list[int] = []  # last requests of sub-agents that the next call waits for
@@ -380,7 +376,7 @@ class _Tree:
         children = [self._by_session.get(child, []) for child in call.children]
         for group in sorted(filter(None, children), key=lambda group: group[0].submitted_ns):
             child, began_ns = group[0].session, group[0].submitted_ns
-            if child in self._added or len(above) > DEEPEST:
+            if child in self.added or len(above) > DEEPEST:
                 self._notes.leave(MISSING, call.at)
                 continue
             ends = {last: self._calls[last].end_ns for last in lasts}
@@ -395,7 +391,7 @@ class _Tree:
             lasts[last] = _tools_end_ns(call) if ended_ns == UNTIMED else ended_ns
         for _ in range(max(children.count([]), call.num_agents - len(children))):
             self._notes.leave(MISSING, call.at)
-        for fork in (name for name in self._forks.get(call, ()) if name not in self._added):
+        for fork in (name for name in self._forks.get(call, ()) if name not in self.added):
             self._add(fork, (place,), above | {fork})
         return lasts
 
@@ -433,8 +429,8 @@ class _Tree:
         """(place of the request whose prompt and answer this prompt begins with, how many tokens of them it keeps)."""
         start = max((place for place, each in enumerate(earlier) if each.is_reset), default=0)
         near = earlier[start:][-MOST_LOOKED_AT:] if _tells_prefix(call) or call.is_concurrent else earlier[-1:]
-        if not earlier:
-            near = self._above(call, after)
+        if not earlier:  # a sub-agent's first call may begin with a prompt of those before it
+            near = self._calls[: max(after) + 1][-MOST_LOOKED_AT:] if after and _tells_prefix(call) else []
         elif call.is_reset and not call.prefix_tokens:
             near = []
         best: tuple[int | None, int] = (None, 0)
@@ -451,11 +447,9 @@ class _Tree:
             self._notes.assume(what, bool(call.prefix_tokens) and not call.blocks)
         elif call.prefix_tokens is None and not call.block_tokens:
             self._notes.assume(BY_MESSAGES if call.messages else NO_CACHE if best[1] else ANEW)
+        if (earlier or best[1]) and not (call.blocks or call.block_tokens or (call.is_reset and not best[1])):
+            self._notes.hold(CUT, call.prefix_tokens, best[1:])
         return best
-
-    def _above(self, call: Call, after: tuple[int, ...]) -> Log:
-        """The calls before a sub-agent's first one, whose prompts it may begin with."""
-        return self._calls[: max(after) + 1][-MOST_LOOKED_AT:] if after and _tells_prefix(call) else []
 
 
 def _up_to(call: Call | None, earlier: Log) -> Log:

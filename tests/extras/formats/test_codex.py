@@ -10,7 +10,7 @@ import pytest
 from harness.clock import NS_PER_S
 from harness.extras.formats.codex import UNCOUNTED
 from harness.model.traces.calls import BACK, UNEXPLAINED
-from harness.model.traces.links import AFTER_SUMMARY, MISSING, UNLINKED
+from harness.model.traces.links import AFTER_SUMMARY, CUT, MISSING, UNLINKED
 from harness.model.traces.recording import NO_CACHE
 from tests.support.agent_logs import at
 from tests.support.sound_traces import codex_count, codex_rows
@@ -208,7 +208,10 @@ def test_reasoning_stays_in_the_next_prompt_where_its_cached_tokens_show_it(
     rows = one_turn(RUN, RESULT)
     rows[2]["payload"] = codex_count((1000, 0, 100, 60), 1100)
     rows[-1]["payload"] = codex_count((1500, cached, 100, 0), 2700)
-    assert imported(written(tmp_path, rows, "a")).recordings[0].requests[1].keep_tokens == keep
+    trace = imported(written(tmp_path, rows, "a"))
+    assert trace.recordings[0].requests[1].keep_tokens == keep
+    cut = f"1 x {CUT}: {cached} stated, {keep} counted"
+    assert [label for label in trace.head.labels if CUT in label] == [cut] * (cached != keep)
 
 
 CREATE = 'exec_command failed for `rm x`: CreateProcess { message: "Rejected(\\"rejected by user\\")" }'
