@@ -65,7 +65,9 @@ class _Session(Conversation):
         # Usage that the other kind of row may tell again: of the last count, and of the last record.
         self._counted: list[int] | None = None
         self._recorded: list[int] | None = None
-        self._emptied_at = ""  # a count of no token long after the last call: one that made a summary ended there
+        # Where the first count of no token since the last call ended a summary without a count, "" where it did not.
+        self._emptied_at: str | None = None
+        self._is_bare = False  # no row holds the last call's output, as of a summary
         self._ordinal: int | None = None
         self._history = hash(())
 
@@ -186,15 +188,16 @@ class _Session(Conversation):
         totals, usage = counts_of(info.get("total_token_usage"), TOTALS), counts_of(info.get("last_token_usage"), USAGE)
         if (totals is not None and totals == self._totals) or (usage is not None and usage == self._recorded):
             self.notes.pass_over("token_count: told again")
-            if usage is not None and not any(usage) and self.calls and moment_ns - self._closed_ns[-1] >= LATE_NS:
-                self._emptied_at = at
+            if usage is not None and not any(usage) and self.calls and self._emptied_at is None:
+                self._emptied_at = "" if self._is_bare or moment_ns - self._closed_ns[-1] < LATE_NS else at
             self._totals, self._recorded = totals or self._totals, None
             return
         if self._open is None and (usage is None or totals is None or self._totals is None):
             self.notes.pass_over("token_count: without an output before it")
             self._totals = totals
             return
-        self.notes.assume("calls whose output no row holds, as of a compaction: each ends at its count", not self._open)
+        self._is_bare = self._open is None
+        self.notes.assume("calls whose output no row holds, as of a compaction: each ends at its count", self._is_bare)
         turn = self._open or self._output(moment_ns, at)
         if usage is None and totals is not None:
             usage = [now - before for now, before in zip(totals, self._totals or [0] * len(totals), strict=True)][:4]
@@ -220,12 +223,13 @@ class _Session(Conversation):
             self.notes.pass_over("token_usage_record: told again")
             self._counted = None
         else:
-            turn = self._output(moment_ns, at) if self._open is None else self._open
+            self._is_bare = self._open is None
+            turn = self._open or self._output(moment_ns, at)
             self._close(turn, usage, (name,), moment_ns)
             self._recorded, self._counted = usage, None
 
     def _close(self, turn: Call, usage: list[int], totals: Sequence[object], moment_ns: int) -> None:
-        self._open, self._counted, self._recorded, self._emptied_at = None, usage, None, ""
+        self._open, self._counted, self._recorded, self._emptied_at = None, usage, None, None
         self.notes.call()
         turn.input_tokens, turn.prefix_tokens, turn.output_tokens, turn.reasoning_tokens = usage
         self._history = hash((self._history, *usage, *totals))

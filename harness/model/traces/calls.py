@@ -294,7 +294,7 @@ def _by_time(lines: Iterable[TraceLine], num_late: int, log: AgentLog) -> Iterab
     """Lines by their time; those of one instant in order of the file, or against it where the newest come first.
 
     Where a row and the next are stamped before the one that the row names as its parent, or that its number says was
-    before it, the clock was set back.
+    before it, the clock was set back; so it was in a file of few such places whose rows have neither.
     """
     stamped: list[tuple[int, TraceLine]] = []
     for line in lines:  # a row without a time stays behind the row before it
@@ -302,15 +302,20 @@ def _by_time(lines: Iterable[TraceLine], num_late: int, log: AgentLog) -> Iterab
         stamped.append(((stamped[-1][0] if stamped else 0) if moment_ns is None else moment_ns, line))
     if 2 * sum(one[0] > other[0] for one, other in pairwise(stamped)) > len(stamped):
         stamped.reverse()
-    moments, shift_ns = dict[str, int](), 0
+    moments, shift_ns, above_ns = dict[str, int](), 0, 0
+    is_shuffled = 10 * sum(one[0] > other[0] + LATE_NS for one, other in pairwise(stamped)) > len(stamped)
+    is_linked = is_shuffled or any("payload" not in line.record or "ordinal" in line.record for _, line in stamped)
     for place, (moment_ns, (path, at, record)) in enumerate(stamped):
         number = record["ordinal"] if isinstance(record.get("ordinal"), int) else 0
-        parent_ns = moments.get(text_of(record, "parentUuid") or f"{number - 1}", 0)
+        is_meta = text_of(record, "type") == "session_meta"  # another session's rows, or copies, may be older
+        above_ns *= not is_meta
+        parent_ns = moments.get(text_of(record, "parentUuid") or f"{number - 1}", 0) if is_linked else above_ns
         latest_ns = max(near_ns for near_ns, _ in stamped[place : place + 2])
         if latest_ns + shift_ns < parent_ns - LATE_NS:
             shift_ns = parent_ns - moment_ns
             log.backs.add(at)
         moments[text_of(record, "uuid") or f"{number}"] = moment_ns + shift_ns
+        above_ns = (moment_ns + shift_ns) * (not is_meta)
         if shift_ns and instant_ns(record.get("timestamp")) is not None:
             moment = EPOCH + timedelta(microseconds=(moment_ns + shift_ns) // 1000)
             record = record | {"timestamp": moment.isoformat()}

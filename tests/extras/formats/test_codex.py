@@ -143,10 +143,14 @@ def test_a_count_that_is_told_again_within_the_next_call_does_not_end_it(tmp_pat
     assert [request.prompt_tokens for request in trace.recordings[0].requests] == [1000, 1200]
 
 
+@pytest.mark.parametrize("has_numbers", [True, False])
 @pytest.mark.parametrize("back_s", [20.0, 90.0])
-def test_where_the_clock_was_set_back_the_numbers_of_rows_say_their_order(tmp_path: Path, back_s: float) -> None:
+def test_where_the_clock_was_set_back_rows_keep_the_order_of_their_numbers_or_of_the_file(
+    tmp_path: Path, back_s: float, *, has_numbers: bool
+) -> None:
     rows = [*list(codex_rows("a", 4, 100.0))[:8], *list(codex_rows("a", 4, 100.0 - back_s))[8:]]
-    trace = imported(written(tmp_path, [row | {"ordinal": place} for place, row in enumerate(rows)], "a"))
+    rows = [row | ({"ordinal": place} if has_numbers else {}) for place, row in enumerate(rows)]
+    trace = imported(written(tmp_path, rows, "a"))
     (recording,) = trace.recordings
     assert [one.prompt_tokens for one in recording.requests] == [1000, 1200, 1400, 1600]
     assert [one.wait_ns / NS_PER_S for one in recording.requests if not one.is_drawn] == [0, 5, 5]
@@ -283,6 +287,23 @@ def test_a_compaction_that_no_count_tells_is_counted_as_left_out(
     trace = imported(written(tmp_path, [*rows[:place], *compacted, *rows[place:]], "a"))
     assert sum(trace.head.dropped.values()) == num_left
     assert trace.recordings[0].requests[1].is_drawn == bool(num_left), "the wait for the result was the summary's"
+    assert f"1 x {AFTER_SUMMARY}" in trace.head.labels
+
+
+@pytest.mark.parametrize("told_s", [40.02, 42.0])
+def test_a_compaction_whose_call_has_a_count_left_no_call_out(tmp_path: Path, told_s: float) -> None:
+    rows = one_turn(RUN, RESULT)
+    rows[-1]["payload"] = codex_count((500, 300, 100, 0), 2850)
+    again = codex_count((0, 0, 0, 0), 2250)
+    summary = [
+        {"timestamp": at(40.0), "type": "event_msg", "payload": codex_count((1100, 1000, 50, 0), 2250)},
+        {"timestamp": at(told_s), "type": "event_msg", "payload": again},
+        {"timestamp": at(told_s + 0.1), "type": "compacted", "payload": {}},
+        {"timestamp": at(73.0), "type": "event_msg", "payload": again},  # with the limits of rate, told once more
+    ]
+    trace = imported(written(tmp_path, [*rows[:4], *summary, *rows[4:]], "a"))
+    assert [one.prompt_tokens for one in trace.recordings[0].requests] == [1000, 1100, 500]
+    assert not trace.head.dropped
     assert f"1 x {AFTER_SUMMARY}" in trace.head.labels
 
 
