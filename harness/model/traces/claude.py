@@ -88,15 +88,17 @@ class ClaudeLog(AgentLog):
 
     def _chain(self, record: Record, row: str) -> Chain:
         """The conversation of a row, which this row may begin."""
-        session = self._session(record)
+        session, is_aside = self._session(record), record.get("isSidechain") is True
+        above = self._session_of.get(text_of(record, "parentUuid") or "-", "")
         if session not in self._chains:
             chain = self._chains[session] = self.new_chain(session)
             # A session goes on from the one that its first row follows: copies may keep that row's id.
-            above = self._session_of.get(text_of(record, "parentUuid") or "-", "")
-            if text_of(record, "agentId") and record.get("isSidechain") is True:
+            if text_of(record, "agentId") and is_aside:
                 chain.parent = text_of(record, "sessionId") or self.name
-            elif above and record.get("isSidechain") is not True:
+            elif above and not is_aside:
                 chain.follows = next(reversed(self._chains[above].calls), None)
+        elif not is_aside and above.partition("/")[0] not in ("", session):
+            self._chains[session].lost = "a row before theirs is of another session"
         self._session_of[row] = session
         return self._chains[session]
 
@@ -157,9 +159,7 @@ class _ClaudeChain(Chain):
         elif origin in ("", "human") and not results:
             self.take_input(moment_ns, is_human=not is_hint, is_hint=is_hint)
         elif not results:
-            # Another session, or a schedule: neither a tool nor a person was waited for.
-            self.take_input(moment_ns, is_human=False)
-            self.lost = "what they answer came from no tool and no person"
+            self.take_input(moment_ns, is_human=None)  # of another session, or a schedule: no tool and no person
         for part in results:
             ran_ms = record_of(record, "toolUseResult").get("durationMs")
             turn = self.result(text_of(part, "tool_use_id"), moment_ns, part.get("content"), ran_ms)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise, permutations
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,10 @@ import pytest
 
 from harness.clock import NS_PER_S
 from harness.model.traces.calls import BACK, REJECTED
-from harness.model.traces.links import CACHE_LEFT_OUT
+from harness.model.traces.links import CACHE_LEFT_OUT, UNANSWERED
 from harness.model.traces.recording import CACHE_GONE, NO_CACHE, TraceFile, describe_trace, open_trace
 from tests.support.agent_logs import assistant, at, result, text, tool, user
-from tests.support.sound_traces import claude_rows
+from tests.support.sound_traces import claude_rows, qwen_rows
 from tests.support.trace_rows import imported, written
 
 RESUMED_S = 1000.0
@@ -69,6 +69,24 @@ def test_a_resumed_copy_says_of_its_cache_what_its_rows_in_one_file_say(
     )
     assert copies.head.labels == whole.head.labels
     assert [one.requests for one in copies.recordings] == [one.requests for one in whole.recordings]
+
+
+@pytest.mark.parametrize("rows_of", [claude_rows, qwen_rows])
+def test_a_row_of_another_session_is_of_that_and_the_wait_behind_it_is_not_known(
+    tmp_path: Path, rows_of: Callable[..., Iterator[Any]]
+) -> None:
+    trace = imported(written(tmp_path, [*rows_of("a"), *rows_of("b", 3, 100.0)]))
+    assert [len(one.requests) for one in trace.recordings] == [3, 3]
+    assert trace.head.labels == (f"2 x {UNANSWERED}",), "sessions one after another are sessions of their own"
+    rows = [row | {"parentUuid": before["uuid"]} for before, row in pairwise([{"uuid": ""}, *rows_of("a")])]
+    foreign = [
+        row | ({"sessionId": "b"} if (row["type"], row["uuid"][-1]) == ("assistant", "1") else {}) for row in rows
+    ]
+    trace = imported(written(tmp_path, foreign))
+    (recording,) = trace.recordings
+    assert [one.after for one in recording.requests] == [(), (0,), (0,)], "the row goes on from the session's call"
+    assert max(recording.requests, key=lambda one: one.prompt_tokens).is_drawn
+    assert "1 x waits that are unknown: a row before theirs is of another session" in trace.head.labels
 
 
 def test_two_sessions_resumed_from_one_begin_with_its_stream(tmp_path: Path) -> None:
@@ -242,12 +260,13 @@ def test_the_end_of_a_task_in_the_background_is_no_persons_message(tmp_path: Pat
         assert waits_of(imported(written(tmp_path, [user(0.0), first, told, last]))) == [("none", 0), (waited, 60)]
 
 
-def test_a_message_of_another_session_was_waited_for_by_nobody_known(tmp_path: Path) -> None:
+def test_a_message_of_another_session_or_a_schedule_is_no_tool_and_no_person(tmp_path: Path) -> None:
     first, last = (assistant(name, at_s, (10, 0, 0, 50), text()) for name, at_s in (("a", 3.0), ("b", 66.0)))
-    told = user(63.0, origin={"kind": "peer"})
-    trace = imported(written(tmp_path, [user(0.0), first, told, last]))
-    assert trace.recordings[0].requests[-1].is_drawn
-    assert any("came from no tool and no person" in label for label in trace.head.labels)
+    for kind in ("peer", "cron"):
+        told = user(63.0, origin={"kind": kind})
+        trace = imported(written(tmp_path, [user(0.0), first, told, last]))
+        assert waits_of(trace) == [("none", 0), ("none", 60)]
+        assert not trace.recordings[0].requests[-1].is_drawn
 
 
 def test_a_call_that_failed_is_counted_and_the_wait_after_it_is_drawn_from_those_for_persons(tmp_path: Path) -> None:
