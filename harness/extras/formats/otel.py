@@ -275,9 +275,11 @@ class _Tree:
     def _tell_waits(self, spans: list[Span]) -> None:
         """Say whose each wait was: a tool's where one ran in it, a person's before a new root span or their prompt."""
         has_tools = any(span.call.tool_spans for span in spans if span.call)
-        near = (span for span in self._others if span.role == "person" and span.is_beside(spans[0]))
+        beside = [span for span in self._others if span.is_beside(spans[0])]
+        allowed_ns = {span.end_ns for span in beside if span.is_allowed}
         # An answer to a tool that asks a person is of its trace; a record of a log need not be.
-        asked = {span.end_ns for span in near if not span.span or span.trace in {each.trace for each in spans}}
+        traces, persons = {each.trace for each in spans}, [span for span in beside if span.role == "person"]
+        asked = {span.end_ns for span in persons if not span.span or span.trace in traces}
         for place, span in enumerate(spans[1:], 1):
             earlier = spans[max(0, place - MOST_LOOKED_AT) : place]
             ended_ns = max((each.end_ns for each in earlier if each.end_ns <= span.start_ns), default=None)
@@ -299,7 +301,8 @@ class _Tree:
             if tool_ns > ended_ns or asked_ns is not None:
                 span.call.inputs_ns = (tool_ns if tool_ns > ended_ns else None, asked_ns)
                 span.call.kind = whose(ended_ns, *span.call.inputs_ns)
-                settle_kind(span.call, span.start_ns - ended_ns, [end - start for start, end in ran], self._notes)
+                is_allowed, ran_ns = any(end in allowed_ns for _, end in ran), [end - start for start, end in ran]
+                settle_kind(span.call, span.start_ns - ended_ns, ran_ns, self._notes, is_allowed=is_allowed)
             elif not has_tools and not asked and span.trace == earlier[-1].trace:
                 self._notes.assume(NO_TOOLS)
             else:

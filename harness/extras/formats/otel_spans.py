@@ -15,7 +15,7 @@ from pathlib import Path
 
 from harness.model.traces.account import FILE, SHARE_OF_UNKNOWN, TYPE_NAME, ReadNotes, tokens_in
 from harness.model.traces.base import by_type, read_tables
-from harness.model.traces.calls import ASK_A_PERSON, Call, Message
+from harness.model.traces.calls import ASK_A_PERSON, DECIDED, Call, Message
 from harness.model.traces.values import Record, instant_ns, list_of, parsed_json, record_of, text_of, tokens_of
 
 HELD_TO = "1.37.0"
@@ -39,7 +39,8 @@ class Span:
     """One span or record. role: "call", "tool", "agent", "person" (who asked), or "" for any other.
 
     is_named: its operation is one of a call; is_unread: it is a call that cannot be read, or may be one; is_bare: it is
-    a call without counts, and one within it may have them; is_final: its answer ends a run by the reason that it gives.
+    a call without counts, and one within it may have them; is_final: its answer ends a run by the reason that it gives;
+    is_allowed: a person was asked whether the tool may run.
     """
 
     trace: str
@@ -56,6 +57,7 @@ class Span:
     is_unread: bool = False
     is_bare: bool = False
     is_final: bool = False
+    is_allowed: bool = False
     session: str = ""
     agent: str = ""
     service: str = ""
@@ -128,7 +130,8 @@ def read_span(record: Record, at: str, notes: ReadNotes) -> Span:
     has_failed = _has_failed(record)
     is_call = operation in CHATS or (operation not in PASSED and has_counts and (has_model or not operation))
     is_call = is_call or (not operation and has_model)
-    asks = operation in TOOLS and _named(attributes, TOOL_NAMES) in ASK_A_PERSON
+    decision = text_of(attributes, "decision")
+    asks = operation in TOOLS and (_named(attributes, TOOL_NAMES) in ASK_A_PERSON or decision == "reject")
     roles = {"call": is_call, "person": operation in PERSONS or asks, "tool": operation in TOOLS}
     roles |= {"agent": operation in AGENTS}
     start_ns, end_ns = _instant(record, "start"), _instant(record, "end")
@@ -137,6 +140,7 @@ def read_span(record: Record, at: str, notes: ReadNotes) -> Span:
     role = next((role for role, is_it in roles.items() if is_it), "")
     times = (start_ns or 0, end_ns or 0, has_times)
     span = Span(trace, name, parent, at, role, _named(attributes, CONVERSATIONS), *times, operation in CHATS)
+    span.is_allowed = decision in DECIDED
     span.is_final = any(str(attributes.get(name)) in FINAL for name in TABLES["names"]["finish_reasons"])
     span.agent, span.service = _named(attributes, AGENT_NAMES), text_of(record, "resource_attributes", "service.name")
     notes.assume(LINKED, not span.parent and bool(list_of(record, "links")))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from harness.extras.formats.gemini_cli import set_counts, take_parts
 from harness.model.traces.base import by_type, read_tables, trace_format
-from harness.model.traces.calls import Call, Log
+from harness.model.traces.calls import DECIDED, Call, Log
 from harness.model.traces.claude import Chain, ClaudeLog
 from harness.model.traces.links import reader_of
 from harness.model.traces.values import Record, counts_of, record_of, records_of, text_of
@@ -37,15 +37,18 @@ class QwenLog(ClaudeLog):
         event = record_of(record, "systemPayload", "uiEvent")
         if text_of(event, "event.name").endswith(".api_response") and not text_of(event, "subagent_id"):
             return "api_response"
+        if text_of(event, "event.name").endswith(".tool_call") and text_of(event, "decision") in DECIDED:
+            return "tool_call"
         return more if kind == "system" and more else kind
 
 
 class _QwenChain(Chain):
-    kinds = ("user", "assistant", "tool_result", "chat_compression", "api_response")
+    kinds = ("user", "assistant", "tool_result", "chat_compression", "api_response", "tool_call")
     # An answer in telemetry whose row has not come: the record, its instant and place.
     _told: tuple[Record, int, str] | None = None
     # Counts of an answer's row whose telemetry has not come.
     _untold: list[int] | None = None
+    _called: tuple[str, ...] = ()  # the tools of the last answer, by name
 
     def log(self) -> Log:
         self._leave()
@@ -59,31 +62,32 @@ class _QwenChain(Chain):
             self._told = None
 
     def take(self, kind: str, record: Record, moment_ns: int, at: str) -> None:
-        parts = records_of(record, "message", "parts")
-        if kind == "api_response":
-            counts = counts_of(record_of(record_of(record.get("systemPayload")).get("uiEvent")), TOLD.values())
+        parts, event = records_of(record, "message", "parts"), record_of(record, "systemPayload", "uiEvent")
+        if kind == "assistant":
+            self._answer(record, parts, moment_ns, at)
+        elif kind == "api_response":
+            counts = counts_of(event, TOLD.values())
             if counts is not None and counts == self._untold:
                 self._untold = None
                 self.notes.part()
             else:
                 self._leave()
                 self._told = record, moment_ns, at
-            return
-        if kind == "assistant":
-            self._answer(record, parts, moment_ns, at)
-            return
-        self.notes.part()
-        if kind == "chat_compression":
-            self._compact(at)
-        elif text_of(record, "subtype") == "notification":
-            self.take_news(moment_ns)
         else:
-            is_by_program = text_of(record, "subtype") in ("cron", "goal_runtime")
-            take_parts(self, parts, moment_ns, is_human=None if is_by_program else kind == "user")
+            self.notes.part()
+            if kind == "chat_compression":
+                self._compact(at)
+            elif kind == "tool_call":  # an agent's tools have their telemetry here too
+                self.is_allowed = self.is_allowed or text_of(event, "function_name") in self._called
+            elif text_of(record, "subtype") == "notification":
+                self.take_news(moment_ns)
+            else:
+                is_by_program = text_of(record, "subtype") in ("cron", "goal_runtime")
+                take_parts(self, parts, moment_ns, is_human=None if is_by_program else kind == "user")
 
     def _compact(self, at: str) -> None:
         """The summary has no row but its telemetry's; the next call is made at once, unless a person is asked."""
-        usage = {} if self._told is None else record_of(record_of(self._told[0].get("systemPayload")).get("uiEvent"))
+        usage = {} if self._told is None else record_of(self._told[0], "systemPayload", "uiEvent")
         if self._told is None or not counts_of(usage, TOLD.values()):
             self.compact(at)
             return
@@ -115,6 +119,7 @@ class _QwenChain(Chain):
             self.notes.part(self._told is not None)
             self._told = None
         turn.answer_characters += sum(len(text_of(part, "text")) for part in parts)
+        self._called = tuple(text_of(tool, "name") for tool in tools)
         for tool in filter(None, tools):
             self.call(text_of(tool, "id"), turn, moment_ns, text_of(tool, "name"))
             turn.answer_characters += len(json.dumps(tool.get("args")))

@@ -24,8 +24,8 @@ BURST_NS = 100_000_000
 # Rows of one moment may be written in any order.
 LATE_NS = 1_000_000_000
 TABLES = read_tables(Path(__file__).with_name("labels.toml"))
-AT_ONCE, UNEXPLAINED, SHIFTED, BACK, REPLAYED = TABLES["calls"].values()
-ASK_A_PERSON, REJECTED, REJECTED_LAST, START_AN_AGENT = map(tuple, TABLES["words"].values())
+AT_ONCE, UNEXPLAINED, ALLOWED, SHIFTED, BACK, REPLAYED = TABLES["calls"].values()
+ASK_A_PERSON, REJECTED, REJECTED_LAST, START_AN_AGENT, DECIDED = map(tuple, TABLES["words"].values())
 # Codex's words before a tool's output, or in the JSON of older releases behind it.
 RAN = re.compile(
     r'(?:(?:[A-Z][\w ]*: .*\n)?Wall time: |\{.*"duration_seconds": ?)(\d{1,9}(?:\.\d{1,9})?)(?: seconds\n|\}\}$)'
@@ -109,13 +109,16 @@ def whose(ended_ns: int, tools_ns: int | None, persons_ns: int | None) -> WaitKi
     return "human" if persons_ns - tools_ns > max(tools_ns - ended_ns, 0) else "tool"
 
 
-def settle_kind(call: Call, waited_ns: int, ran_ns: Sequence[int | None], notes: ReadNotes) -> None:
-    """Whose a wait for tools was is not known where they ran less than half of it, as each states (else None)."""
+def settle_kind(
+    call: Call, waited_ns: int, ran_ns: Sequence[int | None], notes: ReadNotes, *, is_allowed: bool = False
+) -> None:
+    """Leave open whose a wait for tools was, where they state less than half of it, or a person had to allow one."""
     stated = [each for each in ran_ns if each is not None] if None not in ran_ns else []
     # TraceLab, codex_wall_internal_gap: of 253,000 calls a tenth had a rest above 0.24 s.
-    if call.kind == "tool" and stated and waited_ns - sum(stated) > max(LATE_NS, sum(stated)):
+    is_unexplained = bool(stated) and waited_ns - sum(stated) > max(LATE_NS, sum(stated))
+    if call.kind == "tool" and (is_unexplained or (is_allowed and waited_ns >= LATE_NS)):
         call.kind = "none"
-        notes.assume(UNEXPLAINED)
+        notes.assume(UNEXPLAINED if is_unexplained else ALLOWED)
 
 
 def is_refusal(said: object, took_ns: int) -> bool:
@@ -147,6 +150,7 @@ class Conversation:
         self._unanswered: set[str] = set()
         self._answered: set[str] = set()
         self._is_in_doubt = self._is_woken = False
+        self.is_allowed = False  # a person was asked whether a tool of the last call may run
         self.lost = ""  # why the wait of the next call is not known: a call before it was left out
 
     def take_input(self, moment_ns: int, *, is_human: bool | None, is_hint: bool = False) -> None:
@@ -197,14 +201,14 @@ class Conversation:
         # The program goes on by itself behind a summary, or by a schedule.
         if persons_ns is None and (tools_ns is None if self._inputs else self.is_compacted):
             turn.kind = "none"
-        settle_kind(turn, submitted_ns - ended_ns, self._ran_ns, self.notes)
+        settle_kind(turn, submitted_ns - ended_ns, self._ran_ns, self.notes, is_allowed=self.is_allowed)
         turn.inputs_ns, turn.is_woken = (tools_ns, persons_ns), self._is_woken
         turn.parent, turn.index, turn.is_reset = self.parent, len(self.calls), self.is_compacted
         self.notes.assume(AT_ONCE, bool(self.calls) and tools_ns is not None and tools_ns == persons_ns)
         self.unread.begin(is_first=not self.calls)
         turn.unknown_wait, self.lost = self.lost or self.doubt(is_last_human=persons_ns == submitted_ns), ""
         self._inputs, self._hints, self._ran_ns, self._unanswered = [], [], [], set()
-        self.is_compacted = self._is_in_doubt = self._is_woken = False
+        self.is_compacted = self._is_in_doubt = self._is_woken = self.is_allowed = False
         return turn
 
     def doubt(self, *, is_last_human: bool) -> str:

@@ -27,7 +27,7 @@ from harness.extras.formats.otel import (
     WRAPS,
 )
 from harness.extras.formats.otel_spans import FAILED_WITH_COUNTS, LINKED
-from harness.model.traces.calls import UNEXPLAINED
+from harness.model.traces.calls import ALLOWED, UNEXPLAINED
 from harness.model.traces.links import BY_MESSAGES, GAPS, UNAWAITED
 from harness.model.traces.recording import ANEW, NO_CACHE, TraceFile, describe_trace, open_trace
 from tests.support.trace_rows import imported, trace_of
@@ -226,7 +226,11 @@ def test_every_coat_of_the_same_spans_gives_the_same_calls(tmp_path: Path, coat:
     assert [one.requests for one in other] == [one.requests for one in plain]
 
 
-def test_records_of_logs_are_calls_tools_and_prompts_of_a_person(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("decision", "kind"),
+    [("", "tool"), ("auto_accept", "tool"), ("accept", "none"), ("modify", "none"), ("reject", "human")],
+)
+def test_records_of_logs_are_calls_tools_and_prompts_of_a_person(tmp_path: Path, decision: str, kind: str) -> None:
     def record(end_s: float, event: str, **more: Any) -> Any:
         attributes = {"event.name": f"gemini_cli.{event}", "session.id": "one", **more}
         return {"timeUnixNano": str(round((START_S + end_s) * NS_PER_S)), "attributes": typed(attributes)}
@@ -239,7 +243,7 @@ def test_records_of_logs_are_calls_tools_and_prompts_of_a_person(tmp_path: Path)
     rows = [
         record(0, "user_prompt"),
         answer(1, 500, 0),
-        record(4, "tool_call", duration_ms=2900),
+        record(4, "tool_call", duration_ms=2900, decision=decision),
         answer(6, 600, 512),
         record(10, "user_prompt"),
         answer(11.5, 700, 640),
@@ -247,7 +251,8 @@ def test_records_of_logs_are_calls_tools_and_prompts_of_a_person(tmp_path: Path)
     trace = trace_of(tmp_path, [{"resourceLogs": [{"scopeLogs": [{"logRecords": rows}]}]}])
     (recording,) = trace.recordings
     assert [one.generate_tokens for one in recording.requests] == [50, 50, 50], "the sum says that thoughts are apart"
-    assert [(one.wait_kind, one.wait_ns / NS_PER_S) for one in recording.requests[1:]] == [("tool", 4), ("human", 4.5)]
+    assert [(one.wait_kind, one.wait_ns / NS_PER_S) for one in recording.requests[1:]] == [(kind, 4), ("human", 4.5)]
+    assert (f"1 x {ALLOWED}" in trace.head.labels) == (kind == "none")
 
 
 COUNTS = ("gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens", "gen_ai.usage.cache_read.input_tokens")

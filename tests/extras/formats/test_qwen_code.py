@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from harness.clock import NS_PER_S
 from harness.extras.formats.qwen_code import BESIDE
 from harness.model.traces.account import ReadNotes
+from harness.model.traces.calls import ALLOWED
 from harness.model.traces.importing import detect, read_recordings
 from harness.model.traces.links import AFTER_SUMMARY, UNANSWERED
 from harness.model.traces.recording import Recording
@@ -74,6 +77,26 @@ def test_a_tool_that_was_refused_was_waited_for_by_a_person(tmp_path: Path) -> N
         part["functionResponse"]["response"] = {"error": "[Operation Cancelled] Reason: User did not allow tool call"}
     (recording,), _ = read(tmp_path, s=rows)
     assert [request.wait_kind for request in recording.requests[1:]] == ["human", "tool"]
+
+
+@pytest.mark.parametrize(
+    ("decision", "tool", "kind"),
+    [
+        *((decision, "x", "none") for decision in ("accept", "modify", "reject")),
+        *(("auto_accept", "x", "tool"), (None, "x", "tool"), ("accept", "of an agent", "tool")),
+    ],
+)
+def test_a_tool_that_a_person_was_asked_to_allow_leaves_whose_the_wait_was_unknown(
+    tmp_path: Path, decision: str | None, tool: str, kind: str
+) -> None:
+    for place in (2, 3):  # telemetry may stand before or behind the tool's result
+        rows = list(qwen_rows("s"))
+        event = {"event.name": "qwen-code.tool_call", "function_name": tool, "duration_ms": 4000, "decision": decision}
+        rows.insert(place, system("ui_telemetry", 8, "d") | {"systemPayload": {"uiEvent": event}})
+        (recording,), notes = read(tmp_path, s=rows)
+        waits = [(one.wait_kind, one.wait_ns // NS_PER_S) for one in recording.requests[1:]]
+        assert waits == [(kind, 5), ("tool", 5)]
+        assert notes.assumed[ALLOWED] == (kind == "none")
 
 
 def test_a_row_of_an_unknown_kind_makes_the_waits_unknown(tmp_path: Path) -> None:
