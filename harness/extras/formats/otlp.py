@@ -66,12 +66,13 @@ def _dotted(values: Record, name: str = "", depth: int = 0) -> Iterator[tuple[st
 def _of_jaeger(span: Record, processes: Record) -> Record:
     """A span of Jaeger's JSON, whose instants are in us and whose attributes are tags."""
     start_us, spent_us = (_whole(span.get(name)) for name in ("startTime", "duration"))
-    tags = [records_of(each, "tags") for each in (span, _process(span, processes))]
+    process = record_of(processes, text_of(span, "processID"))
+    tags = [records_of(each, "tags") for each in (span, process)]
     attributes, resource = ({text_of(tag, "key"): tag.get("value") for tag in each} for each in tags)
     references = records_of(span, "references")
     links = [each for each in references if text_of(each, "refType") == "FOLLOWS_FROM"]
     above = (text_of(each, "spanID") for each in references if each not in links)
-    resource.setdefault("service.name", text_of(_process(span, processes), "serviceName"))
+    resource.setdefault("service.name", text_of(process, "serviceName"))
     return {
         "trace_id": text_of(span, "traceID"),
         "span_id": text_of(span, "spanID"),
@@ -83,10 +84,6 @@ def _of_jaeger(span: Record, processes: Record) -> Record:
         "attributes": attributes,
         "resource_attributes": resource,
     }
-
-
-def _process(span: Record, processes: Record) -> Record:
-    return record_of(processes.get(text_of(span, "processID")))
 
 
 def _of_otlp(document: Record) -> Iterator[Record]:

@@ -98,17 +98,14 @@ def _queries(connection: duckdb.DuckDBPyConnection, source: Path, wanted: tuple[
     readable = {place: selected for place, types in columns.items() if (selected := _selected(types))}
     if absent := sorted(set(wanted) - {place[-1] for place in readable}):
         raise _no_table(source, f"has no table {', '.join(absent)} with tool calls", names)
-    if wanted:
-        chosen = [place for place in readable if place[-1] in wanted]
-    else:
-        best = min((preference for preference, _ in readable.values()), default=0)
-        chosen = [place for place, (preference, _) in readable.items() if preference == best]
-        if not chosen:
-            raise _no_table(source, "has no table with tool calls", names)
-        if len(chosen) > 1:
-            what = f"has several tables with tool calls: {', '.join(place[-1] for place in chosen)}"
-            hint = "Name the tables to count (a view beside its table would be counted twice)"
-            raise SpecError(what, where=str(source), hint=hint)
+    if not readable:
+        raise _no_table(source, "has no table with tool calls", names)
+    best = min(preference for preference, _ in readable.values())
+    chosen = [place for place in readable if (place[-1] in wanted if wanted else readable[place][0] == best)]
+    if len(chosen) > 1 and not wanted:
+        what = f"has several tables with tool calls: {', '.join(place[-1] for place in chosen)}"
+        hint = "Name the tables to count (a view beside its table would be counted twice)"
+        raise SpecError(what, where=str(source), hint=hint)
     quoted = {place: ".".join('"' + name.replace('"', '""') + '"' for name in place) for place in chosen}
     return [f"SELECT {readable[place][1]} AS tools FROM {quoted[place]}" for place in chosen]
 
