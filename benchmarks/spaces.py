@@ -23,9 +23,9 @@ from harness.model.sim.draws import perturbation_of
 from harness.model.spec import PerturbationSpec, ServerSpec, SloSpec, Treatment, WorkloadSpec
 from harness.model.spec.server import ROUTER_POLICIES
 from harness.stacks.rbln.rules.kv_rules import PAGED
-from harness.tune.agents import Simulated, explore_agents
 from harness.tune.explore import FULL, Effort, explore
 from harness.tune.plans import Plans, Question, agents_of
+from harness.tune.sessions import Simulated, explore_agents
 from harness.tune.setups import Baseline, Setup, checked_levers, default_levers
 from harness.tune.targets import Targets, share_met
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from harness.analysis.summary import ExperimentSummary
     from harness.measure.records.run import SealedRun
     from harness.present.report.view import Results
-    from harness.tune.hint import Hint
+    from harness.tune.diagnose import Hint
 
 Figures = Literal["conditions", "serving", "reuse by wait"]
 """What ``harness table`` shows."""
@@ -243,7 +243,7 @@ def _results(sealed: Sequence[SealedRun], source: Path | str) -> Results:
     from harness.judge.catalogue import analyse, prediction_table
     from harness.judge.prereg import check_sealed_runs, decide, predictions_for
     from harness.present.report.view import Results
-    from harness.tune.hint import hint
+    from harness.tune.diagnose import hint
 
     experiment = sealed[0].manifest.requested_experiment
     valid = [run for run in sealed if run.is_valid]

@@ -19,13 +19,13 @@ from harness.model.spec import ExperimentSpec, ServerSpec, TuneSpec
 from harness.model.spec.server import VALUE_LEVERS
 from harness.stacks.vllm.launch import key_arguments
 from harness.table import with_error
-from harness.tune.capacity import Capacity, Point
 from harness.tune.confirm import BEST, SMALLEST, Confirmed
 from harness.tune.diagnose import Diagnosis
 from harness.tune.explore import Explored
 from harness.tune.plans import MARGIN
 from harness.tune.predict import Option
 from harness.tune.setups import NUM_DRAFTS, Baseline, Setup
+from harness.tune.targets import Capacity, Point
 
 State = Literal["keep", "confirmed", "not told apart", "predicted", "cannot tell", "none within the targets"]
 EXIT_CODES = {

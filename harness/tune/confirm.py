@@ -29,13 +29,12 @@ from harness.model.plan.build import derive_seed
 from harness.model.spec import ConditionSpec, ExperimentSpec, ServerSpec, StopSpec, parse_experiment
 from harness.model.spec.sections import Basis
 from harness.table import interval_text
-from harness.tune.capacity import Point
 from harness.tune.explore import Explored
 from harness.tune.folder import CONFIRM, EXPLORED, TuneFolder
 from harness.tune.plans import MARGIN, SEED_RANGE
 from harness.tune.predict import Option
 from harness.tune.setups import Baseline, Setup
-from harness.tune.targets import Felt
+from harness.tune.targets import Felt, Point
 
 BASE, BEST, SMALLEST = "today", "best", "smallest"
 MOST_BLOCKS = 24

@@ -1,14 +1,17 @@
 """What a server loses on a workload: reuse, the prefill that this costs, padding, steps without a graph, and who waits.
 
-Of the valid sealed runs of one condition. What the records do not show is absent, never computed from defaults.
+Of the valid sealed runs of one condition. What the records do not show is absent, never computed from defaults. After a
+run it is a hint, with the command that searches what would save it. Nothing is simulated.
 """
 
 from __future__ import annotations
 
 import math
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from harness.analysis import extra_prefill_ns, run_figures
@@ -18,7 +21,7 @@ from harness.analysis.sessions import has_costs
 from harness.analysis.stats import most_missed, t_quantile
 from harness.analysis.summary import summarise
 from harness.clock import NS_PER_S
-from harness.errors import SpecError
+from harness.errors import HarnessError, SpecError
 from harness.kinds import kind_of_run
 from harness.measure.records.run import SealedRun
 from harness.measure.records.schema import values_of
@@ -94,6 +97,15 @@ class Diagnosis:
     start_ms: float
     lag_ms: float
 
+    @property
+    def lost(self) -> list[tuple[str, str]]:
+        """(kind, words) of what was lost, as far as the records show it."""
+        rows = [(loss.kind, f"{loss.percent} of device time; {loss.words}") for loss in self.losses]
+        if self.waiting_session_ns is not None:
+            waited = f"{self.waiting_session_ns / NS_PER_S:.2f} session seconds"
+            rows.append(("prefill blocking", f"{waited} behind the prompts of other sessions"))
+        return rows
+
     def lines(self) -> Iterator[str]:
         """The diagnosis as lines of text."""
         if self.origin:
@@ -108,11 +120,8 @@ class Diagnosis:
         yield f"{self.condition!r}: {runs}{time}"
         if self.num_reused is not None:
             yield f"  {self.num_reused} of {self.num_rearrivals} returning requests found their KV"
-        for loss in self.losses:
-            yield f"  {loss.kind}: {loss.percent} of device time; {loss.words}"
-        if self.waiting_session_ns is not None:
-            waited = self.waiting_session_ns / NS_PER_S
-            yield f"  prefill blocking: {waited:.2f} session seconds behind the prompts of other sessions"
+        for kind, words in self.lost:
+            yield f"  {kind}: {words}"
         if self.unknown:
             yield f"  no advice: {self.unknown}"
 
@@ -304,3 +313,49 @@ def _padding_in_words(valid: Sequence[SealedRun], figures: Sequence[RunFigures])
         return "every step ran at its own size"
     shares = [f"size {size}: {100 * lost / total:.0f} %" for size, lost in by_size.most_common(3) if lost > 0]
     return f"of it {', '.join(shares)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """What sealed runs suggest. command: what searches a configuration that loses less."""
+
+    diagnosis: Diagnosis
+    command: str
+
+    @property
+    def losses(self) -> list[tuple[str, str]]:
+        """(kind, words) of what the baseline lost, as far as its records show it."""
+        found = self.diagnosis
+        if (eager := found.eager) is not None:
+            share = f"{eager.count:,}, {100 * eager.count / eager.num_steps:.1f} % of the decode steps"
+            captured = f"; server.decode_buckets = {list(eager.sizes)} captures them" if eager.sizes else ""
+            return [("Steps without a graph", share + captured)]
+        return [(kind.capitalize(), words) for kind, words in found.lost]
+
+    @property
+    def line(self) -> str:
+        """One line with the command, or why there is no advice."""
+        if self.diagnosis.unknown and self.diagnosis.eager is None:
+            return f"no advice: {self.diagnosis.unknown}"
+        over = f"overloaded by a factor of {self.diagnosis.overload:.1f}; " if self.diagnosis.overload else ""
+        lost = ", ".join(f"{loss.kind} {loss.percent}" for loss in self.diagnosis.losses)
+        if self.diagnosis.eager is not None:
+            ((kind, words),) = self.losses
+            lost = f"{kind.lower()}: {words}"
+        return f"next: {over}{self.diagnosis.condition} loses {lost or 'nothing that is known'}: {self.command}"
+
+
+def hint(sealed: Sequence[SealedRun], source: str | Path = "") -> Hint | None:
+    """What the sealed runs of an experiment suggest; None where their baseline has no valid run.
+
+    source: the file of the experiment; default: its name.
+    """
+    try:
+        source = source or sealed[0].spec.name
+        if str(source).endswith(".json"):
+            # A freeze is no file of an experiment; the folder of its runs is read as one.
+            source = sealed[0].path.parents[1]
+        return Hint(diagnose(sealed), shlex.join(["harness", "tune", str(source)]))
+    except HarnessError:
+        # Sealed by another version, or no valid run.
+        return None

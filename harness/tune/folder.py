@@ -19,9 +19,9 @@ from harness.measure.records.run import SealedRun
 from harness.model.spec import ExperimentSpec, parse_experiment
 from harness.model.spec.base import tomllib
 from harness.outputs import check_runs_folder, write_atomic
-from harness.tune.capacity import Capacity
 from harness.tune.explore import Explored
 from harness.tune.setups import Setup
+from harness.tune.targets import Capacity
 
 FORMAT = 2
 ASKED, EXPLORED, FROZEN = "tune.json", "explored.json", "frozen.json"

@@ -16,12 +16,12 @@ from harness.model.spec import ExperimentSpec, TuneSpec
 from harness.present.report.svg import INK, MUTED, PAGE_WIDTH_IN, Sheet, condition_color
 from harness.table import interval_text, with_error
 from harness.tune.answer import Answer, changes, modelled, to_copy
-from harness.tune.capacity import Capacity, Share
 from harness.tune.confirm import BASE, BEST, SMALLEST, Confirmed, base_of, candidates_of
 from harness.tune.diagnose import Diagnosis
 from harness.tune.explore import Explored
 from harness.tune.predict import Option
 from harness.tune.setups import Baseline, Setup
+from harness.tune.targets import Capacity, Share
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

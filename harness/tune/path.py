@@ -38,7 +38,6 @@ from harness.stacks.rbln.rules.kv_rules import AUTO
 from harness.stacks.vllm.graph_flags import chosen_sizes
 from harness.stacks.vllm.launch import CORE_STEPS, utilization_for
 from harness.table import with_error
-from harness.tune.agents import boundary, explore_agents, final, most_agents
 from harness.tune.answer import (
     Answer,
     answer,
@@ -48,7 +47,6 @@ from harness.tune.answer import (
     with_declared,
     without_search,
 )
-from harness.tune.capacity import PROPOSED, Capacity
 from harness.tune.compiling import FOLDER, Compiler, Say, about
 from harness.tune.confirm import (
     BASE,
@@ -89,15 +87,19 @@ from harness.tune.price import (
 from harness.tune.sessions import (
     MOST_PLANS,
     ROUNDS,
+    boundary,
     check_goal,
     counts_of_run,
+    explore_agents,
+    final,
+    most_agents,
     next_points,
     plans_needed,
     point_of,
     round_text,
 )
 from harness.tune.setups import Baseline, Setup, checked_levers
-from harness.tune.targets import Targets
+from harness.tune.targets import PROPOSED, Capacity, Targets
 
 DIAGNOSE_RUNS = 3
 RETRIES = 2

@@ -22,15 +22,13 @@ from harness.model.sim.plans import plan_arrays
 from harness.model.sim.simulate import run_batch
 from harness.model.spec import ServerSpec, SloSpec, TuneSpec, parse_experiment
 from harness.runner import run_experiment
-from harness.tune.agents import explore_agents, most_held
 from harness.tune.answer import sessions_answer
-from harness.tune.capacity import Capacity, Point
 from harness.tune.explore import QUICK, Explored
 from harness.tune.path import Tune
 from harness.tune.predict import Option
-from harness.tune.sessions import counts_of_run, next_points, point_of, share_of
+from harness.tune.sessions import counts_of_run, explore_agents, most_held, next_points, point_of, share_of
 from harness.tune.setups import Setup
-from harness.tune.targets import Counts, Targets, counts_of
+from harness.tune.targets import Capacity, Counts, Point, Targets, counts_of
 
 SETUP = Setup(8, (1, 2, 4, 8), 8, None)
 SLO = {"ttft_ms": 700.0, "session_s": 8.0}

@@ -388,8 +388,8 @@ def sequential_status(spec: ExperimentSpec, runs: Sequence[SealedRun], stop: Sto
             looks = tuple(looks_at(compared.blocks, each, is_over=is_over, costs=compared.costs_at))
         if looks:
             looks = (*looks[:-1], _asked(looks[-1], compared, stop, is_over=is_over))
-        left = blocks_left(looks[-1], each) if looks and not looks[-1].verdict.is_final else None
-        if left is not None:
+        left: int | None = None
+        if looks and not looks[-1].verdict.is_final and (left := blocks_left(looks[-1], each)) is not None:
             left -= len(compared.blocks) - looks[-1].num_blocks
         after = looks_after(len(compared.blocks), each, has_errors=bool(compared.costs_at))
         is_one_plan = compared.num_plans == 1 < len(compared.blocks)

@@ -42,7 +42,7 @@ from harness.run_key import RunKey
 from harness.table import Table
 
 if TYPE_CHECKING:
-    from harness.tune.hint import Hint
+    from harness.tune.diagnose import Hint
 
 LAG_P99, START_SPREAD = "dispatch delay p99", "start spread"
 MAX_TIMELINES = 6

@@ -9,8 +9,7 @@ from harness.cli.addresses import experiment_with
 from harness.measure.records.run import SealedRun
 from harness.model.spec import parse_experiment
 from harness.runner import run_experiment
-from harness.tune.diagnose import diagnose
-from harness.tune.hint import hint
+from harness.tune.diagnose import diagnose, hint
 from tests.support.command_line import harness
 
 MANY = {"num_sessions": 8, "wait_cap_s": 20.0}
