@@ -186,6 +186,7 @@ def started_as_recorded(start: FirstExperiment, recorded: RecordedServer) -> Fir
     longest, can_be_written = _longest(settings)
     lines = {**_shown_lines(dict(settings)), **({"slot_tokens": f"slot_tokens = {longest}"} if can_be_written else {})}
     lines |= {"model": f"model = {json.dumps(settings['model'])}"} if "model" in settings else {}
+    lines |= {"extra_args": 'extra_args = ["--enforce-eager"]'} if recorded.is_eager else {}
     kept = [line for line in start.server if line[0].partition(" ")[0] not in lines]
     own = [(line, comment) for _, line in sorted(lines.items(), key=lambda pair: pair[0] != "model")]
     return replace(start, server=(*own, *kept), room_tokens=longest if can_be_written else start.room_tokens)

@@ -297,7 +297,9 @@ def _frontier(values: Mapping[Setup, float]) -> tuple[tuple[Setup, float], ...]:
 def _unmeasured(space: Space, setup: Setup) -> str:
     """Which of its sizes, and parts of prompts of which length, have no measured cost."""
     model = space.question.model
-    words = unmeasured_in_words(model, (*setup.decode_buckets, *space.base.setup.decode_buckets))
+    # Without graphs, and with a vLLM's own, a step may have any number of requests up to the limit.
+    sizes = (size for each in (setup, space.base.setup) for size in each.decode_buckets or (each.max_num_seqs,))
+    words = unmeasured_in_words(model, sizes)
     budget, fitted = setup.value_of("max_num_batched_tokens"), model.fitted_prefill_tokens
     most = min(budget or 0, space.longest)
     parts = (

@@ -71,7 +71,7 @@ from harness.tune.diagnose import Diagnosis, diagnose
 from harness.tune.explore import FULL, QUICK, Effort, Explored, explore
 from harness.tune.folder import CAPACITIES, CONFIRM, EXPLORED, TuneFolder, folder_name
 from harness.tune.page import TuneResult, tune_page
-from harness.tune.plans import Question, agents_of, nearby_agents, question_of_run
+from harness.tune.plans import Question, agents_of, most_at_once, nearby_agents, question_of_run
 from harness.tune.price import (
     Price,
     assumed_costs,
@@ -108,6 +108,8 @@ SEAL_S = 1.0
 """Seconds that a run takes besides its server's life."""
 SEARCH_S = 20.0
 """Seconds that a search is said to take, before it was tried."""
+MOST_SWEPT_SEQS = 64
+"""Requests at once in a calibration where today's server takes fewer: its KV memory must hold them."""
 
 
 class Perform(Protocol):
@@ -306,12 +308,12 @@ class Tune:
 
     @property
     def sweeps(self) -> ExperimentSpec:
-        """The calibration of today's server; of a vLLM's own sizes, with as many requests at once as agents."""
+        """The calibration of today's server; of a vLLM's own sizes, with as many requests at once as a search tries."""
         run = self.first
         server, workload = run.server, run.spec.workload_of(run.condition)
         if server.is_vllm and not server.decode_buckets and "max_num_seqs" in self._levers:
-            most = max(server.max_num_seqs, *(self.settings.agents or nearby_agents(workload)))
-            server = server.model_copy(update={"max_num_seqs": most})
+            most = most_at_once(workload, self.settings.agents or nearby_agents(workload))
+            server = server.model_copy(update={"max_num_seqs": max(server.max_num_seqs, min(most, MOST_SWEPT_SEQS))})
         if server.is_paged and "max_num_batched_tokens" in self._levers:
             # The longest part of a prompt that the search can ask for.
             budget = max(server.max_num_batched_tokens or PAGED_STEP_TOKENS, QUICK_SWEEPS["prefill_tokens"][-1])
@@ -345,7 +347,7 @@ class Tune:
             diagnosis = self._diagnose(folder)
             if not diagnosis.has_rules:
                 return self._ended(folder, TuneResult(self.spec, without_search(diagnosis), diagnosis))
-            price = price_of(self.first.server, diagnosis)
+            price = price_of(self.first.server, diagnosis, self._levers)
             self.say(f"price: {price.words}")
             self.seen_as, self.shown = diagnosis.backend, diagnosis.shown
             self._priced(price)

@@ -195,6 +195,12 @@ def at_a_time(workload: WorkloadSpec, agents: int) -> WorkloadSpec:
     return workload.model_copy(update={agents_key(workload): agents})
 
 
+def most_at_once(workload: WorkloadSpec, agents: Sequence[int]) -> int:
+    """Most sessions of a plan that may run at once, with any of these numbers at a time."""
+    tried = (build_plan(at_a_time(workload, number), 1, 0) for number in agents)
+    return max(_width(plan_arrays([plan])) for plan in tried)
+
+
 class Rounds:
     """Configurations on plans that grow: each round has new ones, the same for all configurations that take part."""
 

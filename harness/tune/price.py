@@ -14,7 +14,7 @@ from harness.analysis.calibration.cost_file import fit_runs, write_cost_file
 from harness.clock import NS_PER_MS
 from harness.kinds import kind_named, kind_of_run
 from harness.measure.records.run import SealedRun
-from harness.model.engine.cost import CostModel, find_cost_file
+from harness.model.engine.cost import CostModel, find_cost_file, load_cost_model
 from harness.model.spec import ExperimentSpec, ServerSpec, load_toml
 from harness.model.spec.sections import Basis
 from harness.runner.calibrate import LOOSE_LIMITS, QUICK_SWEEPS, READ_LATE, CalibrationSpec, calibration_experiment
@@ -29,6 +29,8 @@ PROMPT_KEYS = ("prompt_form", "token_id_range")
 SWEPT_LENGTHS = ("context_tokens", "prefill_tokens")
 ASSUMED_EAGER_MS = 3
 """What a step without a graph takes more where nobody measured it: some 400 kernels at 8 us from Python, arithmetic."""
+SIZE_LEVERS = frozenset({"max_num_seqs", "decode_buckets"})
+"""Keys that change how many requests share a step."""
 LARGEST_FIT_ERROR = 0.5
 """A calibration that errs by a larger share, measured and not fitted, decides nothing."""
 
@@ -125,8 +127,8 @@ def with_eager_steps(model: CostModel, server: ServerSpec) -> CostModel:
     return replace(model, eager_ns=ASSUMED_EAGER_MS * NS_PER_MS, chunk_eager_ns=ASSUMED_EAGER_MS * NS_PER_MS)
 
 
-def price_of(server: ServerSpec, diagnosis: Diagnosis) -> Price:
-    """The costs of today's server, by what its runs showed."""
+def price_of(server: ServerSpec, diagnosis: Diagnosis, levers: Sequence[str] = ()) -> Price:
+    """The costs of today's server, by what its runs showed. levers: keys that the search may change."""
     # The modelled GPU's costs are arithmetic, whoever names them for a device.
     is_borrowed = server.cost_model == ASSUMED_PAGED and kind_of_run(diagnosis.backend).has_device is not False
     if not diagnosis.has_costs or is_borrowed:
@@ -141,6 +143,10 @@ def price_of(server: ServerSpec, diagnosis: Diagnosis) -> Price:
     words = f"the costs of {server.cost_model!r}"
     if max((errors := fit_errors(server.cost_model)).values(), default=0) > LARGEST_FIT_ERROR:
         words += f" decide nothing, and time in flight alone is measured: {fit_in_words(errors)}"
+        return Price(server.cost_model, True, "b", words)
+    sizes = load_cost_model(server.cost_model).measured_sizes
+    if len(sizes) == 1 and SIZE_LEVERS & set(levers):
+        words += f" decide nothing, and time in flight alone is measured: of all sizes only {sizes[0]} was measured"
         return Price(server.cost_model, True, "b", words)
     if diagnosis.unknown:
         words += f"; time in flight alone is measured: {diagnosis.unknown}"

@@ -86,6 +86,10 @@ def test_the_settings_of_a_recording_are_those_of_its_server(folder: Path) -> No
     CliRunner().invoke(app, ["init", "started", "--backend", "vllm", "--from", path])
     started = load_experiment("started.toml").server
     assert (started.max_num_seqs, started.num_gpu_blocks, started.block_size) == (6, 8192, 128)
+    assert not started.extra_args
+    path = recording(folder, scheduler=VLLM, enforce_eager=True)
+    CliRunner().invoke(app, ["init", "eager", "--backend", "vllm", "--from", path])
+    assert load_experiment("eager.toml").server.extra_args == ("--enforce-eager",)
 
 
 VALUES: dict[str, tuple[object, ...]] = {
@@ -107,7 +111,7 @@ def test_each_drawn_difference_of_a_server_and_its_recording_is_named_with_both_
             labels = {LABELS.get(name, name): shown[name] for name in VALUES if name != "slot_tokens"}
             again = a_vllm(cast("int", shown["slot_tokens"]), **labels)
             server.metrics, server.max_model_len = again.metrics, again.max_model_len
-            evidence = StackEvidence(None, RecordedServer("0.32.0", ServingStack.vllm, recorded))
+            evidence = StackEvidence(None, RecordedServer("0.32.0", ServingStack.vllm, recorded, is_eager=False))
             lines = experiment_on([running.url], "", 0.0, evidence).server
             named = [(line, comment) for line, comment in lines if "when it was recorded" in comment]
             assert named == [

@@ -191,3 +191,28 @@ def test_steps_without_a_graph_have_an_assumed_price_where_nobody_measured_one()
     assert with_eager_steps(measured, captured) is measured
     own = captured.model_copy(update={"decode_buckets": ()})
     assert with_eager_steps(model, own) is model, "what it captures is not known"
+
+
+def test_a_calibration_covers_as_many_requests_at_once_as_sessions_that_arrive_one_after_another(
+    tmp_path: Path,
+) -> None:
+    table = VLLM | {
+        "server": {**VLLM["server"], "max_num_seqs": 1},
+        "workload": {**VLLM["workload"], "start_offset_s": 1.0},
+    }
+    made = Tune(parse_experiment(table, where="test"), tmp_path, simulated, lambda _line: None)
+    assert made.sweeps.server.max_num_seqs == 6
+    quick = made.forecast()
+    assert quick is not None
+    assert "max_num_seqs: 1 to 6" in quick.bounds
+
+
+def test_costs_of_one_size_decide_nothing_where_sizes_are_searched(tmp_path: Path) -> None:
+    costs = tmp_path / "one.toml"
+    text = Path("plans/costs/paper.toml").read_text(encoding="utf-8")
+    costs.write_text(re.sub(r"(?m)^([2-9]|1\d) = .*\n", "", text), encoding="utf-8")
+    assert load_cost_model(costs).measured_sizes == (1,)
+    price = price_of(ServerSpec(cost_model=str(costs)), SEEN, ["max_num_seqs"])
+    assert (price.channel, price.is_assumed) == ("b", True)
+    assert "of all sizes only 1 was measured" in price.words
+    assert price_of(ServerSpec(cost_model=str(costs)), SEEN, ["kv_slots"]).channel == "a"

@@ -252,11 +252,15 @@ def stack_of(scheduler: object) -> ServingStack | None:
 
 @dataclass(frozen=True, slots=True)
 class RecordedServer:
-    """What the first line of recorded sessions says of the server that was recorded."""
+    """What the first line of recorded sessions says of the server that was recorded.
+
+    is_eager: it was started to run its steps without graphs.
+    """
 
     vllm: str
     stack: ServingStack | None
     settings: Mapping[str, Any]
+    is_eager: bool
 
 
 def recorded_server(path: Path) -> RecordedServer | None:
@@ -264,9 +268,11 @@ def recorded_server(path: Path) -> RecordedServer | None:
     header = recorded_header(path, "vllm_sessions")
     if header is None:
         return None
-    effective = header.get("effective")
-    shown = settings_of(cast("dict[str, Any]", effective)) if isinstance(effective, dict) else {}
-    return RecordedServer(str(header.get("vllm") or ""), stack_of(header.get("scheduler")), shown)
+    effective = cast("dict[str, Any]", header["effective"]) if isinstance(header.get("effective"), dict) else {}
+    is_eager = effective.get("enforce_eager") is True
+    return RecordedServer(
+        str(header.get("vllm") or ""), stack_of(header.get("scheduler")), settings_of(effective), is_eager
+    )
 
 
 def recorded_header(path: Path, mark: str) -> dict[str, Any] | None:
