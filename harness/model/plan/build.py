@@ -32,7 +32,7 @@ _NORMAL = NormalDist()
 
 def derive_seed(base_seed: int, name: str) -> int:
     """First 8 bytes, big-endian, of SHA-256 of ``<base_seed>:<name>``; the paper's rule, used for every source."""
-    return int.from_bytes(hashlib.sha256(f"{base_seed}:{name}".encode()).digest()[:8], "big")
+    return int.from_bytes(hashlib.sha256(f"{base_seed}:{name}".encode("utf-8", "surrogatepass")).digest()[:8], "big")
 
 
 def uniforms(seeds: Sequence[int], count: int) -> FloatArray:

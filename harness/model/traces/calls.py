@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 
@@ -30,6 +30,8 @@ ASK_A_PERSON, REJECTED, REJECTED_LAST, START_AN_AGENT, DECIDED = map(tuple, TABL
 RAN = re.compile(
     r'(?:(?:[A-Z][\w ]*: .*\n)?Wall time: |\{.*"duration_seconds": ?)(\d{1,9}(?:\.\d{1,9})?)(?: seconds\n|\}\}$)'
 )
+LAST_NS = instant_ns(datetime.max.isoformat()) or 0
+"""The last instant that a timestamp can name."""
 UNTIMED = -1
 Message = tuple[bytes, int]
 """Digest and tokens of one message of a prompt."""
@@ -318,12 +320,12 @@ def _by_time(lines: Iterable[TraceLine], num_late: int, log: AgentLog) -> Iterab
         if latest_ns + shift_ns < parent_ns - LATE_NS:
             shift_ns = parent_ns - moment_ns
             log.backs.add(at)
-        moments[text_of(record, "uuid") or f"{number}"] = moment_ns + shift_ns
-        above_ns = (moment_ns + shift_ns) * (not is_meta)
+        shifted_ns = min(max(moment_ns + shift_ns, 0), LAST_NS)
+        moments[text_of(record, "uuid") or f"{number}"] = shifted_ns
+        above_ns = shifted_ns * (not is_meta)
         if shift_ns and instant_ns(record.get("timestamp")) is not None:
-            moment = EPOCH + timedelta(microseconds=(moment_ns + shift_ns) // 1000)
-            record = record | {"timestamp": moment.isoformat()}
-        stamped[place] = moment_ns + shift_ns, TraceLine(path, at, record)
+            record = record | {"timestamp": (EPOCH + timedelta(microseconds=shifted_ns // 1000)).isoformat()}
+        stamped[place] = shifted_ns, TraceLine(path, at, record)
     num_late = sum(one[0] > other[0] for one, other in pairwise(stamped)) if log.backs else num_late
     log.notes.assume("rows out of order of time: their file was sorted", num_late)
     log.notes.assume(SHIFTED, len(log.backs))

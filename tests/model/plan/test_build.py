@@ -123,6 +123,7 @@ def test_the_papers_sessions_are_drawn_as_published() -> None:
 def test_a_seed_is_eight_bytes_of_a_sha256() -> None:
     # printf 20260910:n6b0/s0 | sha256sum
     assert derive_seed(20260910, "n6b0/s0") == int("1c5f94d355ee12e1", 16)
+    assert derive_seed(0, "\ud800") != derive_seed(0, "\ud801"), "a recording may name a session so"
 
 
 def test_a_sequential_plan_is_a_chain_whose_last_link_returns_to_the_target() -> None:
