@@ -143,7 +143,6 @@ walks: runtime  ## the walks of tools/walks.md, from nothing to an answer, and h
 
 fuzz: dev  ## changed texts at every parser, for FUZZ_S seconds or FUZZ_INPUTS; finds are kept in FUZZ_CORPUS and tried first
 	@$(BIN)/python -m tests.fuzz $(FUZZ_S) $(FUZZ_CORPUS) $(FUZZ_INPUTS)
-	@$(BIN)/python -m tests.support.mutated_traces 100000
 	@$(BIN)/python -m tests.support.mutated_accounts 100000
 	@MISTAKES=$(MISTAKES) $(BIN)/python -m pytest -q -n 0 tests/fuzz/test_mistakes.py
 

@@ -9,9 +9,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
-
-from tests.support.mutated_traces import damaged_value
+from typing import Any, cast
 
 NUMBER = re.compile(rb"-?\d+(?:\.\d+)?")
 ASSIGNED = re.compile(rb"[=:]\s*")
@@ -28,6 +26,11 @@ ODD = (*ODD_NUMBERS, *(word.encode() for word in _WORDS), b"\xff\xfe", b"\xed\xa
 # What makes a parser slow or deep; seldom, since each costs as much as a hundred others.
 LONG = (b"[" * 100_000, b"9" * 5_000, b"x" * 70_000, b'{"a":' * 3_000, b"a.b." * 5_000, b"\n" * 20_000, b"(" * 5_000)
 LONG_IN = 200
+ODD_VALUES: tuple[Any, ...] = (
+    *(None, True, -1, 0, 1, 2**31, 2**63, 10**40, -(10**40), 0.5, 1e300, -0.0),
+    *("", "x" * 3000, "NaN", "\ud800", "\x1b[31m", [], {}, [[]] * 5, {"id": {}}),
+    *("2026-03-01T10:00:00Z", "9999-12-31T23:59:59Z", "0001-01-01T00:00:00+14:00"),
+)
 
 
 def changed(seeds: Sequence[bytes], rng: random.Random) -> bytes:
@@ -84,6 +87,24 @@ def _cut(data: bytes, rng: random.Random) -> bytes:
     return data[: rng.randrange(len(data) + 1)]
 
 
+def _damaged(value: Any, rng: random.Random) -> Any:
+    """A value with a key gone, a list many times as long, or a value of another kind within."""
+    if isinstance(value, dict) and value and rng.random() < 0.9:
+        table = dict(cast("dict[str, Any]", value))
+        key = rng.choice(list(table))
+        if rng.random() < 0.15:
+            del table[key]
+        else:
+            table[key] = _damaged(table[key], rng)
+        return table
+    if isinstance(value, list) and value and rng.random() < 0.8:
+        members = list(cast("list[Any]", value))
+        place = rng.randrange(len(members))
+        members[place] = _damaged(members[place], rng)
+        return members * rng.choice((1, 1, 1, 40))
+    return rng.choice(ODD_VALUES)
+
+
 def _structure(data: bytes, rng: random.Random) -> bytes:
     """A JSON document, or one line of JSON lines, with a key gone or a value of another kind."""
     if data[:1] not in (b"{", b"["):
@@ -92,7 +113,7 @@ def _structure(data: bytes, rng: random.Random) -> bytes:
     place = rng.randrange(len(lines))
     try:
         document: Any = json.loads(lines[place])
-        lines[place] = json.dumps(damaged_value(document, rng)).encode("utf-8", "replace")
+        lines[place] = json.dumps(_damaged(document, rng)).encode("utf-8", "replace")
     except (ValueError, RecursionError):
         return _odd_number(data, rng)
     return b"\n".join(lines)

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from harness.analysis.logs.glance import glance
 from harness.analysis.logs.parse import metrics_table, parse_log
+from harness.errors import HarnessError
 from harness.extras.cases.cases import simulate_jsonl
 from harness.extras.formats.waits import summarise_tracelab
 from harness.extras.other_stacks.steps import read_steps, step_tables
@@ -39,12 +40,14 @@ from harness.measure.records.store import RunStore
 from harness.model.engine.cost import load_cost_model
 from harness.model.experiment import build_plan
 from harness.model.plan.files import read_plan, write_plan
+from harness.model.plan.model import Plan
 from harness.model.plan.waits import load_waits
 from harness.model.spec import WorkloadSpec, load_experiment
 from harness.model.spec.changes import override_table
 from harness.model.spec.recorded import recorded_changes, recorded_command
 from harness.model.spec.rules import load_rule
-from harness.model.traces.importing import read_recordings
+from harness.model.traces.importing import import_trace
+from harness.model.traces.lower import Lowering, sessions_of
 from harness.model.traces.recording import read_trace
 from harness.redact import redacted_text
 from harness.stacks.rbln.launch.artifacts import CONFIG_FILE, read_artifact
@@ -57,9 +60,11 @@ from harness.stacks.rbln.launch.releases import load_table
 from harness.stacks.rbln.launch.sources import open_sources
 from harness.stacks.vllm.core_steps import COLUMNS, DEVICE_COLUMNS
 from harness.stacks.vllm.step_log import read_step_log
+from tests.extras.formats.test_swe_agent import trajectory
+from tests.model.traces.test_importing_mutated_links import RECORDINGS
 from tests.support.checkout import ROOT
-from tests.support.mutated_traces import CSV_HEAD, RECORDS
 from tests.support.readings import drawn_stream, read_in_every_way
+from tests.support.sound_traces import SOUND
 from tests.support.step_files import SAMPLES
 
 PLANS = ROOT / "plans"
@@ -119,6 +124,10 @@ REQUEST = {
 }
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "x"}], "max_tokens": 4, "stream": True}
 EMULATOR = {"server": {"kv_slots": 16, "decode_buckets": [1, 2, 8]}, "port": 0, "fault": ["crash-after-steps=3"]}
+OTHER_DOCUMENTS = {
+    "otel": [{"spans": RECORDINGS["otel"]()}],
+    "swe-agent": [trajectory(tokens_sent=2700, tokens_received=60, api_calls=3)],
+}
 TOOL = {"tool_name": "Bash", "tool_internal_latency_ms": 5.5, "tool_wall_latency_ms": 7}
 WHEEL = (
     b"vllm_rbln/__init__.py\n\nx = 1\n\nvllm_rbln-0.12.0.dist-info/METADATA\n\n"
@@ -333,21 +342,28 @@ def _of_records() -> Iterator[Target]:
 
 
 def _of_agents() -> Iterator[Target]:
-    """A few lines of every format of recorded agents."""
-    for kind, make in RECORDS.items():
-        records = [make(at) for at in range(6)]
-        if kind == "csv":
-            seed = CSV_HEAD + "\n".join(records).encode()
-        else:
-            seed = b"\n".join(_json({"spans": records}) if kind == "otel" else _json(*records))
-        yield Target(f"recording, {kind}", (seed,), partial(_recording, kind))
-    rounds = b"\n".join(_json(*(RECORDS["tracelab"](at) | {"tools": [TOOL]} for at in range(6))))
+    """A few sessions of every format of recorded agents, with sub-agents where it has them."""
+    for kind, sound in SOUND.items():
+        seeds = ["\n".join(sound()).encode(), b"\n".join(_json(*RECORDINGS[kind]())) if kind in RECORDINGS else b""]
+        seeds += _json(*OTHER_DOCUMENTS.get(kind, ()))
+        yield Target(f"recording, {kind}", tuple(filter(None, seeds)), partial(_recording, kind))
+    rounds = b"\n".join(_json(*(json.loads(row) | {"tools": [TOOL]} for row in SOUND["tracelab"]())))
     yield Target("latencies of a release", (rounds,), summarise_tracelab)
     yield Target("result of another benchmark", RESULTS, _peer_result)
 
 
 def _recording(kind: str, path: Path) -> object:
-    return read_recordings([path], kind=kind)
+    """All the way to a plan. A file that is refused leaves no trace behind."""
+    output = path.with_name("trace.jsonl")
+    output.unlink(missing_ok=True)
+    try:
+        import_trace([path], output, name="t", kind=kind)
+    except HarnessError:
+        assert not output.exists(), "refused, and half written"
+        raise
+    trace = read_trace(output)
+    sessions, block_tokens, _ = sessions_of(trace.recordings, trace.head.block_tokens, Lowering(), random.Random(1))
+    return Plan("trace", 1, 0, "as-drawn", 0, (1000, 150_000), sessions, block_tokens=block_tokens)
 
 
 def _peer_result(path: Path) -> object:

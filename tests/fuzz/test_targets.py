@@ -43,6 +43,7 @@ def test_a_parser_answers_changed_texts_with_a_value_or_one_line(target: Target)
         ("observer", b"[0, 1,", b"[0, 1e300,"),
         ("observer", b"[0, 1,", b"[%b," % (b"9" * 30)),
         ("log and scrapes of a run that goes on", b"num_requests_running 2", b"num_requests_running inf"),
+        ("recording, codex", b"2026-03-01T10:00:00.000Z", b"9999-12-31T23:59:59Z"),
         ("completion request", b'"max_tokens": 4', b'"max_tokens": %b' % (b"9" * 5000)),
     ],
 )
