@@ -102,10 +102,12 @@ class Account:
         """The account for people: counts, and each INVALID or repeated run."""
         yield f"frozen: {self.counts_in_words}"
         for run in self.runs:
+            before = f"; was INVALID: {run.earlier_in_words}" if run.repeated else ""
             if run.state == "INVALID":
-                yield f"INVALID {run.label}: {'; '.join(run.reasons)}; {run.retries_in_words}"
+                reasons = "; ".join(run.reasons) or "no reason recorded"
+                yield f"INVALID {run.label}: {reasons}; {run.retries_in_words}{before}"
             elif run.repeated:
-                yield f"repeated {run.label}, valid now; was INVALID: {run.earlier_in_words}"
+                yield f"repeated {run.label}, {run.state} now{before}"
 
     @property
     def counts_in_words(self) -> str:

@@ -14,7 +14,6 @@ from harness.analysis.stats import Interval
 from harness.clock import NS_PER_S
 from harness.html import code, listing, page, pairs, rows_table, section, text
 from harness.judge.decisions.decide import Decision
-from harness.judge.prereg.account import Account
 from harness.judge.prereg.frozen import Preregistration
 from harness.judge.prereg.judge import Judgement
 from harness.model.sim.draws import if_assumed
@@ -30,13 +29,13 @@ def archive_page(
     frozen: Preregistration, judgement: Judgement, proven: Sequence[str], unproven: Sequence[str], made_by: str
 ) -> str:
     """The page as HTML. proven, unproven: claims; made_by: the harness that wrote it."""
-    account = judgement.account
-    assert account is not None, "only confirmatory runs are published"
+    # A note is of somebody's work tree, and not in the archive.
+    fates = (line for line in judgement.account_lines if line not in judgement.notes)
     parts = [
         text(judgement.origin, "banner"),
         section("Question", _question(frozen)),
         section("Verdict", _verdicts(judgement)),
-        section("Runs", _runs(account, judgement.aborts)),
+        section("Runs", listing(fates, kind="break")),
         section("Criteria, as frozen", _criteria(frozen)),
         section("Predictions, as frozen", _predictions(frozen)),
         section("What is proven", listing(proven, kind="break")),
@@ -171,23 +170,6 @@ def _picture(decision: Decision, ends: tuple[float, float]) -> str:
         '<p class="caption">Dot and bar: cost against the baseline, with its interval; left is less. '
         "Upright line: the same cost. All bars of this page have one scale.</p>"
     )
-
-
-def _runs(account: Account, aborts: Sequence[str]) -> str:
-    rows = [
-        (run.label, f"{'; '.join(run.reasons) or 'no reason recorded'} ({run.retries_in_words})")
-        for run in account.of_state("INVALID")
-    ]
-    repeated = [
-        (run.label, f"{run.state} now; was INVALID: {run.earlier_in_words}") for run in account.runs if run.repeated
-    ]
-    lists = (
-        ("INVALID runs, left out of every figure", rows),
-        ("Runs that were repeated", repeated),
-        ("Started and not sealed", [tuple(abort.split(": ", 1)) for abort in aborts]),
-    )
-    told = "".join(f"<h3>{title}</h3>{pairs(entries)}" for title, entries in lists if entries)
-    return f"{text(f'{account.counts_in_words}.')}{told}"
 
 
 def _criteria(frozen: Preregistration) -> str:
