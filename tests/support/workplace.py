@@ -18,7 +18,8 @@ from harness.measure.records.run import SealedRun
 from harness.measure.records.store import RunStore
 from harness.model.spec import ExperimentSpec, load_experiment
 from harness.run_key import RunKey
-from harness.runner import run_experiment
+from harness.runner import StopFlag, run_experiment
+from harness.runner.progress import RunSealed
 
 EXPERIMENT = """
 name = "small"
@@ -155,6 +156,17 @@ class Workplace:
 
     def run_exploratory(self) -> tuple[SealedRun, ...]:
         return run_experiment(self.spec, runs_root=self.runs).runs
+
+
+def ends_after_one_run() -> dict[str, object]:
+    """Options of ``run_experiment`` by which a person ends it when its first run is sealed."""
+    stop = StopFlag()
+
+    def on_progress(event: object) -> None:
+        if isinstance(event, RunSealed):
+            stop.request()
+
+    return {"stop": stop, "on_progress": on_progress}
 
 
 def rewrite_manifest(run: Path, **changes: object) -> None:

@@ -20,35 +20,29 @@ def new_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def measured_repository(new_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = shutil.copytree(new_repository, tmp_path_factory.mktemp("measured") / "repository")
     with pytest.MonkeyPatch.context() as patched:
-        patched.chdir(root)
-        place = Workplace(root)
+        place = entered(new_repository, tmp_path_factory.mktemp("measured"), patched)
         place.run_confirmatory(place.freeze().path)
         place.git("repack", "-q", "-a", "-d")
-    return root
+    return place.root
 
 
 @pytest.fixture(scope="session")
 def open_repository(new_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All frozen runs are sealed, and one is INVALID and may be repeated once."""
-    root = shutil.copytree(new_repository, tmp_path_factory.mktemp("open") / "repository")
     with pytest.MonkeyPatch.context() as patched:
-        patched.chdir(root)
-        place = Workplace(root)
+        place = entered(new_repository, tmp_path_factory.mktemp("open"), patched)
         place.allow_retries(1)
         place.run_confirmatory(place.freeze().path, busy=["base/1"])
         place.git("repack", "-q", "-a", "-d")
-    return root
+    return place.root
 
 
 @pytest.fixture(scope="session")
 def with_invalid(new_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The archive of an experiment with a killed start, a run that stayed INVALID, and one that was repeated."""
-    root = shutil.copytree(new_repository, tmp_path_factory.mktemp("invalid") / "repository")
-    place = Workplace(root)
     with pytest.MonkeyPatch.context() as patched:
-        patched.chdir(root)
+        place = entered(new_repository, tmp_path_factory.mktemp("invalid"), patched)
         question = 'question = "Does one more compiled size <b> cost less?"\n'
         place.experiment_file.write_text(question + place.experiment_file.read_text())
         place.allow_retries(1)
@@ -57,8 +51,8 @@ def with_invalid(new_repository: Path, tmp_path_factory: pytest.TempPathFactory)
         authorization.ledger.start(authorization.planned.runs[0])
         place.run_confirmatory(frozen, busy=["base/1", "more/2"])
         place.run_confirmatory(frozen, busy=["base/1"], resume=True, retry_invalid=True)
-        publish(place.sealed, root / "small.zip")
-    return root / "small.zip"
+        publish(place.sealed, place.root / "small.zip")
+    return place.root / "small.zip"
 
 
 @pytest.fixture

@@ -11,10 +11,8 @@ from harness.judge.decisions.decide import Decision, Outcome
 from harness.judge.prereg import authorize, decide
 from harness.judge.prereg.judge import Judgement
 from harness.run_key import RunKey
-from harness.runner import StopFlag
-from harness.runner.progress import RunSealed
 from tests.judge.prereg.test_authorize import FROZEN_STOP, harness
-from tests.support.workplace import STALLED, Workplace
+from tests.support.workplace import STALLED, Workplace, ends_after_one_run
 
 
 def only(judgement: Judgement) -> Decision:
@@ -77,14 +75,8 @@ def test_runs_with_repetitions_left_are_repeated_beside_those_without(place: Wor
     place.allow_retries(1)
     frozen = place.freeze().path
     place.run_confirmatory(frozen, busy=["base/1", "more/2"])
-    stop = StopFlag()
-
-    def interrupt(event: object) -> None:
-        if isinstance(event, RunSealed):
-            stop.request()
-
     # base/1 is INVALID again, and the person ends the experiment before more/2.
-    place.run_confirmatory(frozen, busy=["base/1"], resume=True, retry_invalid=True, stop=stop, on_progress=interrupt)
+    place.run_confirmatory(frozen, busy=["base/1"], resume=True, retry_invalid=True, **ends_after_one_run())
     assert "more/2 is INVALID" in only(decide(place.sealed)).reason
     place.run_confirmatory(frozen, resume=True, retry_invalid=True)
     assert [run.label for run in place.sealed if not run.is_valid] == ["base/1"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,12 +19,11 @@ from harness.measure.records import layout
 from harness.measure.records.store import RunStore
 from harness.model.engine.cost import find_cost_file
 from harness.model.spec import ServerSpec
-from harness.runner import StopFlag, run_experiment
+from harness.runner import run_experiment
 from harness.runner.experiment import will_fail_again
-from harness.runner.progress import RunSealed
 from tests.judge.prereg.conftest import entered
 from tests.support import command_line
-from tests.support.workplace import RULE, Workplace, rewrite_manifest
+from tests.support.workplace import RULE, Workplace, ends_after_one_run, rewrite_manifest
 
 
 def test_confirmatory_runs_carry_their_preregistration(measured: Workplace) -> None:
@@ -89,10 +87,8 @@ def _uncommit(place: Workplace) -> None:
 @pytest.fixture(scope="module")
 def authorized(new_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository with a patch, costs of its own and a freeze that authorizes its runs."""
-    root = shutil.copytree(new_repository, tmp_path_factory.mktemp("authorized") / "repository")
     with pytest.MonkeyPatch.context() as patched:
-        patched.chdir(root)
-        place = Workplace(root)
+        place = entered(new_repository, tmp_path_factory.mktemp("authorized"), patched)
         place.write("patches/vendor-1/observe.patch", "as it was")
         place.write("plans/costs/mine.toml", find_cost_file("paper").read_text())
         place.experiment_file.write_text(
@@ -101,7 +97,7 @@ def authorized(new_repository: Path, tmp_path_factory: pytest.TempPathFactory) -
         place.commit_all()
         place.freeze()
         authorize(place.frozen, runs_root=place.runs)
-    return root
+    return place.root
 
 
 REASONS: list[tuple[Change, str]] = [
@@ -261,25 +257,13 @@ def test_an_experiment_whose_runs_were_frozen_says_how_it_goes_on(measured: Work
 
 def test_an_interrupted_confirmatory_experiment_is_resumed_under_its_authorization(place: Workplace) -> None:
     frozen = place.freeze()
-    preregistration, authorization = authorize(frozen.path, runs_root=place.runs)
-    stop = StopFlag()
-    experiment = preregistration.experiment
-
-    def on_progress(event: object) -> None:
-        if isinstance(event, RunSealed):
-            stop.request()
-
-    stopped = run_experiment(
-        experiment, runs_root=place.runs, authorization=authorization, stop=stop, on_progress=on_progress
-    )
-    assert stopped.was_interrupted
-    assert len(stopped.runs) == 1
-    [early] = decide(stopped.runs).decisions
+    stopped = place.run_confirmatory(frozen.path, **ends_after_one_run())
+    assert len(stopped) == 1
+    [early] = decide(stopped).decisions
     assert early.outcome is Outcome.WITHHELD
-    preregistration, authorization = authorize(frozen.path, runs_root=place.runs)
-    done = run_experiment(experiment, runs_root=place.runs, authorization=authorization, resume=True)
-    assert len(done.runs) == 6
-    assert check_sealed_runs(done.runs) == preregistration
+    done = place.run_confirmatory(frozen.path, resume=True)
+    assert len(done) == 6
+    assert check_sealed_runs(done) == frozen.preregistration
 
 
 def test_an_invalid_confirmatory_run_is_repeated_only_as_often_as_was_frozen(measured: Workplace) -> None:

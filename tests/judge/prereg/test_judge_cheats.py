@@ -20,10 +20,9 @@ from harness.measure.records.disk import file_entry
 from harness.measure.records.manifest import Manifest
 from harness.measure.records.run import SealedRun
 from harness.measure.records.store import RunStore
-from harness.runner import StopFlag, run_experiment
-from harness.runner.progress import RunSealed
+from harness.runner import run_experiment
 from tests.judge.prereg.conftest import entered
-from tests.support.workplace import Workplace
+from tests.support.workplace import Workplace, ends_after_one_run
 
 
 def verdict(place: Workplace, runs_root: Path | None = None) -> str:
@@ -177,11 +176,10 @@ NOTICED: dict[Cheat, str] = {
 @pytest.fixture(scope="module")
 def judged_repository(measured_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An honest experiment, looked at once: it passes."""
-    root = shutil.copytree(measured_repository, tmp_path_factory.mktemp("judged") / "repository")
     with pytest.MonkeyPatch.context() as patched:
-        patched.chdir(root)
-        assert verdict(Workplace(root)) == "PASS"
-    return root
+        place = entered(measured_repository, tmp_path_factory.mktemp("judged"), patched)
+        assert verdict(place) == "PASS"
+    return place.root
 
 
 @pytest.mark.parametrize("cheat", NOTICED, ids=lambda cheat: cheat.__name__)
@@ -226,26 +224,11 @@ def test_a_verdict_that_is_looked_at_first_cannot_be_kept_or_repeated_away(still
 
 
 def _interrupted_and_resumed(place: Workplace, frozen: Path) -> tuple[SealedRun, ...]:
-    preregistration, authorization = authorize(frozen, runs_root=place.runs)
+    _, authorization = authorize(frozen, runs_root=place.runs)
     # One that was killed leaves a start without an end.
     authorization.ledger.start(authorization.planned.runs[0])
-    stop = StopFlag()
-
-    def on_progress(event: object) -> None:
-        if isinstance(event, RunSealed):
-            stop.request()
-
-    run_experiment(
-        preregistration.experiment,
-        runs_root=place.runs,
-        authorization=authorization,
-        stop=stop,
-        on_progress=on_progress,
-    )
-    preregistration, authorization = authorize(frozen, runs_root=place.runs)
-    return run_experiment(
-        preregistration.experiment, runs_root=place.runs, authorization=authorization, resume=True
-    ).runs
+    place.run_confirmatory(frozen, **ends_after_one_run())
+    return place.run_confirmatory(frozen, resume=True)
 
 
 def test_an_honest_experiment_passes_interrupted_resumed_and_moved(place: Workplace, tmp_path: Path) -> None:
