@@ -60,9 +60,8 @@ class TrajectoryCalls(Conversation):
             asked_ns = max((at_ns for at_ns in call.inputs_ns if at_ns is not None), default=UNTIMED)
             is_told = call.end_ns != UNTIMED and (not place or call.end_ns >= ended_ns)
             if is_told:
-                start_ns = call.end_ns - (call.took_ns or 0)
-                if asked_ns == UNTIMED and call.took_ns is not None and (not place or start_ns >= ended_ns):
-                    asked_ns = start_ns
+                begun_ns = UNTIMED if call.took_ns is None else call.end_ns - call.took_ns
+                asked_ns = begun_ns if asked_ns == UNTIMED and begun_ns >= ended_ns * bool(place) else asked_ns
                 call.has_end_alone = asked_ns == UNTIMED
                 call.submitted_ns = call.end_ns if asked_ns == UNTIMED else min(asked_ns, call.end_ns)
             else:

@@ -47,13 +47,11 @@ def recordings_of(logs: Iterable[Log], notes: ReadNotes) -> Iterator[Recording]:
     notes.assume(UNANSWERED, sum(group[-1].is_unanswered and group[-1] not in forks for group in by_session.values()))
     children = {child for group in by_session.values() for call in group for child in call.children}
     children |= {name for names in forks.values() for name in names}
-    roots = [name for name in by_session if name not in children]
-    roots.sort(key=lambda name: by_session[name][0].submitted_ns)
-    first_ns = by_session[roots[0]][0].submitted_ns if roots else 0
+    roots_ns = {name: group[0].submitted_ns for name, group in by_session.items() if name not in children}
     tree = _Tree(by_session, forks, notes)
-    for name in roots:
-        start_ns = by_session[name][0].submitted_ns
-        yield Recording(hidden_name(name), start_ns - first_ns, tree.requests(name))
+    first_ns = min(roots_ns.values(), default=0)
+    for name in sorted(roots_ns, key=roots_ns.__getitem__):
+        yield Recording(hidden_name(name), roots_ns[name] - first_ns, tree.requests(name))
     for name, group in by_session.items():
         if name not in tree.added:
             notes.drop(IN_CIRCLE, group[0].at, len(group))
