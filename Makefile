@@ -183,11 +183,14 @@ catalogue: runtime  ## every experiment of the method on the simulator, the shor
 
 # A busy machine makes runs INVALID (exit code 3) and gates that cannot tell (5): both are printed and fail nothing.
 GATE_RUNS ?= runs/gate-$(shell date +%Y%m%d-%H%M%S)
-gate: runtime  ## is the client slower than a second one, on aiohttp? three blocks each on the emulator
-	@for client in tests.support.aiohttp_client harness; do \
-	  $(BIN)/python -m $$client run examples/ci/gate.toml --replicates 3 --runs $(GATE_RUNS)/$$client >/dev/null || [ $$? = 3 ] || exit 1; \
+BASE ?= HEAD
+gate: runtime  ## is the client slower than at BASE, an earlier commit? three blocks each on the emulator
+	@rm -rf build/base && mkdir -p build/base && git archive $(BASE) | tar -x -C build/base
+	@for side in build/base:base .:this; do \
+	  (cd $${side%:*} && PYTHONPATH=$$PWD $(abspath $(BIN))/python -m harness run examples/ci/gate.toml --replicates 3 \
+	    --runs $(abspath $(GATE_RUNS))/$${side#*:} >/dev/null) || [ $$? = 3 ] || exit 1; \
 	done
-	@$(BIN)/harness gate $(GATE_RUNS)/harness/gate --against $(GATE_RUNS)/tests.support.aiohttp_client/gate --figure cost --figure tpot \
+	@$(BIN)/harness gate $(GATE_RUNS)/this/gate --against $(GATE_RUNS)/base/gate --figure cost --figure tpot \
 	  --fail-above cost=1.1 --fail-above tpot=1.1 --summary $(GATE_RUNS)/gate.md || [ $$? = 5 ]
 
 calibration: runtime  ## fit two known cost models from emulator runs and say how near: runs/calibration

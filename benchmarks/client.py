@@ -1,7 +1,7 @@
-"""The replay clients measured against a server that stamps everything: lags, spreads, stamp errors, rates, CPU.
+"""The replay client measured against a server that stamps everything: lags, spreads, stamp errors, rates, CPU.
 
-`python -m benchmarks.client [--quick] [--client epoll]`. Every figure is a median over repetitions with its
-range, the two clients take turns in one benchmark run, and nothing here judges.
+`python -m benchmarks.client [--quick]`. Every figure is a median over repetitions with its range, and nothing here
+judges.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import tempfile
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -31,20 +31,15 @@ from benchmarks.memory import replay_growth_bytes, require_answered
 from benchmarks.peers import Peer, example, parse_peer, peer_spread_ms
 from harness.clock import NS_PER_MS, NS_PER_S, NS_PER_US, monotonic_ns, process_cpu_ns
 from harness.measure.client.null_server import NullServer, NullServerConfig
-from harness.measure.client.run import ReplayResult, Target, replay
+from harness.measure.client.run import ReplayResult, replay
 from harness.measure.client.self_audit import FloatArray, compare_with_server, null_target
 from harness.model.plan.model import Plan, RequestPlan, SessionPlan
 from harness.model.spec import ClientSpec
-from tests.support.aiohttp_client import replay_by_aiohttp
 from tests.support.tls import tls_process
 
-# A replay client, "bare", "C", or a peer's own name.
+# The client of the harness, "bare", "C", or a peer's own name.
 Column = str
-ClientName = Literal["epoll", "aiohttp"]
-
-# The client of the harness, and the second one of its tests.
-CLIENTS: tuple[ClientName, ...] = ("epoll", "aiohttp")
-REPLAYS: dict[ClientName, Callable[[Plan, Target], ReplayResult]] = {"epoll": replay, "aiohttp": replay_by_aiohttp}
+CLIENT: Column = "epoll"
 FLOOR_TIMEOUT_S = 60.0
 REQUEST_TIMEOUT_NS = 60 * NS_PER_S
 CHUNK_INTERVAL_NS = NS_PER_S // 80
@@ -79,7 +74,6 @@ class Bench:
         self,
         plan: Plan,
         options: ClientSpec,
-        client: ClientName = "epoll",
         *,
         token_interval_ns: int = 0,
         sees: bool = True,
@@ -88,7 +82,7 @@ class Bench:
         config = NullServerConfig(token_interval_ns=token_interval_ns, keeps_stamps=sees)
         with NullServer(config, self.server_command) as server:
             target = null_target(server.host, server.port, options, request_timeout_ns=REQUEST_TIMEOUT_NS)
-            result = REPLAYS[client](plan, target)
+            result = replay(plan, target)
             seen = server.stamps() if sees else {}
         require_answered(result)
         return result, compare_with_server(result, seen) if sees else {}
@@ -131,24 +125,24 @@ def rearrival_plan(*, is_quick: bool) -> Plan:
     )
 
 
-def bench_rearrival(bench: Bench, client: ClientName) -> None:
+def bench_rearrival(bench: Bench) -> None:
     """Lag of a re-arrival as the server sees it, 16 sessions of streamed answers; and of a client in C, beside it."""
     plan = rearrival_plan(is_quick=bench.is_quick)
-    _, figures = bench.run(plan, ClientSpec(), client, token_interval_ns=5 * NS_PER_MS)
-    _note_rearrival(bench, client, figures["rearrival_lag_at_server_ns"])
-    if client == "epoll" and bench.floor_command is not None:
+    _, figures = bench.run(plan, ClientSpec(), token_interval_ns=5 * NS_PER_MS)
+    _note_rearrival(bench, CLIENT, figures["rearrival_lag_at_server_ns"])
+    if bench.floor_command is not None:
         _note_rearrival(bench, "C", floor_rearrival(bench, plan))
 
 
-def bench_zero_wait(bench: Bench, client: ClientName) -> None:
+def bench_zero_wait(bench: Bench) -> None:
     """Sent minus completion of the previous request where the plan has no waits: what the client itself needs."""
     plan = plan_of(Shape(6, 4 if bench.is_quick else 12, 2000, 128))
-    result, _ = bench.run(plan, ClientSpec(), client, token_interval_ns=2 * NS_PER_MS)
+    result, _ = bench.run(plan, ClientSpec(), token_interval_ns=2 * NS_PER_MS)
     rows = [row for row in result.requests.to_pylist() if row["request"]]
     lag_us = np.asarray([row["sent_ns"] - row["due_ns"] for row in rows], dtype=np.float64) / NS_PER_US
     label = "re-arrival without a wait, N=6, 128 streamed tokens"
-    bench.note(client, Quantity(f"{label}, p50", "us", "<= 120"), float(np.median(lag_us)))
-    bench.note(client, Quantity(f"{label}, p99", "us", ""), float(np.percentile(lag_us, 99)))
+    bench.note(CLIENT, Quantity(f"{label}, p50", "us", "<= 120"), float(np.median(lag_us)))
+    bench.note(CLIENT, Quantity(f"{label}, p99", "us", ""), float(np.percentile(lag_us, 99)))
 
 
 def _note_rearrival(bench: Bench, client: Column, lag_ns: FloatArray) -> None:
@@ -183,58 +177,56 @@ def pairwise_stamps(
     return [(stamps[place], stamps[place + 1]) for place in range(num_requests - 1)]
 
 
-def bench_start(bench: Bench, client: ClientName) -> None:
+def bench_start(bench: Bench) -> None:
     """Latest minus earliest first send, prompts of 1,000 ids."""
     for num_sessions, goal in ((8, "<= 0.5"), (64, "<= 3"), (1000, "<= 60")):
         plan = plan_of(Shape(num_sessions, 1, 1000, 1))
-        _, figures = bench.run(plan, ClientSpec(), client)
+        _, figures = bench.run(plan, ClientSpec())
         spread_ms = float(figures["start_spread_at_server_ns"][0]) / NS_PER_MS
-        bench.note(client, Quantity(f"start spread at the server, N={num_sessions}", "ms", goal), spread_ms)
+        bench.note(CLIENT, Quantity(f"start spread at the server, N={num_sessions}", "ms", goal), spread_ms)
 
 
-def bench_chunks(bench: Bench, client: ClientName) -> None:
+def bench_chunks(bench: Bench) -> None:
     """Stamp error of chunks, and CPU, at 64 streams x 80 tokens/s."""
     plan = plan_of(Shape(64, 1, 200, 80 if bench.is_quick else 240))
-    result, figures = bench.run(plan, ClientSpec(), client, token_interval_ns=CHUNK_INTERVAL_NS)
-    user_us = figures["chunk_user_error_ns"] / NS_PER_US
-    # The best stamp each client has: the kernel's, where there is one.
-    best_us = figures["chunk_kernel_error_ns"] / NS_PER_US if client == "epoll" else user_us
+    result, figures = bench.run(plan, ClientSpec(), token_interval_ns=CHUNK_INTERVAL_NS)
+    user_us, best_us = (figures[f"chunk_{stamp}_error_ns"] / NS_PER_US for stamp in ("user", "kernel"))
     rate = "64 x 80/s"
-    bench.note(client, Quantity(f"chunk stamp error, {rate}, p50", "us", "<= 20"), float(np.median(best_us)))
-    bench.note(client, Quantity(f"chunk stamp error, {rate}, p99", "us", "<= 200"), float(np.percentile(best_us, 99)))
-    bench.note(client, Quantity(f"chunk user stamp error, {rate}, p50", "us", ""), float(np.median(user_us)))
+    bench.note(CLIENT, Quantity(f"chunk stamp error, {rate}, p50", "us", "<= 20"), float(np.median(best_us)))
+    bench.note(CLIENT, Quantity(f"chunk stamp error, {rate}, p99", "us", "<= 200"), float(np.percentile(best_us, 99)))
+    bench.note(CLIENT, Quantity(f"chunk user stamp error, {rate}, p50", "us", ""), float(np.median(user_us)))
     cpu_s = result.audit["cpu_s"] * 10_000 / result.chunks.num_rows
-    bench.note(client, Quantity("CPU per 10,000 chunks", "s", "<= 0.4"), cpu_s)
+    bench.note(CLIENT, Quantity("CPU per 10,000 chunks", "s", "<= 0.4"), cpu_s)
 
 
-def bench_https(bench: Bench, client: ClientName) -> None:
+def bench_https(bench: Bench) -> None:
     """CPU at 64 streams x 80 tokens/s over TLS, which another process takes off before the server."""
     plan = plan_of(Shape(64, 1, 200, 80 if bench.is_quick else 240))
     config = NullServerConfig(token_interval_ns=CHUNK_INTERVAL_NS, keeps_stamps=False)
     with NullServer(config, bench.server_command) as server, tls_process(server) as front:
         target = null_target(front.host, front.port, ClientSpec(), request_timeout_ns=REQUEST_TIMEOUT_NS)
-        result = REPLAYS[client](plan, replace(target, endpoint=replace(target.endpoint, is_https=True)))
+        result = replay(plan, replace(target, endpoint=replace(target.endpoint, is_https=True)))
     require_answered(result)
     bench.note(
-        client,
+        CLIENT,
         Quantity("CPU per 10,000 chunks, https", "s", ""),
         result.audit["cpu_s"] * 10_000 / result.chunks.num_rows,
     )
 
 
-def bench_memory(bench: Bench, client: ClientName) -> None:
+def bench_memory(bench: Bench) -> None:
     """What 1,000 streaming sessions of 240 chunks add to the memory of a client process."""
     num_sessions, num_chunks = (50, 24) if bench.is_quick else (1_000, 240)
     plan = plan_of(Shape(num_sessions, 1, 200, num_chunks))
     small = plan_of(Shape(2, 1, 200, 2))
     config = NullServerConfig(token_interval_ns=5 * CHUNK_INTERVAL_NS, keeps_stamps=False)
     with NullServer(config, bench.server_command) as server:
-        growth_bytes = replay_growth_bytes(small, plan, server.host, server.port, REPLAYS[client])
+        growth_bytes = replay_growth_bytes(small, plan, server.host, server.port)
     label = f"memory growth, prompts included, N={num_sessions}, {num_chunks} chunks each"
-    bench.note(client, Quantity(label, "MB", "<= 100"), growth_bytes / BYTES_PER_MB)
+    bench.note(CLIENT, Quantity(label, "MB", "<= 100"), growth_bytes / BYTES_PER_MB)
 
 
-def bench_dispatch(bench: Bench, client: ClientName) -> None:
+def bench_dispatch(bench: Bench) -> None:
     """Sent minus due, with dues scattered at random: 64 sessions with the spin, 1,000 without."""
     span_ns = (1 if bench.is_quick else 3) * NS_PER_S
     for num_sessions, spin_us, goals in ((64, 300, ("<= 50", "<= 300")), (1000, 0, ("", "<= 3,000"))):
@@ -245,30 +237,27 @@ def bench_dispatch(bench: Bench, client: ClientName) -> None:
             start_offset_ns=lambda session, offsets=offsets: int(offsets[session]),
             wait_ns=lambda session, request, waits=waits: int(waits[session, request]),
         )
-        result, figures = bench.run(plan, ClientSpec(spin_us=spin_us), client)
+        result, figures = bench.run(plan, ClientSpec(spin_us=spin_us))
         lag_us = figures["dispatch_lag_ns"] / NS_PER_US
         label = f"dispatch lag, N={num_sessions}, spin {spin_us} us"
-        bench.note(client, Quantity(f"{label}, p50", "us", goals[0]), float(np.median(lag_us)))
-        bench.note(client, Quantity(f"{label}, p99", "us", goals[1]), float(np.percentile(lag_us, 99)))
-        bench.note(client, Quantity("early sends", "", "0"), result.audit["num_early_sends"])
+        bench.note(CLIENT, Quantity(f"{label}, p50", "us", goals[0]), float(np.median(lag_us)))
+        bench.note(CLIENT, Quantity(f"{label}, p99", "us", goals[1]), float(np.percentile(lag_us, 99)))
+        bench.note(CLIENT, Quantity("early sends", "", "0"), result.audit["num_early_sends"])
 
 
-def bench_rate(bench: Bench, client: ClientName) -> None:
+def bench_rate(bench: Bench) -> None:
     """Requests per second and CPU at concurrency 64, non-streaming, without waits, with full records."""
-    num_requests = (40 if bench.is_quick else 600) if client == "epoll" else (20 if bench.is_quick else 80)
-    plan = plan_of(Shape(64, num_requests, 8, 4), keeps=False)
-    result, _ = bench.run(plan, ClientSpec(stream=False), client, sees=False)
-    # The epoll client reads answers behind its loop: its time ends when the last row is written.
-    last_done_ns = int(result.requests["done_ns"].to_numpy().max()) - result.start_ns
-    wall_s = result.audit.get("replay_wall_ns", last_done_ns) / NS_PER_S
+    plan = plan_of(Shape(64, 40 if bench.is_quick else 600, 8, 4), keeps=False)
+    result, _ = bench.run(plan, ClientSpec(stream=False), sees=False)
+    # The client reads answers behind its loop: its time ends when the last row is written.
+    wall_s = result.audit["replay_wall_ns"] / NS_PER_S
     count = result.requests.num_rows
-    bench.note(client, Quantity("requests/s, concurrency 64", "1/s", ">= 8,000"), count / wall_s)
+    bench.note(CLIENT, Quantity("requests/s, concurrency 64", "1/s", ">= 8,000"), count / wall_s)
     cpu_s = result.audit["cpu_s"] * 10_000 / count
-    bench.note(client, Quantity("CPU per 10,000 requests, saturated", "s", ""), cpu_s)
-    if client == "epoll":
-        rate, cpu_s = bare_loop(bench, 64, count)
-        bench.note("bare", Quantity("requests/s, concurrency 64", "1/s", ">= 8,000"), rate)
-        bench.note("bare", Quantity("CPU per 10,000 requests, saturated", "s", ""), cpu_s)
+    bench.note(CLIENT, Quantity("CPU per 10,000 requests, saturated", "s", ""), cpu_s)
+    rate, cpu_s = bare_loop(bench, 64, count)
+    bench.note("bare", Quantity("requests/s, concurrency 64", "1/s", ">= 8,000"), rate)
+    bench.note("bare", Quantity("CPU per 10,000 requests, saturated", "s", ""), cpu_s)
 
 
 def bare_loop(bench: Bench, num_connections: int, count: int) -> tuple[float, float]:
@@ -301,9 +290,9 @@ def bare_loop(bench: Bench, num_connections: int, count: int) -> tuple[float, fl
     return count / wall_s, cpu_s * 10_000 / count
 
 
-def bench_processes(bench: Bench, client: ClientName) -> None:
+def bench_processes(bench: Bench) -> None:
     """The common start of very many sessions, by one client process and by two."""
-    if client != "epoll" or bench.server_command is None:
+    if bench.server_command is None:
         return
     for num_sessions in (1000,) if bench.is_quick else (1000, 5000):
         plan = plan_of(Shape(num_sessions, 1, 200, 1))
@@ -311,8 +300,8 @@ def bench_processes(bench: Bench, client: ClientName) -> None:
             result, figures = bench.run(plan, ClientSpec(processes=processes))
             label = f"N={num_sessions}, short prompts, {processes} client process{'es' if processes > 1 else ''}"
             spread_ms = float(figures["start_spread_at_server_ns"][0]) / NS_PER_MS
-            bench.note(client, Quantity(f"start spread, {label}", "ms", ""), spread_ms)
-            bench.note(client, Quantity("early sends", "", "0"), result.audit["num_early_sends"])
+            bench.note(CLIENT, Quantity(f"start spread, {label}", "ms", ""), spread_ms)
+            bench.note(CLIENT, Quantity("early sends", "", "0"), result.audit["num_early_sends"])
 
 
 SCENARIOS = (
@@ -352,36 +341,34 @@ def c_programs() -> Generator[dict[str, list[str]]]:
 def run_bench(
     *,
     is_quick: bool = False,
-    clients: tuple[ClientName, ...] = CLIENTS,
     peers: Sequence[Peer] = (),
     on_step: Callable[[str], None] | None = None,
 ) -> Bench:
-    """All scenarios, the clients and peers taking turns within every repetition."""
+    """All scenarios, the client and peers taking turns within every repetition."""
     with c_programs() as commands:
         bench = Bench(commands.get("nullserver"), commands.get("floorclient"), is_quick)
         for repetition in range(bench.repetitions):
             for scenario in SCENARIOS:
-                for client in clients:
-                    if on_step is not None:
-                        on_step(f"{repetition + 1}/{bench.repetitions} {scenario.__name__} {client}")
-                    scenario(bench, client)
+                if on_step is not None:
+                    on_step(f"{repetition + 1}/{bench.repetitions} {scenario.__name__}")
+                scenario(bench)
             if peers and on_step is not None:
                 on_step(f"{repetition + 1}/{bench.repetitions} {', '.join(peer.name for peer in peers)}")
             bench_peers(bench, peers)
         return bench
 
 
-def columns_of(bench: Bench, clients: tuple[ClientName, ...]) -> tuple[Column, ...]:
-    """The clients, then what was measured beside them."""
+def columns_of(bench: Bench) -> tuple[Column, ...]:
+    """The client, then what was measured beside it."""
     seen = dict.fromkeys(column for by_client in bench.figures.values() for column in by_client)
-    beside = [column for column in ("bare", "C") if column in seen]
-    return (*clients, *beside, *(column for column in seen if column not in (*clients, *beside)))
+    first = [CLIENT, *(column for column in ("bare", "C") if column in seen)]
+    return (*first, *(column for column in seen if column not in first))
 
 
 def title_of(bench: Bench) -> str:
     """What was measured against what."""
     server = "nullserver.c" if bench.server_command else "nullserver.py (no C compiler: slower than the client)"
-    return f"Replay clients against {server}; median of {bench.repetitions} and range"
+    return f"Replay client against {server}; median of {bench.repetitions} and range"
 
 
 def caption_of() -> str:
@@ -391,16 +378,12 @@ def caption_of() -> str:
     return f"bare: a Python loop that only sends and receives; C: a client in C. {machine}"
 
 
-def beside_of(by_client: dict[Column, list[float]], clients: tuple[ClientName, ...]) -> Column | None:
-    """The reference of a quantity: the same in C, else the bare loop, else the second client; None without one."""
-    return next((column for column in ("C", "bare", *clients[1:]) if column in by_client), None)
-
-
-def figures_of(bench: Bench, clients: tuple[ClientName, ...]) -> list[Figure]:
-    """Every quantity of the first client beside its reference of the same repetitions."""
+def figures_of(bench: Bench) -> list[Figure]:
+    """Every quantity of the client beside its reference of the same repetitions: the same in C, or the bare loop."""
     figures: list[Figure] = []
     for quantity, by_client in bench.figures.items():
-        samples, beside = by_client.get(clients[0], []), beside_of(by_client, clients)
+        samples = by_client.get(CLIENT, [])
+        beside = next((column for column in ("C", "bare") if column in by_client), None)
         if not samples:
             continue
         other = by_client[beside] if beside else []
@@ -411,25 +394,25 @@ def figures_of(bench: Bench, clients: tuple[ClientName, ...]) -> list[Figure]:
     return figures
 
 
-def to_table(bench: Bench, clients: tuple[ClientName, ...]) -> Table:
+def to_table(bench: Bench) -> Table:
     """Median and range of every quantity, beside its goal."""
     table = Table(title=title_of(bench), caption=caption_of())
-    columns = columns_of(bench, clients)
+    columns = columns_of(bench)
     for name in ("quantity", "unit", "goal, 2 shared cores"):
         table.add_column(name)
     for client in columns:
         table.add_column(client, justify="right")
-    table.add_column(f"{clients[0]}: times as good as")
-    ratios = {figure.name: figure.measured for figure in figures_of(bench, clients)}
+    table.add_column(f"{CLIENT}: times as good as")
+    ratios = {figure.name: figure.measured for figure in figures_of(bench)}
     for quantity, by_client in bench.figures.items():
         ratio = str(ratios.get(quantity.name) or "-").replace(" times as good as", "")
         table.add_row(*quantity, *(_cell(by_client.get(client, [])) for client in columns), ratio)
     return table
 
 
-def to_markdown(bench: Bench, clients: tuple[ClientName, ...]) -> str:
+def to_markdown(bench: Bench) -> str:
     """The same table for a document."""
-    columns = columns_of(bench, clients)
+    columns = columns_of(bench)
     lines = [f"{title_of(bench)}. {caption_of()}.", "", f"| quantity | unit | goal | {' | '.join(columns)} |"]
     lines.append("|---|---|---|" + "--:|" * len(columns))
     for quantity, by_client in bench.figures.items():
@@ -449,24 +432,20 @@ def _number(value: float) -> str:
 
 
 def main(arguments: list[str] | None = None) -> list[Figure]:
-    """Run, print, and return the first client's figures."""
+    """Run, print, and return the client's figures."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.client", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="shorter scenarios, as many repetitions")
-    parser.add_argument("--client", choices=CLIENTS, action="append", help="only this one; default: both")
     parser.add_argument("--markdown", action="store_true", help="the table as Markdown, for a document")
     parser.add_argument("--peer", action="append", default=[], help=f"NAME=COMMAND of another client. {example()}")
     options = parser.parse_args(arguments)
     peers = [parse_peer(text) for text in options.peer]
-    clients: tuple[ClientName, ...] = tuple(options.client or CLIENTS)
     note = Console(stderr=True)
-    bench = run_bench(
-        is_quick=options.quick, clients=clients, peers=peers, on_step=lambda step: note.print(f"[dim]{step}[/dim]")
-    )
+    bench = run_bench(is_quick=options.quick, peers=peers, on_step=lambda step: note.print(f"[dim]{step}[/dim]"))
     if options.markdown:
-        print(to_markdown(bench, clients))
+        print(to_markdown(bench))
     else:
-        Console(width=None if sys.stdout.isatty() else 180).print(to_table(bench, clients))
-    return figures_of(bench, clients)
+        Console(width=None if sys.stdout.isatty() else 180).print(to_table(bench))
+    return figures_of(bench)
 
 
 if __name__ == "__main__":

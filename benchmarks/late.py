@@ -1,6 +1,6 @@
 """Does a client that reads late say so? Replays through a stamping proxy, beside busy processes and on a quiet machine.
 
-``python -m benchmarks late``: 20 replays by each client beside two busy processes for each core, then 5 without them.
+``python -m benchmarks late``: 20 replays beside two busy processes for each core, then 5 without them.
 Each is judged as a run is. The server is the null server: a token to each of 16 sessions every 4 ms.
 """
 
@@ -13,13 +13,12 @@ from contextlib import contextmanager
 from statistics import fmean, median
 from typing import NamedTuple
 
-from benchmarks.client import CLIENTS, REPLAYS, ClientName
 from benchmarks.figure import Figure
 from benchmarks.wire import Seen, wire
 from harness.analysis.validity.stalls import check_read_together
 from harness.clock import NS_PER_MS
 from harness.measure.client.null_server import NullServer, NullServerConfig
-from harness.measure.client.run import ReplayResult
+from harness.measure.client.run import ReplayResult, replay
 from harness.measure.client.self_audit import null_target
 from harness.measure.records.manifest import Manifest
 from harness.model.plan.build import draw_plan
@@ -70,12 +69,12 @@ def busy_cores(num_processes: int) -> Generator[None]:
             process.wait()
 
 
-def late_run(client: ClientName, plan: Plan) -> LateRun:
+def late_run(plan: Plan) -> LateRun:
     """One replay through the proxy, beside what the proxy saw."""
     config = NullServerConfig(token_interval_ns=TOKEN_INTERVAL_MS * NS_PER_MS, keeps_stamps=False)
     with NullServer(config) as server, wire(f"http://{server.host}:{server.port}") as proxy:
         port = int(proxy.url.rpartition(":")[2])
-        result = REPLAYS[client](plan, null_target("127.0.0.1", port, ClientSpec()))
+        result = replay(plan, null_target("127.0.0.1", port, ClientSpec()))
     return beside_wire(result, proxy.seen(NUM_TOKENS))
 
 
@@ -97,21 +96,20 @@ def beside_wire(result: ReplayResult, seen: list[Seen]) -> LateRun:
 def bench_late() -> Iterator[Figure]:
     """TTFT beside the wire's: what differs by more than 5 ms is marked, and on a quiet machine nothing differs."""
     plans = [draw_plan(WORKLOAD, 1, seed) for seed in range(NUM_BUSY + NUM_QUIET)]
-    for client in CLIENTS:
-        with busy_cores(2 * num_cores()):
-            busy = [late_run(client, plan) for plan in plans[:NUM_BUSY]]
-        quiet = [late_run(client, plan) for plan in plans[NUM_BUSY:]]
-        far = [run for run in busy if abs(run.apart_ms) > FAR_MS]
-        invalid = [run for run in far if run.severity == "invalid"]
-        yield Figure(
-            f"{client}, busy: runs that say what the wire shows",
-            f"{sum(run.is_held for run in busy)} of {len(busy)}",
-            f"{len(busy)} of {len(busy)}",
-            f"{len(far)} differ by more than {FAR_MS:g} ms: {len(invalid)} of them INVALID, "
-            f"{sum(bool(run.severity) for run in far) - len(invalid)} more with the finding",
-        )
-        yield _apart(f"{client}, busy: TTFT less the wire's", busy, "")
-        yield _apart(f"{client}, quiet: TTFT less the wire's", quiet, f"<= {NEAR_MS} ms")
+    with busy_cores(2 * num_cores()):
+        busy = [late_run(plan) for plan in plans[:NUM_BUSY]]
+    quiet = [late_run(plan) for plan in plans[NUM_BUSY:]]
+    far = [run for run in busy if abs(run.apart_ms) > FAR_MS]
+    invalid = [run for run in far if run.severity == "invalid"]
+    yield Figure(
+        "busy: runs that say what the wire shows",
+        f"{sum(run.is_held for run in busy)} of {len(busy)}",
+        f"{len(busy)} of {len(busy)}",
+        f"{len(far)} differ by more than {FAR_MS:g} ms: {len(invalid)} of them INVALID, "
+        f"{sum(bool(run.severity) for run in far) - len(invalid)} more with the finding",
+    )
+    yield _apart("busy: TTFT less the wire's", busy, "")
+    yield _apart("quiet: TTFT less the wire's", quiet, f"<= {NEAR_MS} ms")
 
 
 def _apart(name: str, runs: list[LateRun], mark: str) -> Figure:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from benchmarks.figure import resident_bytes
 from harness.clock import NS_PER_S
 from harness.errors import ServerError
-from harness.measure.client.run import ReplayResult, Target
+from harness.measure.client.run import ReplayResult, replay
 from harness.measure.client.self_audit import null_target
 from harness.model.plan.model import Plan
 from harness.model.spec import ClientSpec
@@ -28,24 +27,21 @@ def require_answered(result: ReplayResult) -> None:
         raise ServerError(f"{len(failed)} requests failed, the first with: {failed[0]}", where="null server")
 
 
-def replay_growth_bytes(
-    small: Plan, plan: Plan, host: str, port: int, by: Callable[[Plan, Target], ReplayResult]
-) -> int:
+def replay_growth_bytes(small: Plan, plan: Plan, host: str, port: int) -> int:
     """Peak resident bytes of a replay above those before it, prompts and finished tables included.
 
-    by: the replay of a client. small: replayed first, for all that is there once in a process: libraries, compiled
-    code.
+    small: replayed first, for all that is there once in a process: libraries, compiled code.
     """
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
-        return process.submit(_growth_bytes, small, plan, host, port, by).result()
+        return process.submit(_growth_bytes, small, plan, host, port).result()
 
 
-def _growth_bytes(small: Plan, plan: Plan, host: str, port: int, by: Callable[[Plan, Target], ReplayResult]) -> int:
+def _growth_bytes(small: Plan, plan: Plan, host: str, port: int) -> int:
     target = null_target(host, port, ClientSpec(), request_timeout_ns=REQUEST_TIMEOUT_NS)
-    by(small, target)
+    replay(small, target)
     CLEAR_REFS.write_text(RESET_PEAK)
     before = resident_bytes("VmRSS")
-    result = by(plan, target)
+    result = replay(plan, target)
     growth = resident_bytes("VmHWM") - before
     require_answered(result)
     return growth

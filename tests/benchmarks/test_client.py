@@ -80,7 +80,7 @@ def test_the_bare_loop_gives_a_rate_and_its_cpu(programs: dict[str, list[str]]) 
 @pytest.mark.live
 def test_a_scenario_runs_without_a_compiler() -> None:
     bench = Bench(None, is_quick=True)
-    bench_rearrival(bench, "epoll")
+    bench_rearrival(bench)
     assert all(set(by_client) == {"epoll"} for by_client in bench.figures.values())
 
 
@@ -89,10 +89,10 @@ def test_the_table_shows_median_range_and_goal() -> None:
     for value in (3.0, 1.5, 20_000.0):
         bench.note("epoll", Quantity("lag", "us", "<= 20"), value)
     text = StringIO()
-    Console(width=160, file=text).print(to_table(bench, ("epoll", "aiohttp")))
+    Console(width=160, file=text).print(to_table(bench))
     assert "3 [1.5 .. 20,000]" in text.getvalue()
     assert "<= 20" in text.getvalue()
-    assert "| lag | us | <= 20 | 3 [1.5 .. 20,000] | - |" in to_markdown(bench, ("epoll", "aiohttp"))
+    assert "| lag | us | <= 20 | 3 [1.5 .. 20,000] |" in to_markdown(bench)
 
 
 BURST = """
@@ -109,7 +109,7 @@ for thread in threads: thread.join()
 @pytest.mark.live
 def test_the_memory_of_a_replay_is_that_of_a_process_of_its_own() -> None:
     bench = Bench(None, is_quick=True)
-    bench_memory(bench, "epoll")
+    bench_memory(bench)
     ((quantity, by_client),) = bench.figures.items()
     assert (quantity.unit, quantity.goal) == ("MB", "<= 100")
     assert 0 < by_client["epoll"][0] < 100
@@ -123,7 +123,7 @@ class TestPeers:
         peer = parse_peer(f"threads={sys.executable} {script} {{url}} {{num_requests}}")
         bench = Bench(None)
         bench_peers(bench, [peer])
-        assert columns_of(bench, ("epoll",)) == ("epoll", "threads")
+        assert columns_of(bench) == ("epoll", "threads")
         ((by_client),) = bench.figures.values()
         assert by_client["threads"][0] > 0
 

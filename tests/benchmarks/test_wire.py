@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,7 +28,6 @@ from harness.measure.client.run import ReplayResult, replay
 from harness.measure.client.self_audit import null_target
 from harness.model.plan.model import Plan, RequestPlan, SessionPlan
 from harness.model.spec import ClientSpec
-from tests.support.aiohttp_client import replay_by_aiohttp
 from tests.support.analysis_tables import manifest
 
 NUM_TOKENS = 6
@@ -58,14 +56,12 @@ class StandsStill(threading.Event):
         return False
 
 
-def replayed(
-    by: Callable[..., ReplayResult], stop: threading.Event, num_requests: int = 1
-) -> tuple[ReplayResult, list[Seen]]:
+def replayed(stop: threading.Event, num_requests: int = 1) -> tuple[ReplayResult, list[Seen]]:
     config = NullServerConfig(token_interval_ns=TOKEN_INTERVAL_MS * NS_PER_MS)
     with NullServer(config) as server:
         with wire(f"http://{server.host}:{server.port}") as proxy:
             port = int(proxy.url.rpartition(":")[2])
-            result = by(plan(num_requests), null_target("127.0.0.1", port, ClientSpec()), stop=stop)
+            result = replay(plan(num_requests), null_target("127.0.0.1", port, ClientSpec()), stop=stop)
         seen = proxy.seen(NUM_TOKENS)
     assert result.requests["status"].to_pylist() == ["ok"] * num_requests
     return result, seen
@@ -82,9 +78,8 @@ def ttft_ms(result: ReplayResult) -> list[float]:
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("by", [replay, replay_by_aiohttp])
-def test_a_client_that_stood_still_differs_from_the_wire_by_what_it_says(by: Callable[..., ReplayResult]) -> None:
-    result, (seen,) = replayed(by, StandsStill())
+def test_a_client_that_stood_still_differs_from_the_wire_by_what_it_says() -> None:
+    result, (seen,) = replayed(StandsStill())
     assert seen.request_id == result.requests["request_id"].to_pylist()[0]
     assert len(seen.token_ns) == NUM_TOKENS
     assert ttft_ms(result)[0] - seen.ttft_ms > FAR_MS
@@ -96,7 +91,7 @@ def test_a_client_that_stood_still_differs_from_the_wire_by_what_it_says(by: Cal
 @pytest.mark.live
 def test_a_client_that_reads_in_time_has_the_first_token_of_the_wire() -> None:
     """A machine that stands still may part some of them, and makes none earlier than on the wire."""
-    result, seen = replayed(replay, threading.Event(), num_requests=3)
+    result, seen = replayed(threading.Event(), num_requests=3)
     apart_ms = [client - each.ttft_ms for client, each in zip(ttft_ms(result), seen, strict=True)]
     assert -NEAR_MS < min(apart_ms) < NEAR_MS
 

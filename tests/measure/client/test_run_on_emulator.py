@@ -1,4 +1,4 @@
-"""On the emulator a second client, streams and whole answers see the same tokens and the same reuse of a plan."""
+"""On the emulator streams and whole answers see the same tokens and the same reuse of a plan."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from harness.measure.records.schema import rows_where
 from harness.model.experiment import build_plan
 from harness.model.plan.model import Plan, RequestPlan, SessionPlan
 from harness.model.spec import ClientSpec, ServerSpec, WorkloadSpec
-from tests.support.aiohttp_client import replay_by_aiohttp
 from tests.support.emulator_process import end, start_ready
 from tests.support.replays import assert_branches_overlap, assert_forked_and_joined, fork_and_join, plan_of, rows_of
 
@@ -23,9 +22,7 @@ pytestmark = pytest.mark.live
 SCALE = 20.0
 
 
-def replay_on_emulator(
-    plan: Plan, folder: Path, *, stream: bool = True, by_aiohttp: bool = False, scale: float = SCALE
-) -> ReplayResult:
+def replay_on_emulator(plan: Plan, folder: Path, *, stream: bool = True, scale: float = SCALE) -> ReplayResult:
     """The replay against a fresh server, without the process that ``replay`` starts to note stalls of the host."""
     server = start_ready(folder, time_scale=scale)
     target = Target(
@@ -36,8 +33,6 @@ def replay_on_emulator(
         request_timeout_ns=600 * NS_PER_S,
     )
     try:
-        if by_aiohttp:
-            return replay_by_aiohttp(plan, target)
         return replay_here(plan, target, on_event=None, is_stopped=lambda: False)
     finally:
         end(server)
@@ -51,7 +46,7 @@ def counts(result: ReplayResult) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize(
     ("num_background", "cached_tokens"), [(6, 1920), pytest.param(7, 0, marks=pytest.mark.same_everywhere)]
 )
-def test_a_second_client_and_whole_answers_see_the_same_reuse_of_a_sequential_plan(
+def test_whole_answers_see_the_same_reuse_of_a_sequential_plan(
     tmp_path: Path, num_background: int, cached_tokens: int
 ) -> None:
     plan = build_plan(
@@ -59,16 +54,14 @@ def test_a_second_client_and_whole_answers_see_the_same_reuse_of_a_sequential_pl
     )
     rows = counts(replay_on_emulator(plan, tmp_path / "stream"))
     assert rows == counts(replay_on_emulator(plan, tmp_path / "whole", stream=False))
-    assert rows == counts(replay_on_emulator(plan, tmp_path / "aiohttp", by_aiohttp=True))
     assert {row[2] for row in rows} == {"ok"}
     assert rows[-1][5] == cached_tokens
 
 
-@pytest.mark.parametrize("by_aiohttp", [False, True])
-def test_an_agent_with_sub_agents_forks_joins_and_reuses_its_own_context(tmp_path: Path, by_aiohttp: bool) -> None:
+def test_an_agent_with_sub_agents_forks_joins_and_reuses_its_own_context(tmp_path: Path) -> None:
     residual_ns = NS_PER_S
     plan = fork_and_join(residual_ns, prompt_tokens=300, generate_tokens=40)
-    result = replay_on_emulator(plan, tmp_path / "forked", by_aiohttp=by_aiohttp)
+    result = replay_on_emulator(plan, tmp_path / "forked")
     assert_forked_and_joined(rows_of(result), residual_ns)
     assert_branches_overlap(rows_of(result))
     cached = {(row[0], row[1]): row[5] for row in counts(result)}
@@ -77,8 +70,7 @@ def test_an_agent_with_sub_agents_forks_joins_and_reuses_its_own_context(tmp_pat
 
 
 @pytest.mark.same_everywhere
-@pytest.mark.parametrize("by_aiohttp", [False, True])
-def test_the_client_leaves_as_planned_and_goes_on_from_what_it_has(tmp_path: Path, by_aiohttp: bool) -> None:
+def test_the_client_leaves_as_planned_and_goes_on_from_what_it_has(tmp_path: Path) -> None:
     # A step takes about 10 ms: the answers would take 70 s of model time, 14 of wall time. No client is as late.
     early, short = RequestPlan(0, 300, 7000, NS_PER_S, abort_after_ns=2 * NS_PER_S), RequestPlan(300, 8, 5)
     counted = RequestPlan(0, 300, 7000, 0, abort_after_tokens=70)
@@ -90,7 +82,7 @@ def test_the_client_leaves_as_planned_and_goes_on_from_what_it_has(tmp_path: Pat
         SessionPlan(2, 0, 0, 0, (RequestPlan(313, 9, 3),)),
         SessionPlan(3, 0, None, None, (stays,)),
     )
-    result = replay_on_emulator(plan, tmp_path / "left", by_aiohttp=by_aiohttp, scale=5.0)
+    result = replay_on_emulator(plan, tmp_path / "left", scale=5.0)
     rows = {(row["session"], row["request"]): row for row in rows_of(result)}
     assert {key for key, row in rows.items() if row["status"] == "aborted"} == {(0, 0), (1, 0)}
     assert {row["status"] for key, row in rows.items() if key not in {(0, 0), (1, 0)}} == {"ok"}, rows
