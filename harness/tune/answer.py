@@ -19,7 +19,7 @@ from harness.model.spec import ExperimentSpec, ServerSpec, TuneSpec
 from harness.model.spec.server import VALUE_LEVERS
 from harness.stacks.vllm.launch import key_arguments
 from harness.table import with_error
-from harness.tune.confirm import BEST, SMALLEST, Confirmed
+from harness.tune.confirm import BEST, NOT_MEASURED, SMALLEST, Confirmed, Measured
 from harness.tune.diagnose import Diagnosis
 from harness.tune.explore import Explored
 from harness.tune.plans import MARGIN
@@ -69,20 +69,18 @@ def without_search(diagnosis: Diagnosis) -> Answer:
     return Answer("cannot tell", f"Nothing is proposed: {diagnosis.unknown}.", None, why=diagnosis.unknown)
 
 
-def answer(  # noqa: PLR0913  # keywords with defaults, of one call
+def answer(
     spec: ExperimentSpec,
     explored: Explored,
-    measured: Sequence[Confirmed] = (),
+    measured: Measured = NOT_MEASURED,
     *,
-    best_is_better: bool = False,
-    why: str = "",
     backend: str = "",
     borrowed: str = "",
 ) -> Answer:
-    """The answer by what was found and measured. best_is_better: the runs show the best below the smallest change.
+    """The answer by what was found and measured.
 
-    why: why the measurement is not whole. backend: as runs name it; default: the experiment's. borrowed: that the
-    search took costs that are not this server's, in words: what they leave out is not shown to be worthless.
+    backend: as runs name it; default: the experiment's. borrowed: that the search took costs that are not this
+    server's, in words: what they leave out is not shown to be worthless.
     """
     base = explored.baseline.label
     if explored.is_missed and explored.smallest is None:
@@ -92,17 +90,17 @@ def answer(  # noqa: PLR0913  # keywords with defaults, of one call
             f"Keep {base}: no configuration within the bounds is predicted to save 1 %.", _most(explored), borrowed
         )
     options = {BEST: explored.best, SMALLEST: explored.smallest}
-    by_name = {each.name: each for each in measured}
+    by_name = {each.name: each for each in measured.shown}
     proposal = explored.smallest
     if not by_name:
         sentence = _sentence("{change}: {result}", base, proposal, f"{_predicted(proposal)}, predicted, not measured.")
         rests = _second(_beside_prediction(explored), _felt(explored, proposal), borrowed)
-        return Answer("predicted", sentence, proposal, why=why, rests=rests)
+        return Answer("predicted", sentence, proposal, why=measured.why, rests=rests)
     better = [name for name in (SMALLEST, BEST) if name in by_name and by_name[name].is_better]
     if not better:
-        return _not_less(base, options, measured, why, borrowed)
+        return _not_less(base, options, measured.shown, measured.why, borrowed)
     # The smallest change that is shown to pay, unless the larger one is shown to pay more.
-    chosen = BEST if best_is_better and BEST in better else better[0]
+    chosen = BEST if measured.best_is_better and BEST in better else better[0]
     shown = by_name[chosen]
     beside = [name for name in by_name if name != chosen]
     rest = _beside(beside[0], options[beside[0]], by_name[beside[0]]) if beside else explored.alike_in_words
@@ -113,7 +111,7 @@ def answer(  # noqa: PLR0913  # keywords with defaults, of one call
     rests = _second(
         f"on {shown.num_blocks} new plans{where}", *shares, rest, felt, shown.excess, shown.left_open, shown.beside
     )
-    return Answer("confirmed", sentence, options[chosen], tuple(measured), why, rests=rests)
+    return Answer("confirmed", sentence, options[chosen], measured.shown, measured.why, rests=rests)
 
 
 def _none_meets(spec: ExperimentSpec, explored: Explored, borrowed: str) -> Answer:

@@ -19,7 +19,7 @@ from harness.analysis.compare.ratio import Verdict
 from harness.analysis.compare.stopping import ComparisonLooks, bonferroni, looks_at, sequential_status
 from harness.analysis.serving import ServingFigures
 from harness.analysis.summary import ExperimentSummary, summarise
-from harness.clock import NS_PER_MS, utc_now
+from harness.clock import NS_PER_MS
 from harness.errors import SpecError
 from harness.judge.planning.power import blocks_until_decided
 from harness.judge.planning.rare_plans import left_open_in_words
@@ -162,9 +162,7 @@ def freeze(folder: TuneFolder, spec: ExperimentSpec, wanted: Measurement) -> Exp
             name: {"ratio": option.ratio.ratio, "error": option.ratio.error, "low": option.low, "high": option.high}
             for name, option in wanted.candidates.items()
         }
-        folder.freeze(
-            {"frozen_at_utc": utc_now().isoformat(timespec="seconds"), "predicted": predicted}, [CONFIRM, EXPLORED]
-        )
+        folder.freeze({"predicted": predicted}, [CONFIRM, EXPLORED])
     path = folder.path / CONFIRM
     spec = folder.kept_experiment(CONFIRM, "")
     fixed = path.read_text(encoding="utf-8")
@@ -263,7 +261,24 @@ class Confirmed:
             interval = f" ({interval_text(100 * ends[0], 100 * ends[1], 1)})"
         return f"{100 * abs(self.saving):.1f} % {side} {what}{interval}"
 
+    def lines(self) -> tuple[str, str]:
+        """What it shows, as lines of text."""
+        beside = f"; {self.beside}" if self.beside else ""
+        return f"{self.name}: {self.words} on {self.num_blocks} plans{beside}", f"  {self.left_open}"
 
+
+class Measured(NamedTuple):
+    """What the measurement of a proposal showed. best_is_better: the best costs less than the smallest change. why: why
+    it is not whole. declared: settings that nothing showed, in words.
+    """
+
+    shown: tuple[Confirmed, ...] = ()
+    best_is_better: bool = False
+    why: str = ""
+    declared: str = ""
+
+
+NOT_MEASURED = Measured()
 VERDICTS = {Verdict.LOWER: "less", Verdict.HIGHER: "more", Verdict.EQUIVALENT: "equal"}
 
 

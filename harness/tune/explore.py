@@ -17,6 +17,7 @@ from harness.analysis.compare.drawn import DrawnRatio
 from harness.errors import SpecError
 from harness.judge.planning.deciding import unmeasured_in_words
 from harness.model.engine.config import EngineConfig
+from harness.table import with_error
 from harness.tune.plans import LEAST_PLANS, MARGIN, SURE, Plans, Question, Rounds, agents_of, nearby_agents
 from harness.tune.predict import Option, Predictor
 from harness.tune.setups import Baseline, Setup
@@ -90,6 +91,22 @@ class Explored:
     def alike_in_words(self) -> str:
         """What does the same here as the proposal, which changes less; "" where there is none."""
         return next((f"{each.words} does the same here" for each in self.options if each.setup == self.alike), "")
+
+    def lines(self) -> Iterator[str]:
+        """What was found, as lines of text."""
+        yield f"{self.num_setups:,} configurations, {self.num_simulated:,} simulations of a plan"
+        yield from (f"bounds: {line}" for line in self.bounds)
+        if self.ceiling is not None:
+            saved = with_error(100 * (1 - self.ceiling.ratio), 100 * self.ceiling.error, 1)
+            yield f"most that any configuration could save: {saved} %"
+        width = max((len(option.setup.label) for option in self.options), default=0)
+        for option in self.options:
+            marks = [name for name, chosen in (("best", self.best), ("smallest", self.smallest)) if chosen == option]
+            marks += ["does the same here, not measured"] * (option.setup == self.alike)
+            mark = f"  <- {', '.join(marks)}" if marks else ""
+            memory = "" if option.memory_gib is None else f", {option.memory_gib:.1f} GiB"
+            ratio = with_error(option.ratio.ratio, option.ratio.error, 4)
+            yield f"{option.setup.label:<{width}}  predicted {ratio}{memory}{mark}"
 
     @property
     def most_saved(self) -> float:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
 
+from harness.clock import utc_now
 from harness.errors import RecordsError, SpecError
 from harness.measure.records.run import SealedRun
 from harness.model.spec import ExperimentSpec, parse_experiment
@@ -130,7 +131,8 @@ class TuneFolder:
 
     def freeze(self, table: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
         """Fix a table, and the files of these names as they are now."""
-        fixed = {**table, "sha256": {name: self.sha256(name) for name in names}}
+        now = utc_now().isoformat(timespec="seconds")
+        fixed = {"frozen_at_utc": now, **table, "sha256": {name: self.sha256(name) for name in names}}
         self._write(FROZEN, fixed)
         return fixed
 

@@ -1,22 +1,21 @@
 """The path of a tune: diagnose, price, explore, confirm, answer, each stage kept in the one folder.
 
-The same command goes on after any interruption: sealed runs are not made again, and a search that ended is read.
+Stages decide and return; ``harness.tune.reporter`` speaks. The same command goes on after any interruption: sealed runs
+are not made again, and a search that ended is read.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from harness.analysis.compare.stopping import sequential_status
-from harness.analysis.sessions import DEFAULT_COSTS
-from harness.clock import NS_PER_S, Clock, MonotonicClock, utc_now
+from harness.clock import NS_PER_S, Clock, MonotonicClock
 from harness.errors import HarnessError, SpecError, unknown_name
 from harness.kinds import kind_named
 from harness.measure.records import layout
@@ -37,23 +36,16 @@ from harness.runner.progress import predicted_replay_s
 from harness.stacks.rbln.rules.kv_rules import AUTO
 from harness.stacks.vllm.graph_flags import chosen_sizes
 from harness.stacks.vllm.launch import CORE_STEPS, utilization_for
-from harness.table import with_error
-from harness.tune.answer import (
-    Answer,
-    answer,
-    commands,
-    sessions_answer,
-    tuned_text,
-    with_declared,
-    without_search,
-)
+from harness.tune.answer import answer, commands, sessions_answer, tuned_text, with_declared, without_search
 from harness.tune.compiling import FOLDER, Compiler, Say, about
 from harness.tune.confirm import (
     BASE,
     LAST_START,
     LEAST_BLOCKS,
+    NOT_MEASURED,
     BudgetTooShortError,
     Confirmed,
+    Measured,
     Measurement,
     base_of,
     best_is_better,
@@ -64,7 +56,6 @@ from harness.tune.confirm import (
     freeze,
     place_key,
     placed_keys,
-    power,
     with_one_condition,
 )
 from harness.tune.diagnose import Diagnosis, diagnose
@@ -76,13 +67,24 @@ from harness.tune.price import (
     Price,
     assumed_costs,
     calibration_of,
+    expected_price,
     fit_errors,
     fit_in_words,
     fitted,
     names_costs,
     needs_calibration,
     price_of,
+    unasked_costs,
     with_eager_steps,
+)
+from harness.tune.reporter import (
+    AGENTS_AHEAD,
+    SAME_PLANS,
+    Reporter,
+    ServerLife,
+    budget_ended,
+    commonest_reason,
+    first_look,
 )
 from harness.tune.sessions import (
     MOST_PLANS,
@@ -148,6 +150,11 @@ class Tune:
     shown: Mapping[str, Any] = field(default_factory=dict[str, Any])
     repeated_s: float = 0.0
 
+    @cached_property
+    def reporter(self) -> Reporter:
+        """What alone speaks."""
+        return Reporter(self.say)
+
     @property
     def settings(self) -> TuneSpec:
         return self.spec.tune or TuneSpec()
@@ -197,41 +204,33 @@ class Tune:
     def forecast(self) -> Explored | None:
         """Say what each stage takes, and how sure the answer can be; the quick search behind it, None without."""
         self._check()
-        settings, run = self.settings, self.first
-        workload = run.spec.workload_of(run.condition)
+        settings, run, guess, report = self.settings, self.first, self._guessed, self.reporter
+        workload, price_s, run_s = run.spec.workload_of(run.condition), self._price_s, guess._today_s
         if build_plan(workload, 1, 0).hash == build_plan(workload, 1, 1).hash:
-            self.say(
-                "every plan replays the same requests, so that an interval holds for these alone; "
-                "workload.num_sessions draws fewer sessions of a recording, others each time"
-            )
-        guess, price_s = self._guessed, self._price_s
-        run_s = guess._today_s
-        self.say(f"budget {settings.budget}; at most:")
+            report.line(SAME_PLANS)
+        report.line(f"budget {settings.budget}; at most:")
         if run_s:
-            self.say(f"  each run: its replay and {self._life_in_words}")
-        self.say(f"  diagnose: {DIAGNOSE_RUNS} runs of what runs today{about(DIAGNOSE_RUNS * run_s)}")
-        self.say(f"  price: {self._how_priced(run)}{about(price_s) if price_s else ''}")
-        self.say(f"  explore: simulated, about {SEARCH_S:.0f} s")
+            report.detail(f"each run: its replay and {self._life}")
+        report.detail(f"diagnose: {DIAGNOSE_RUNS} runs of what runs today{about(DIAGNOSE_RUNS * run_s)}")
+        report.detail(f"price: {expected_price(self.spec, run.server)}{about(price_s) if price_s else ''}")
+        report.detail(f"explore: simulated, about {SEARCH_S:.0f} s")
         quick = None
         if settings.goal == "cost":
             with suppress(HarnessError):
                 quick = explore(guess.question, QUICK)
         compile_s = self._forecast_compiles(quick)
         if settings.goal == "sessions":
-            self.say(
-                "  confirm: the predicted most agents at a time and one step beyond, then further out, then between"
-            )
+            report.detail(AGENTS_AHEAD)
             return None
-        before_s = price_s + DIAGNOSE_RUNS * run_s + SEARCH_S + compile_s
-        left_s = LAST_START * settings.budget_s - before_s
+        left_s = LAST_START * settings.budget_s - (price_s + DIAGNOSE_RUNS * run_s + SEARCH_S + compile_s)
         blocks = blocks_within(left_s, 3 * run_s, settings.budget_s - left_s)
-        self.say(
-            f"  confirm: {blocks} plans, each with today's server and at most two candidates"
+        report.detail(
+            f"confirm: {blocks} plans, each with today's server and at most two candidates"
             f"{about(3 * blocks * run_s)}; it ends when the answer is known"
         )
         if quick:
             costs = "" if guess is self else f", as if it cost what {guess.spec.server.cost_model!r} says"
-            self.say(f"  a first look{costs}: {_first_look(quick, blocks, self.spec.backend)}")
+            report.detail(f"a first look{costs}: {first_look(quick, blocks, self.spec.backend)}")
         return quick
 
     @property
@@ -258,15 +257,11 @@ class Tune:
         return sum(made) / len(made) if made else self._run_s(self.first)
 
     @property
-    def _life_s(self) -> float:
+    def _life(self) -> ServerLife:
         """Wall seconds of a run besides its replay: as runs here took, else as is usual."""
         made = [besides for besides, _ in wall_seconds(self._store.sealed())]
-        return sum(made) / len(made) if made else kind_named(self.spec.backend).lifecycle_s
-
-    @property
-    def _life_in_words(self) -> str:
-        num = len(wall_seconds(self._store.sealed()))
-        return f"{self._life_s:.0f} s for its server, {f'as {num} runs here took' if num else 'assumed'}"
+        usual_s = kind_named(self.spec.backend).lifecycle_s
+        return ServerLife(sum(made) / len(made) if made else usual_s, len(made))
 
     @property
     def _diagnose_name(self) -> str:
@@ -274,7 +269,7 @@ class Tune:
 
     def _run_s(self, run: PlannedRun) -> float:
         """Wall seconds of a run, its server started and stopped; 0 in virtual time."""
-        return 0.0 if kind_named(run.spec.backend).is_virtual else predicted_replay_s(run) + self._life_s
+        return 0.0 if kind_named(run.spec.backend).is_virtual else predicted_replay_s(run) + self._life.seconds
 
     def _check(self) -> None:
         """SpecError where the experiment cannot be tuned as it is asked."""
@@ -320,16 +315,6 @@ class Tune:
             server = server.model_copy(update={"max_num_batched_tokens": budget})
         return calibration_of(self.spec, server)
 
-    def _how_priced(self, run: PlannedRun) -> str:
-        if needs_calibration(self.spec):
-            return "no costs are named, so a quick calibration of today's server, before all else"
-        kind = kind_named(run.spec.backend)
-        # Of a server that somebody else started, the usual costs are a guess.
-        is_named = names_costs(self.spec) and (kind.is_restarted or run.server.cost_model != DEFAULT_COSTS)
-        if is_named or kind.has_device is False:
-            return f"the costs of {run.server.cost_model!r}"
-        return "no costs are named: those that the server shows, else time in flight alone"
-
     def run(self, *, only_explore: bool = False) -> TuneResult:
         """Every stage that is not done, and the answer; HarnessError where a stage cannot be made."""
         _ = self.until_ns
@@ -348,41 +333,42 @@ class Tune:
             if not diagnosis.has_rules:
                 return self._ended(folder, TuneResult(self.spec, without_search(diagnosis), diagnosis))
             price = price_of(self.first.server, diagnosis, self._levers)
-            self.say(f"price: {price.words}")
+            self.reporter.line(f"price: {price.words}")
             self.seen_as, self.shown = diagnosis.backend, diagnosis.shown
             self._priced(price)
         if self.settings.goal == "sessions":
             return self._sessions(folder, diagnosis, only_explore=only_explore)
         question = self.question
         explored = self._explore(folder, lambda: explore(question, self.effort, on_progress=self.on_search))
-        if only_explore:
-            given = answer(self.spec, explored, why="only explored", borrowed=self._borrowed_unasked)
-        else:
+        found = Measured(why="only explored")
+        if not only_explore:
             try:
-                given = self._confirm(folder, explored)
+                found = self._confirm(folder, explored)
             except BudgetTooShortError as error:
-                given = answer(self.spec, explored, why=self._said_too_short(error), borrowed=self.borrowed)
+                found = Measured(why=str(error))
+                self.reporter.detail(found.why)
+        borrowed = unasked_costs(self.spec) if only_explore else self.borrowed
+        given = answer(self.spec, explored, found, backend=self.seen_as, borrowed=borrowed)
+        if found.declared:
+            given = with_declared(given, found.declared)
         return self._ended(folder, TuneResult(self.spec, given, diagnosis, explored))
 
-    @property
-    def _borrowed_unasked(self) -> str:
-        """The costs of a search before any run, where nobody named those of the device."""
-        is_known = names_costs(self.spec) or kind_named(self.spec.backend).has_device is False
-        return "" if is_known else f"no costs are named; the search takes those of {self.first.server.cost_model!r}"
+    def _begin(self, folder: TuneFolder, stage: str, words: str) -> None:
+        folder.begin(stage)
+        self.reporter.line(f"{stage}: {words}")
 
     def _calibrate(self, folder: TuneFolder) -> None:
         """Measure today's costs where none are named and the backend can start servers."""
         if not needs_calibration(self.spec):
             return
-        folder.begin("price")
-        self.say("price: no costs are named; a quick calibration of today's server")
+        self._begin(folder, "price", "no costs are named; a quick calibration of today's server")
         sweeps = self.sweeps
         self._performed(sweeps, folder)
         path = fitted(folder.path, list(self._store.sealed(sweeps.name)))
-        if errors := fit_in_words(fit_errors(path)):
-            self.say(f"  {errors}")
         self._priced(Price(str(path), False, "a", ""))
-        self.say(f"  diagnose{about(DIAGNOSE_RUNS * self._today_s)}: a run takes its replay and {self._life_in_words}")
+        if errors := fit_in_words(fit_errors(path)):
+            self.reporter.detail(errors)
+        self.reporter.detail(f"diagnose{about(DIAGNOSE_RUNS * self._today_s)}: a run takes its replay and {self._life}")
 
     def _priced(self, price: Price) -> None:
         """From here on with these costs; what a measurement counts follows from them."""
@@ -392,41 +378,31 @@ class Tune:
             self.spec = with_costs(self.spec, price.cost_model)
 
     def _diagnose(self, folder: TuneFolder) -> Diagnosis:
-        folder.begin("diagnose")
-        self.say("diagnose: what today's server loses")
+        self._begin(folder, "diagnose", "what today's server loses")
         spec = with_one_condition(self.spec, self._diagnose_name, DIAGNOSE_RUNS)
         self._performed(spec, folder)
         runs = list(self._store.sealed(spec.name))
         if not any(run.is_valid for run in runs):
             raise SpecError(
-                f"none of {len(runs)} runs is valid: {_commonest(runs)}",
+                f"none of {len(runs)} runs is valid: {commonest_reason(runs)}",
                 where=spec.name,
                 hint="Give the same command where that is mended, or on a quieter machine: they are made again",
             )
         found = diagnose(runs, BASE)
-        for line in found.lines():
-            self.say(f"  {line}")
+        self.reporter.details(found.lines())
         if self._today_s:
-            self.say(f"  a run took {self._today_s:.0f} s: its replay and {self._life_in_words}")
+            self.reporter.detail(f"a run took {self._today_s:.0f} s: its replay and {self._life}")
         return found
 
     def _sessions(self, folder: TuneFolder, diagnosis: Diagnosis | None, *, only_explore: bool) -> TuneResult:
         """The stages of goal = "sessions" after the price."""
         targets, question = self._targets, self.question
         assert targets is not None, "the goal was checked"
-        search = partial(explore_agents, question, targets, self.effort, self.on_search)
-        found = list[Capacity]()
-
-        def explored_agents() -> Explored:
-            explored, found[:] = search()
-            return explored
-
-        explored = self._explore(folder, explored_agents)
-        capacities = folder.capacities(lambda: found or search()[1])
+        search = cache(partial(explore_agents, question, targets, self.effort, self.on_search))
+        explored = self._explore(folder, lambda: search()[0])
+        capacities = folder.capacities(lambda: search()[1])
         for each in capacities:
-            self.say(f"  {each.name}, {each.setup.label}: predicted to hold {each.predicted} agents at a time")
-            for line in boundary(final(question, targets), each):
-                self.say(f"    {line}")
+            self.reporter.details(boundary(final(question, targets), each))
         why = "only explored"
         if not only_explore:
             capacities, why = self._measured_agents(folder, capacities)
@@ -449,7 +425,8 @@ class Tune:
         try:
             room = blocks_within(left_s, 2 * len(capacities) * run_s, self.settings.budget_s - left_s, MOST_PLANS)
         except BudgetTooShortError as error:
-            return capacities, self._said_too_short(error)
+            self.reporter.detail(str(error))
+            return capacities, str(error)
         plans = min(room, plans_needed(self.spec.slo, share))
         for number in range(1, ROUNDS + 1):
             wanted = {
@@ -465,11 +442,11 @@ class Tune:
                 break
             spec = folder.kept_experiment(file, round_text(self.spec, wanted, plans, number))
             if folder.frozen() is None:
-                now = {"frozen_at_utc": utc_now().isoformat(timespec="seconds")}
-                folder.freeze(now, ["agents-1.toml", EXPLORED, CAPACITIES])
+                folder.freeze({}, ["agents-1.toml", EXPLORED, CAPACITIES])
             listed = "; ".join(f"{name} with {' and '.join(map(str, points))}" for name, (_, points) in wanted.items())
-            folder.begin("confirm")
-            self.say(f"confirm: {listed} agents at a time, {spec.replicates} new plans each{about(round_s)}")
+            self._begin(
+                folder, "confirm", f"{listed} agents at a time, {spec.replicates} new plans each{about(round_s)}"
+            )
             self._performed(spec, folder, fixed_by=folder.check_frozen(self._store.sealed()))
             capacities = self._with_points(capacities, spec, share)
         return capacities, ""
@@ -487,67 +464,55 @@ class Tune:
                     continue
                 point = point_of(int(agents), [counts_of_run(run, spec.slo) for run in runs], share)
                 points.append(point)
-                self.say(f"  {each.name}: {point.words}")
+                self.reporter.detail(f"{each.name}: {point.words}")
             made.append(replace(each, points=tuple(points)))
         return made
 
     def _explore(self, folder: TuneFolder, search: Callable[[], Explored]) -> Explored:
         if (found := folder.explored()) is None:
-            folder.begin("explore")
-            self.say("explore: simulating configurations")
+            self._begin(folder, "explore", "simulating configurations")
             found = folder.keep_explored(search())
         else:
-            self.say("explore: as found before")
-        for line in explored_lines(found):
-            self.say(f"  {line}")
+            self.reporter.line("explore: as found before")
+        self.reporter.details(found.lines())
         return found
 
-    def _said_too_short(self, error: BudgetTooShortError) -> str:
-        """Why there is no more than a prediction, and the budget that would confirm it."""
-        self.say(f"  {error}")
-        return str(error)
-
-    def _confirm(self, folder: TuneFolder, explored: Explored) -> Answer:
+    def _confirm(self, folder: TuneFolder, explored: Explored) -> Measured:
         candidates, base = candidates_of(explored), base_of(self.spec, explored)
         if not candidates:
-            return answer(self.spec, explored, borrowed=self.borrowed)
+            return NOT_MEASURED
         places, why = self._placed(folder, {name: option.setup for name, option in candidates.items()}, base)
         without = [name for name in candidates if place_key(self.spec) and name not in places]
         candidates = {name: option for name, option in candidates.items() if name not in without}
         if not candidates:
-            return answer(self.spec, explored, why=why, borrowed=self.borrowed)
+            return Measured(why=why)
         why = f"not measured, as it has no {place_key(self.spec)}: {', '.join(without)}" if without else ""
         most = 0 if self._targets is None else plans_needed(*self._targets)
         blocks = LEAST_BLOCKS if folder.frozen() else self._blocks(1 + len(candidates), most=most)
         wanted = Measurement(candidates, blocks, base, places, self.channel)
         self._hold(wanted)
         spec = freeze(folder, self.spec, wanted)
-        folder.begin("confirm")
         beside = f"{len(candidates)} candidate{'s' * (len(candidates) != 1)}"
         most_s = (1 + len(candidates)) * spec.replicates * self._today_s
-        self.say(f"confirm: today's server and {beside} on at most {spec.replicates} new plans{about(most_s)}")
+        what = f"today's server and {beside} on at most {spec.replicates} new plans{about(most_s)}"
+        self._begin(folder, "confirm", what)
         fixed_by, left_s = folder.check_frozen(self._store.sealed(spec.name)), self._left_s
         self._performed(spec, folder, until_decided=True, fixed_by=fixed_by)
         runs = list(self._store.sealed(spec.name))
         status = sequential_status(spec, runs, spec.stop) if runs and spec.stop else None
         if self.is_over and not (status and status.is_decided):
-            given_s, comparisons = self.settings.budget_s, status.comparisons if status else ()
+            given_s = self.settings.budget_s
             minutes = max(math.ceil((given_s - left_s + most_s / LAST_START) / 60), int(given_s // 60) + 1)
-            undecided = ", ".join(each.condition for each in comparisons if not each.verdict.is_final)
-            ended = f"the budget of {self.settings.budget} ended before the rule had decided{' on ' * bool(undecided)}"
-            why = f"{ended}{undecided}; --budget {minutes}min has room for all {spec.replicates} plans"
-            self.say(f"  {why}")
+            has_room = f"--budget {minutes}min has room for all {spec.replicates} plans"
+            why = f"{budget_ended(self.settings.budget, status)}; {has_room}"
+            self.reporter.detail(why)
         if num_invalid := sum(not run.is_valid for run in runs):
-            self.say(f"  {num_invalid} of {len(runs)} runs are INVALID and do not count: {_commonest(runs)}")
+            dropped = f"{num_invalid} of {len(runs)} runs are INVALID and do not count"
+            self.reporter.detail(f"{dropped}: {commonest_reason(runs)}")
         shown = tuple(map(partial(self._with_share, runs), confirmed(spec, runs))) if runs else ()
         for each in shown:
-            self.say(f"  {each.name}: {each.words} on {each.num_blocks} plans{f'; {each.beside}' * bool(each.beside)}")
-            self.say(f"    {each.left_open}")
-        better = bool(runs) and best_is_better(spec, runs)
-        answered = partial(answer, self.spec, explored, shown, best_is_better=better, why=why)
-        given = answered(backend=self.seen_as, borrowed=self.borrowed)
-        declared = declared_by(runs)
-        return with_declared(given, declared) if declared else given
+            self.reporter.details(each.lines())
+        return Measured(shown, bool(runs) and best_is_better(spec, runs), why, declared_by(runs))
 
     def _with_share(self, runs: Sequence[SealedRun], shown: Confirmed) -> Confirmed:
         """With the share of its runs that met the targets, and today's, where there are any."""
@@ -584,8 +549,7 @@ class Tune:
             return self._compiled(folder, compiler, missing, places)
         if places:
             return places, ""
-        for line in self._commands(missing, base):
-            self.say(f"  {line}")
+        self.reporter.details(self._commands(missing, base))
         is_url = place_key(self.spec) == "url"
         what = "start these servers beside today's" if is_url else "compile these models"
         place = "FOLDER" if not is_url else "URL,FILE" if self.first.server.step_log else "URL"
@@ -599,7 +563,7 @@ class Tune:
         try:
             return Compiler.of(self.spec.backend, base, self.runs / folder_name(self.spec.name) / FOLDER)
         except HarnessError as error:
-            self.say(f"  nothing is compiled here: {error}")
+            self.reporter.detail(f"nothing is compiled here: {error}")
             return None
 
     def _forecast_compiles(self, quick: Explored | None) -> float:
@@ -608,22 +572,21 @@ class Tune:
         if (compiler := self._compiler(base)) is None:
             return 0.0
         if quick is None:
-            self.say(f"  compile: a candidate's model{compiler.time_of(base.setup)}")
+            self.reporter.detail(f"compile: a candidate's model{compiler.time_of(base.setup)}")
             return compiler.seconds(base.setup)
         setups = {name: option.setup for name, option in candidates_of(quick).items() if name not in self.candidates}
-        return compiler.needed(setups, lambda line: self.say(f"  compile: {line}"))
+        return compiler.needed(setups, lambda line: self.reporter.detail(f"compile: {line}"))
 
     def _compiled(
         self, folder: TuneFolder, compiler: Compiler, setups: Mapping[str, Setup], places: Mapping[str, str]
     ) -> tuple[dict[str, str], str]:
         """The places with those of the models that are compiled now, and why the stack refuses others. What may be
         mended raises its error, so that nothing is fixed before the same command tried again."""
-        folder.begin("compile")
-        self.say("compile: the models of the candidates")
-        seconds = compiler.needed(setups, lambda line: self.say(f"  {line}"))
+        self._begin(folder, "compile", "the models of the candidates")
+        seconds = compiler.needed(setups, self.reporter.detail)
         if seconds:
             self._blocks(1 + len(setups) + len(places), seconds)
-        made, reason = compiler.made(setups, lambda line: self.say(f"  {line}"))
+        made, reason = compiler.made(setups, self.reporter.detail)
         return {**places, **made}, reason
 
     def _hold(self, wanted: Measurement) -> None:
@@ -714,26 +677,6 @@ def with_costs(spec: ExperimentSpec, cost_model: str) -> ExperimentSpec:
     return spec.model_copy(update={"server": spec.server.model_copy(update={"cost_model": cost_model})})
 
 
-def _first_look(quick: Explored, blocks: int, backend: str) -> str:
-    """What a quick search proposes, and the chance that so many plans show it."""
-    if quick.is_missed and quick.smallest is None:
-        return "no configuration is predicted to meet the targets, so it ends after explore"
-    if (proposal := quick.smallest) is None:
-        most = 100 * quick.most_saved
-        return f"no change is predicted to save 1 % (at most {most:.1f} %), so it ends after explore"
-    chance = power(proposal, blocks, 2, needs_flight=kind_named(backend).has_device is not False)
-    return (
-        f"{proposal.words}, predicted {100 * proposal.saving:.1f} % less; {blocks} plans tell it from today's with "
-        f"probability {chance:.2f}, if that is right"
-    )
-
-
-def _commonest(runs: Sequence[SealedRun]) -> str:
-    """The commonest reason why runs are INVALID."""
-    reasons = Counter(reason.partition(":")[0] for run in runs for reason in run.invalid_reasons)
-    return reasons.most_common(1)[0][0]
-
-
 def wall_seconds(runs: Sequence[SealedRun]) -> list[tuple[float, float]]:
     """Wall seconds of each sealed run besides its replay, and of its replay; none of simulated runs."""
     spans: list[tuple[float, float]] = []
@@ -744,21 +687,3 @@ def wall_seconds(runs: Sequence[SealedRun]) -> list[tuple[float, float]]:
             whole_s = (at_ns["server_stopped_ns"] - at_ns["server_start_ns"]) / second + SEAL_S
             spans.append((whole_s - replay_s, replay_s))
     return spans
-
-
-def explored_lines(found: Explored) -> list[str]:
-    """What a search found, as lines of text."""
-    lines = [f"{found.num_setups:,} configurations, {found.num_simulated:,} simulations of a plan"]
-    lines += [f"bounds: {line}" for line in found.bounds]
-    if found.ceiling is not None:
-        ceiling, error = 100 * (1 - found.ceiling.ratio), 100 * found.ceiling.error
-        lines.append(f"most that any configuration could save: {with_error(ceiling, error, 1)} %")
-    width = max((len(option.setup.label) for option in found.options), default=0)
-    for option in found.options:
-        marks = [name for name, chosen in (("best", found.best), ("smallest", found.smallest)) if chosen == option]
-        marks += ["does the same here, not measured"] * (option.setup == found.alike)
-        mark = f"  <- {', '.join(marks)}" if marks else ""
-        memory = "" if option.memory_gib is None else f", {option.memory_gib:.1f} GiB"
-        ratio = with_error(option.ratio.ratio, option.ratio.error, 4)
-        lines.append(f"{option.setup.label:<{width}}  predicted {ratio}{memory}{mark}")
-    return lines

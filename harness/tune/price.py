@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.analysis.calibration.cost_file import fit_runs, write_cost_file
+from harness.analysis.sessions import DEFAULT_COSTS
 from harness.clock import NS_PER_MS
 from harness.kinds import kind_named, kind_of_run
 from harness.measure.records.run import SealedRun
@@ -18,7 +19,7 @@ from harness.model.engine.cost import CostModel, find_cost_file, load_cost_model
 from harness.model.spec import ExperimentSpec, ServerSpec, load_toml
 from harness.model.spec.sections import Basis
 from harness.runner.calibrate import LOOSE_LIMITS, QUICK_SWEEPS, READ_LATE, CalibrationSpec, calibration_experiment
-from harness.tune.confirm import base_condition, plain_table
+from harness.tune.confirm import base_condition, plain_table, server_of
 from harness.tune.diagnose import Diagnosis
 
 COSTS = "costs"
@@ -54,6 +55,24 @@ def needs_calibration(spec: ExperimentSpec) -> bool:
 def names_costs(spec: ExperimentSpec) -> bool:
     """Whether the file names the costs of the server that runs today."""
     return "cost_model" in spec.server.model_fields_set or "cost_model" in base_condition(spec).server
+
+
+def expected_price(spec: ExperimentSpec, server: ServerSpec) -> str:
+    """Where the costs will come from, in words, before any run. server: today's."""
+    if needs_calibration(spec):
+        return "no costs are named, so a quick calibration of today's server, before all else"
+    kind = kind_named(spec.backend)
+    # Of a server that somebody else started, the usual costs are a guess.
+    is_named = names_costs(spec) and (kind.is_restarted or server.cost_model != DEFAULT_COSTS)
+    if is_named or kind.has_device is False:
+        return f"the costs of {server.cost_model!r}"
+    return "no costs are named: those that the server shows, else time in flight alone"
+
+
+def unasked_costs(spec: ExperimentSpec) -> str:
+    """The costs of a search before any run, in words, where nobody named those of the device; else ""."""
+    is_known = names_costs(spec) or kind_named(spec.backend).has_device is False
+    return "" if is_known else f"no costs are named; the search takes those of {server_of(spec).cost_model!r}"
 
 
 def assumed_costs(server: ServerSpec) -> str:

@@ -152,16 +152,18 @@ class Simulated:
 
 
 def boundary(simulated: Simulated, capacity: Capacity) -> Iterator[str]:
-    """How a prediction can be checked: its plans, and what met the targets at the last number that holds and beyond."""
+    """What is predicted, and how to check it: its plans, and what met the targets at that number and at one more."""
     key = agents_key(simulated.question.workload)
-    yield f"plans: base_seed = {simulated.seed}, replicates 0 to {PLANS - 1}, one simulation of each without jitter"
+    held = f"predicted to hold {capacity.predicted} agents at a time"
+    yield f"{capacity.name}, {capacity.setup.label}: {held}"
+    yield f"  plans: base_seed = {simulated.seed}, replicates 0 to {PLANS - 1}, one simulation of each without jitter"
     for agents in (capacity.predicted, capacity.predicted + 1):
         if not 1 <= agents <= simulated.most:
             continue
         try:
             counts = simulated.counts(capacity.setup, agents)
         except PlanError as error:
-            yield f"workload.{key} = {agents}: {error}"
+            yield f"  workload.{key} = {agents}: {error}"
             continue
         sums = {
             name: [sum(part) for part in zip(*pairs, strict=True)]
@@ -169,7 +171,7 @@ def boundary(simulated: Simulated, capacity: Capacity) -> Iterator[str]:
             if None not in pairs
         }
         met = "; ".join(f"{name}: {good:,} of {of:,} within the targets" for name, (good, of) in sums.items())
-        yield f"workload.{key} = {agents}: {met}"
+        yield f"  workload.{key} = {agents}: {met}"
 
 
 def final(question: Question, targets: Targets) -> Simulated:

@@ -13,7 +13,7 @@ from harness.errors import ExitCode, RecordsError
 from harness.model.spec import ExperimentSpec, parse_experiment
 from harness.model.spec.base import tomllib
 from harness.tune.answer import answer, to_copy, tuned_text
-from harness.tune.confirm import BEST, SMALLEST, Confirmed, base_of
+from harness.tune.confirm import BEST, SMALLEST, Confirmed, Measured, base_of
 from harness.tune.explore import Explored
 from harness.tune.folder import TuneFolder
 from harness.tune.page import TuneResult, tune_page, unbroken
@@ -52,8 +52,12 @@ def shown(name: str, saving: float, verdict: str = "less") -> Confirmed:
     return Confirmed(name, saving, saving - 0.02, saving + 0.02, verdict, 12, "a")
 
 
+def measured(*each: Confirmed) -> Measured:
+    return Measured(each)
+
+
 def test_the_smallest_change_is_the_answer_where_the_best_is_not_shown_to_be_better() -> None:
-    found = answer(experiment(), explored(), [shown(SMALLEST, 0.07), shown(BEST, 0.075)])
+    found = answer(experiment(), explored(), measured(shown(SMALLEST, 0.07), shown(BEST, 0.075)))
     assert found.state == "confirmed"
     assert found.option == SLOTS
     assert found.sentence == "16 KV slots in place of 8: 7.0 % less device time (5.0 to 9.0), confirmed (simulated)."
@@ -61,12 +65,12 @@ def test_the_smallest_change_is_the_answer_where_the_best_is_not_shown_to_be_bet
         "On 12 new plans (simulated); largest predicted saving: compile {1,4,6,8,10,16} for 16 requests at once: "
         "7.5 % less device time (5.5 to 9.5)."
     )
-    better = answer(experiment(), explored(), [shown(SMALLEST, 0.04), shown(BEST, 0.09)], best_is_better=True)
+    better = answer(experiment(), explored(), Measured((shown(SMALLEST, 0.04), shown(BEST, 0.09)), best_is_better=True))
     assert better.option == BOTH
 
 
 def test_what_is_not_told_apart_keeps_what_runs_today_and_leaves_with_its_own_code() -> None:
-    found = answer(experiment(), explored(), [shown(SMALLEST, 0.01, ""), shown(BEST, 0.012, "")])
+    found = answer(experiment(), explored(), measured(shown(SMALLEST, 0.01, ""), shown(BEST, 0.012, "")))
     assert found.state == "not told apart"
     assert found.exit_code is ExitCode.CANNOT_TELL
     assert found.sentence.startswith(
@@ -74,15 +78,15 @@ def test_what_is_not_told_apart_keeps_what_runs_today_and_leaves_with_its_own_co
     )
     assert found.option is None
     torn = Confirmed(SMALLEST, 0.05, 0.02, 0.08, "", 12, "a", "A gives .95 and B 1.02")
-    assert "withheld: A gives .95 and B 1.02." in answer(experiment(), explored(), [torn]).rests
-    dearer = answer(experiment(), explored(), [shown(SMALLEST, -0.03, "more"), shown(BEST, -0.04, "more")])
+    assert "withheld: A gives .95 and B 1.02." in answer(experiment(), explored(), measured(torn)).rests
+    dearer = answer(experiment(), explored(), measured(shown(SMALLEST, -0.03, "more"), shown(BEST, -0.04, "more")))
     assert dearer.state == "keep"
     assert "16 KV slots in place of 8 costs more (3.0 % more device time (1.0 to 5.0))" in dearer.sentence
 
 
 def test_by_costs_that_are_not_of_this_server_nothing_is_kept() -> None:
     borrowed = "no costs of this server are known; the search assumes those of 'emulated-gpu'"
-    dearer = [shown(SMALLEST, -0.03, "more"), shown(BEST, -0.04, "more")]
+    dearer = measured(shown(SMALLEST, -0.03, "more"), shown(BEST, -0.04, "more"))
     for found in (
         answer(experiment("vllm", model="any"), explored(None, None), borrowed=borrowed),
         answer(experiment("vllm", model="any"), explored(), dearer, borrowed=borrowed),
@@ -97,17 +101,17 @@ def test_by_costs_that_are_not_of_this_server_nothing_is_kept() -> None:
 def test_the_sentence_has_25_words_at_most_whatever_changes(verdict: str) -> None:
     wide = option(Setup(32, tuple(range(1, 33)), 64, None, prefix_caching=False), 0.93)
     wide = replace(wide, words=f"{wide.words}, and some other change that takes ten words more")
-    measured = [] if verdict == "predicted" else [shown(BEST, 0.01, verdict)]
-    found = answer(experiment(), explored(wide, wide), measured)
+    runs = measured() if verdict == "predicted" else measured(shown(BEST, 0.01, verdict))
+    found = answer(experiment(), explored(wide, wide), runs)
     assert len(found.sentence.split()) <= 25, found.sentence
 
 
 def test_an_emulator_that_somebody_else_started_is_called_emulated() -> None:
     spec = experiment("attached", url="http://127.0.0.1:8000")
-    measured = [shown(SMALLEST, 0.07), shown(BEST, 0.075)]
-    emulated = answer(spec, explored(), measured, backend="attached-emulator")
+    runs = measured(shown(SMALLEST, 0.07), shown(BEST, 0.075))
+    emulated = answer(spec, explored(), runs, backend="attached-emulator")
     assert emulated.sentence.endswith(", confirmed (emulated).")
-    assert answer(spec, explored(), measured, backend="attached").sentence.endswith(", confirmed.")
+    assert answer(spec, explored(), runs, backend="attached").sentence.endswith(", confirmed.")
 
 
 def test_only_a_prediction_is_called_predicted() -> None:
@@ -145,14 +149,14 @@ DRAFTS = {"num_speculative_tokens": 1, "speculative_method": "mtp", "synthetic_a
 )
 def test_the_command_to_copy_is_that_of_the_backend(backend: str, server: dict[str, object], command: str) -> None:
     spec = experiment(backend, **server)
-    chosen = answer(spec, explored(), [shown(SMALLEST, 0.07), shown(BEST, 0.075)])
+    chosen = answer(spec, explored(), measured(shown(SMALLEST, 0.07), shown(BEST, 0.075)))
     base = base_of(spec, explored())
     assert any(command in line for line in to_copy(spec, chosen, base))
     assert "max_num_seqs" in tomllib.loads(tuned_text(spec, chosen, base))["server"]
 
 
 def test_the_page_has_the_answer_and_every_number_in_a_table_and_names_the_simulator() -> None:
-    found = answer(experiment(), explored(), [shown(SMALLEST, 0.07), shown(BEST, 0.075)])
+    found = answer(experiment(), explored(), measured(shown(SMALLEST, 0.07), shown(BEST, 0.075)))
     page = tune_page(TuneResult(experiment(), found, None, explored()))
     words = re.sub(r"<[^>]+>", " ", page)
     assert unbroken(found.sentence) in words
@@ -164,13 +168,15 @@ def test_the_page_has_the_answer_and_every_number_in_a_table_and_names_the_simul
 
 
 def test_a_page_says_first_what_came_and_of_simulated_plans_that_nothing_was_measured() -> None:
-    found = answer(experiment(), explored(), [shown(SMALLEST, 0.07), shown(BEST, 0.075)])
+    found = answer(experiment(), explored(), measured(shown(SMALLEST, 0.07), shown(BEST, 0.075)))
     page = tune_page(TuneResult(experiment(), found, None, explored()))
     assert page.index('tune-answer">') < page.index("<h1>") < page.index("confirmed (simulated)</b>")
     assert "simulated on new plans, ratio (95 %)" in page
     assert "measured" not in page.partition("<body>")[2]
     spec = experiment("attached", url="http://127.0.0.1:8000")
-    real = tune_page(TuneResult(spec, answer(spec, explored(), found.measured, backend="attached"), None, explored()))
+    real = tune_page(
+        TuneResult(spec, answer(spec, explored(), Measured(found.measured), backend="attached"), None, explored())
+    )
     assert "measured, ratio (95 %)" in real
     lower = replace(explored(), options=(BOTH, replace(SLOTS, ratio=DrawnRatio(0.9, 0.002, 100))))
     assert "best was chosen on other plans" in tune_page(TuneResult(spec, found, None, lower))
@@ -178,7 +184,7 @@ def test_a_page_says_first_what_came_and_of_simulated_plans_that_nothing_was_mea
 
 
 def test_the_bar_of_the_chosen_is_as_long_as_the_answer_says() -> None:
-    found = answer(experiment(), explored(), [shown(SMALLEST, 0.07), shown(BEST, 0.075)])
+    found = answer(experiment(), explored(), measured(shown(SMALLEST, 0.07), shown(BEST, 0.075)))
     before = replace(SEEN, num_runs=12)
     result = TuneResult(experiment(), found, None, explored(), before, replace(before, device_ns=91))
     assert "93.0 %</span>" in tune_page(result)

@@ -1,0 +1,72 @@
+"""What a tune says while it works; it decides nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from harness.analysis.compare.stopping import SequentialStatus
+from harness.kinds import kind_named
+from harness.measure.records.run import SealedRun
+from harness.tune.compiling import Say
+from harness.tune.confirm import power
+from harness.tune.explore import Explored
+
+SAME_PLANS = (
+    "every plan replays the same requests, so that an interval holds for these alone; "
+    "workload.num_sessions draws fewer sessions of a recording, others each time"
+)
+AGENTS_AHEAD = "confirm: the predicted most agents at a time and one step beyond, then further out, then between"
+
+
+class Reporter:
+    """Says the lines of a tune, those of a stage below its own."""
+
+    def __init__(self, say: Say) -> None:
+        self.line = say
+
+    def detail(self, line: str) -> None:
+        self.line(f"  {line}")
+
+    def details(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.detail(line)
+
+
+class ServerLife(NamedTuple):
+    """Wall seconds of a run besides its replay, and how many runs took them; of none they are assumed."""
+
+    seconds: float
+    num_runs: int
+
+    def __str__(self) -> str:
+        source = f"as {self.num_runs} runs here took" if self.num_runs else "assumed"
+        return f"{self.seconds:.0f} s for its server, {source}"
+
+
+def first_look(quick: Explored, blocks: int, backend: str) -> str:
+    """What a quick search proposes, and the chance that so many plans show it."""
+    if quick.is_missed and quick.smallest is None:
+        return "no configuration is predicted to meet the targets, so it ends after explore"
+    if (proposal := quick.smallest) is None:
+        most = 100 * quick.most_saved
+        return f"no change is predicted to save 1 % (at most {most:.1f} %), so it ends after explore"
+    chance = power(proposal, blocks, 2, needs_flight=kind_named(backend).has_device is not False)
+    return (
+        f"{proposal.words}, predicted {100 * proposal.saving:.1f} % less; {blocks} plans tell it from today's with "
+        f"probability {chance:.2f}, if that is right"
+    )
+
+
+def budget_ended(budget: str, status: SequentialStatus | None) -> str:
+    """That the budget ended a measurement, and what it left undecided."""
+    undecided = [each.condition for each in (status.comparisons if status else ()) if not each.verdict.is_final]
+    on = f" on {', '.join(undecided)}" if undecided else ""
+    return f"the budget of {budget} ended before the rule had decided{on}"
+
+
+def commonest_reason(runs: Sequence[SealedRun]) -> str:
+    """The commonest reason why runs are INVALID."""
+    reasons = Counter(reason.partition(":")[0] for run in runs for reason in run.invalid_reasons)
+    return reasons.most_common(1)[0][0]
