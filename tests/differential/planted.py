@@ -38,20 +38,6 @@ def free_in_order_of_the_text(scheduler: Any) -> None:
     scheduler.pool.free = lambda blocks: free(tuple(blocks)[::-1])
 
 
-def use_empty_blocks_last(scheduler: Any) -> None:
-    """Free blocks without content go behind the others."""
-    pool, free = scheduler.pool, scheduler.pool.free
-
-    def free_all(blocks: Iterable[int]) -> None:
-        freed = tuple(blocks)
-        free(freed)
-        for block in freed:
-            if block in pool._free and pool._keys[block] is None:
-                pool._free.move_to_end(block)
-
-    pool.free = free_all
-
-
 def match_the_last_registered(scheduler: Any) -> None:
     """Of several blocks with the same content the last one is matched."""
     pool = scheduler.pool
@@ -67,29 +53,6 @@ def match_the_last_registered(scheduler: Any) -> None:
     pool.match = match
 
 
-def match_one_block_less(scheduler: Any) -> None:
-    """The last block that could be reused is computed again."""
-    match = scheduler.pool.match
-    scheduler.pool.match = lambda keys: match(keys)[:-1]
-
-
-def register_prompts_alone(scheduler: Any) -> None:
-    """Blocks of answers cannot be matched."""
-    register = scheduler._register
-    scheduler._register = lambda request, num_tokens: register(request, min(num_tokens, request.num_prompt_tokens))
-
-
-def requeue_at_the_tail(scheduler: Any) -> None:
-    """Who was preempted waits behind all others."""
-    preempt = scheduler._preempt
-
-    def preempt_to_the_tail(request: Any) -> None:
-        preempt(request)
-        scheduler._waiting.rotate(-1)
-
-    scheduler._preempt = preempt_to_the_tail
-
-
 def count_lookups_together(scheduler: Any) -> None:
     """Look-ups after a preemption are not told apart."""
     count_lookup = scheduler._count_lookup
@@ -101,39 +64,8 @@ def count_lookups_together(scheduler: Any) -> None:
     scheduler._count_lookup = count
 
 
-def keep_a_block_back(scheduler: Any) -> None:
-    """A request is admitted only if a block stays free."""
-    fits, pool = scheduler._fits, scheduler.pool
-    scheduler._fits = lambda request, matched: fits(request, matched) and pool.num_free > 1 + len(matched)
-
-
-def spend_a_token_less(scheduler: Any) -> None:
-    """A step computes one token less than its budget."""
-    config = scheduler.config
-    scheduler.config = replace(
-        config, max_num_batched_tokens=max(config.max_num_seqs, config.max_num_batched_tokens - 1)
-    )
-
-
-def cut_prompts_later(scheduler: Any) -> None:
-    """The threshold of long prompts is one token too high."""
-    config = scheduler.config
-    if config.long_prefill_tokens:
-        scheduler.config = replace(config, long_prefill_tokens=config.long_prefill_tokens + 1)
-
-
-PLANTED: tuple[Plant, ...] = (
-    free_in_order_of_the_text,
-    use_empty_blocks_last,
-    match_the_last_registered,
-    match_one_block_less,
-    register_prompts_alone,
-    requeue_at_the_tail,
-    count_lookups_together,
-    keep_a_block_back,
-    spend_a_token_less,
-    cut_prompts_later,
-)
+PLANTED: tuple[Plant, ...] = (free_in_order_of_the_text, match_the_last_registered, count_lookups_together)
+"""Each shows in figures that no rule of drafts changes: the order of free blocks, which blocks, the counts."""
 
 
 def drafting_with(**changes: Any) -> EnginePlant:

@@ -1,4 +1,4 @@
-"""The comparison of paged schedulers sees mistakes, each of ten, and sees none where there is none."""
+"""The comparison of paged schedulers sees mistakes, and sees none where there is none."""
 
 from __future__ import annotations
 
