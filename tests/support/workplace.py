@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from harness.judge.prereg import FreezeOptions, authorize, freeze
 from harness.judge.prereg.freeze import Frozen
@@ -158,7 +159,7 @@ class Workplace:
         return run_experiment(self.spec, runs_root=self.runs).runs
 
 
-def ends_after_one_run() -> dict[str, object]:
+def ends_after_one_run() -> dict[str, Any]:
     """Options of ``run_experiment`` by which a person ends it when its first run is sealed."""
     stop = StopFlag()
 

@@ -36,11 +36,6 @@ class FrozenRun:
         return max(0, self.retries - self.num_repeated) if self.state == "INVALID" else 0
 
     @property
-    def earlier_in_words(self) -> str:
-        """Why each run was INVALID that this one repeats."""
-        return " | ".join("; ".join(reasons) or "no reason recorded" for reasons in self.repeated)
-
-    @property
     def retries_in_words(self) -> str:
         """ "1 of 2 repetitions used"; "no repetitions allowed"."""
         return f"{self.num_repeated} of {self.retries} repetitions used" if self.retries else "no repetitions allowed"
@@ -102,7 +97,8 @@ class Account:
         """The account for people: counts, and each INVALID or repeated run."""
         yield f"frozen: {self.counts_in_words}"
         for run in self.runs:
-            before = f"; was INVALID: {run.earlier_in_words}" if run.repeated else ""
+            earlier = " | ".join("; ".join(reasons) or "no reason recorded" for reasons in run.repeated)
+            before = f"; was INVALID: {earlier}" if earlier else ""
             if run.state == "INVALID":
                 reasons = "; ".join(run.reasons) or "no reason recorded"
                 yield f"INVALID {run.label}: {reasons}; {run.retries_in_words}{before}"

@@ -82,6 +82,9 @@ class Proof:
 
 def gather(repository: Repository, record: PreregistrationRecord) -> Proof:
     """The proof of one freeze from a repository; SpecError when the commit is not in it."""
+    if not repository.resolved(f"{record.commit}^{{commit}}"):
+        what = f"does not have commit {record.commit}"
+        raise SpecError(what, where=str(repository.root), hint="Fetch it into this repository")
     ref = Ledger(repository, record.sha256, record.commit).ref
     line = [commit.sha for commit in repository.line_of(record.commit, ref)]
     claims = Claims(

@@ -6,12 +6,12 @@ never read. A file of allowed signers names the holder of each key.
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import os
 import shutil
 import subprocess
 import tempfile
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -53,13 +53,13 @@ class Repository:
 
     @classmethod
     def of_pack(cls, commit: str, pack: bytes) -> Repository:
-        """A repository of the objects of a pack alone; it ends with the process.
+        """A repository of the objects of a pack alone; it ends with the last reference to it.
 
         git names each object by its content. ``commit`` has no history there. SpecError for what is no pack.
         """
         made = cls.__new__(cls)
         made.root = Path(tempfile.mkdtemp(prefix="harness-proof-"))
-        atexit.register(shutil.rmtree, made.root, ignore_errors=True)
+        weakref.finalize(made, shutil.rmtree, made.root, ignore_errors=True)
         form = "sha256" if len(commit) == 64 else "sha1"
         _git(made.root, "init", "--quiet", "--bare", "--template=", f"--object-format={form}")
         _git_bytes(made.root, "unpack-objects", "-q", f"--max-input-size={MOST_PACK_BYTES}", content=pack)

@@ -1,4 +1,4 @@
-"""Eighteen ways to cheat a frozen decision, each tried: what is noticed, and what cannot be."""
+"""Nineteen ways to cheat a frozen decision, each tried: what is noticed, and what cannot be."""
 
 from __future__ import annotations
 
@@ -142,6 +142,11 @@ def take_the_repository_away(place: Workplace) -> None:
     (place.root / ".git").rename(place.root.parent / "hidden")
 
 
+def clone_the_repository_without_its_freeze(place: Workplace) -> None:
+    take_the_repository_away(place)
+    place.git("init", "-q")
+
+
 def exploratory_runs_dressed_up(place: Workplace) -> None:
     """Measure without an authorization, and copy the record of the freeze into the manifests."""
     record = RunStore(place.runs).sealed("small")[0].manifest.model_dump(mode="json")["preregistration"]
@@ -168,6 +173,7 @@ NOTICED: dict[Cheat, str] = {
     call_an_invalid_run_valid: "WITHHELD: base/0 is not the run that was sealed",
     call_a_bad_run_invalid: "WITHHELD: base/0 is not the run that was sealed",
     loosen_the_limits: "was made with another limits than was frozen",
+    clone_the_repository_without_its_freeze: "does not have commit",
     take_the_repository_away: "WITHHELD: nothing shows when these runs were frozen",
     exploratory_runs_dressed_up: "WITHHELD: base/0 is not the run that was sealed",
 }
