@@ -66,17 +66,20 @@ def explain(
 
     Example: `harness explain workload`
     """
-    from harness.measure.records.findings import finding_rows
-    from harness.present.report.glossary import entries, entries_of
+    from harness.measure.records.findings import finding_rows, findings_markdown
+    from harness.measure.records.schema import dictionary_markdown
+    from harness.present.report.glossary import entries, entries_of, markdown
 
     models = _models()
-    if topic == "tables":
-        _explain_tables(output)
-    elif topic == "findings" or topic in finding_rows():
-        _explain_findings(topic, output)
+    lists = {"tables": _explain_tables, "findings": _explain_findings, "glossary": _explain_words}
+    pages = {"tables": dictionary_markdown, "findings": findings_markdown, "glossary": markdown}
+    if topic in lists:
+        lists[topic]() if output is None else print_or_write(pages[topic](), output)
+    elif topic in finding_rows():
+        _explain_findings(topic)
         _explain_key(topic, models)
-    elif topic == "glossary" or (topic not in models and not _tables_with(topic, models) and entries_of(topic)):
-        _explain_words(topic, output)
+    elif topic not in models and not _tables_with(topic, models) and entries_of(topic):
+        _explain_words(topic)
     elif topic == "distributions":
         _explain_distributions(models)
     elif topic in FILES:
@@ -271,37 +274,28 @@ def _explain_more(topic: str) -> None:
         print_folded("Shipped and imported ones: harness plan waits show, harness plan waits import.")
 
 
-def _explain_findings(code: str, output: Path | None) -> None:
-    """A finding by its code; all of them for "findings", or as a page of the documents."""
-    from harness.measure.records.findings import finding_rows, findings_markdown
+def _explain_findings(code: str = "") -> None:
+    """A finding by its code, or all of them."""
+    from harness.measure.records.findings import finding_rows
 
-    if output is not None:
-        print_or_write(findings_markdown(), output)
-        return
     for name, row in finding_rows().items():
-        if code in ("findings", name):
+        if code in ("", name):
             move = f" {row.do}." if row.do else ""
             more = f" (docs/{row.see})" if row.see else ""
             print_folded(f"{name} ({' or '.join(row.severities)}): {row.means}{move}{more}")
 
 
-def _explain_words(word: str, output: Path | None) -> None:
-    """Each entry that explains the word; all of them for "glossary", or as a page of the documents."""
-    from harness.present.report.glossary import entries, entries_of, markdown
+def _explain_words(word: str = "") -> None:
+    """Each entry that explains the word, or all of them."""
+    from harness.present.report.glossary import entries, entries_of
 
-    if output is not None:
-        print_or_write(markdown(), output)
-        return
-    for entry in entries() if word == "glossary" else entries_of(word):
+    for entry in entries_of(word) if word else entries():
         print_text(f"{entry.plain_term}\n  {entry.plain_meaning}\n  (docs/reference/method*.md, {entry.section})\n")
 
 
-def _explain_tables(output: Path | None) -> None:
-    from harness.measure.records.schema import EXPLAINED_TABLES, INTRODUCTION, dictionary_markdown, explained
+def _explain_tables() -> None:
+    from harness.measure.records.schema import EXPLAINED_TABLES, INTRODUCTION, explained
 
-    if output is not None:
-        print_or_write(dictionary_markdown(), output)
-        return
     print_folded(" ".join(INTRODUCTION.split()))
     out = terminal()
     for name, (row, _columns) in EXPLAINED_TABLES.items():

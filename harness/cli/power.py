@@ -70,8 +70,7 @@ def power(
     from harness.present.report.power import write_power_page
 
     spec, path, runs = experiment_with(experiment, changes, runs)
-    declared = 0.02 if spec.stop is None else spec.stop.margin
-    goal = Goal(declared if margin is None else margin, alpha, wanted, precision, _superiority(spec, rule))
+    goal = Goal(spec.margin if margin is None else margin, alpha, wanted, precision, _superiority(spec, rule))
     ensure_machine_code(spec, is_simulated=True)
     simulated, replays_s = simulated_components(spec, blocks)
     block_s = replays_s + start_s * len(spec.condition)
@@ -203,7 +202,7 @@ def _own_plans(spec: ExperimentSpec, needs: Sequence[Needed]) -> Iterator[str]:
     from harness.model.experiment import resolve
 
     planned = resolve(spec)
-    predictions = predict_until_sure(planned, 0.02 if spec.stop is None else spec.stop.margin)
+    predictions = predict_until_sure(planned, spec.margin)
     own = dict(drawn_ratios(spec, predictions))
     plans = f"{spec.replicates} own plan{'s' * (spec.replicates > 1)}"
     for need in needs:

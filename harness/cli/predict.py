@@ -18,7 +18,6 @@ from harness.table import WIDE, Table, interval_text, with_error
 if TYPE_CHECKING:
     from harness.analysis.compare.drawn import Predictions
     from harness.model.experiment import PlannedRuns
-    from harness.model.spec import ExperimentSpec
 
 LONG_S = 3.0
 """What lasts longer is announced."""
@@ -71,7 +70,7 @@ def simulate(
         if draws is None:
             predictions = predict_until_sure(
                 planned,
-                _margin(spec),
+                spec.margin,
                 on_progress=on_progress,
                 on_more=lambda more, seconds: _announce(f"{more} draws of each, for a small error", seconds),
             )
@@ -130,11 +129,6 @@ MEAN_SECONDS = ("decode_ns", "prefill_ns", "waiting_session_ns", "end_ns")
 MEAN_COUNTS = ("cached_tokens", "num_evictions")
 
 
-def _margin(spec: ExperimentSpec) -> float:
-    """The margin of the experiment's stopping rule, else the default of ``harness power``."""
-    return 0.02 if spec.stop is None else spec.stop.margin
-
-
 def _answers(planned: PlannedRuns, predictions: Predictions) -> Iterator[str]:
     """A sentence for every condition: device time over its baseline's, all replicates summed; how sure, given what."""
     from harness.analysis.compare.answer import source_of_prediction
@@ -142,7 +136,7 @@ def _answers(planned: PlannedRuns, predictions: Predictions) -> Iterator[str]:
     from harness.judge.planning.deciding import planned_break_even, unmeasured_of_runs
     from harness.model.sim.draws import if_assumed, perturbation_of
 
-    spec, margin = planned.spec, _margin(planned.spec)
+    spec, margin = planned.spec, planned.spec.margin
     given = if_assumed(any(perturbation_of(spec.prediction, run.cost_file).assumed for run in planned))
     for condition in spec.condition:
         baseline = spec.baseline_of(condition)

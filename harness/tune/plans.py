@@ -23,7 +23,7 @@ from harness.model.experiment import PlannedRun, build_plan
 from harness.model.plan.build import derive_seed
 from harness.model.sim.draws import Perturbation, jitter, nominal, perturbation_of, simulator_of
 from harness.model.sim.kernel import arrays as layout
-from harness.model.sim.plans import Input, input_arrays, joined, plan_arrays
+from harness.model.sim.plans import Input, input_arrays, joined, most_sessions_at_once, plan_arrays, sharing_key
 from harness.model.sim.simulate import run_batch
 from harness.model.spec import ServerSpec, Treatment, WorkloadSpec
 from harness.tune.setups import Setup, checked_levers
@@ -98,7 +98,7 @@ class Plans:
             for place, number in enumerate(agents)
         ]
         self.num_requests = sum(len(group.requests) for group in self.groups)
-        self._widths = [_width(group) for group in self.groups]
+        self._widths = [most_sessions_at_once(group) for group in self.groups]
         self.num_simulated = 0
         self._played: dict[tuple[object, ...], _Played] = {}
 
@@ -113,14 +113,16 @@ class Plans:
             return self._played[group, setup]
         server = setup.on(self.question.server)
         config = EngineConfig.from_server(server.replica)
-        key = (group, *(self._shared(config, group) or (setup,)))
+        # Of KV slots, configurations that agree in what decides on these plans give equal figures.
+        is_shared = self.question.slowness == 1
+        key = (group, *(sharing_key(config, self._widths[group]) if is_shared else (setup,)))
         if key not in self._played:
             arrays = self.groups[group]
             self.num_simulated += len(arrays.plans)
-            if self.question.slowness > 1:
-                outcome = simulator_of(server)(nominal(arrays, self.question.model), config)
-            else:
+            if is_shared:
                 outcome = run_batch(arrays, config, self.question.model)
+            else:
+                outcome = simulator_of(server)(nominal(arrays, self.question.model), config)
             totals = outcome.totals
             device_ns = np.asarray(totals["decode_ns"] + totals["prefill_ns"], dtype=np.float64)
             targets, model = self.question.targets, self.question.model
@@ -131,16 +133,6 @@ class Plans:
         self._played[group, setup] = self._played[key]
         return self._played[key]
 
-    def _shared(self, config: EngineConfig, group: int) -> tuple[object, ...]:
-        """What decides on these plans; configurations that agree in it give equal figures. Empty: everything does."""
-        if self.question.slowness > 1:
-            return ()
-        width = self._widths[group]
-        limit = min(config.max_num_seqs, width + 1)
-        largest = next(place for place, size in enumerate(config.decode_buckets) if size >= min(limit, width))
-        server = (config.num_usable_slots, config.is_full, config.prefix_caching)
-        return (limit, *server, config.decode_buckets[: largest + 1])
-
     def device_ns(self, setup: Setup, num_groups: int | None = None) -> FloatArray:
         """Device time of each plan; shape (numbers of agents, plans). num_groups: of the first ones alone."""
         return np.array([self.played(setup, group).device_ns for group in range(len(self.groups))[:num_groups]])
@@ -148,13 +140,6 @@ class Plans:
     def met(self, setup: Setup, num_groups: int | None = None) -> list[Counts]:
         """What met the targets in each plan of the first groups."""
         return [each for group in range(len(self.groups))[:num_groups] for each in self.played(setup, group).met]
-
-
-def _width(arrays: layout.PlanArrays) -> int:
-    """Most sessions at once in any of these plans: the leaves of the "after" forest."""
-    is_leaf = arrays.sessions["num_followers"] == 0
-    spans = zip(arrays.plans["first_session"].tolist(), arrays.plans["num_sessions"].tolist(), strict=True)
-    return max(int(is_leaf[first : first + size].sum()) for first, size in spans)
 
 
 def drawn_plans(workload: WorkloadSpec, treatment: Treatment, seed: int, count: int) -> layout.PlanArrays:
@@ -198,7 +183,7 @@ def at_a_time(workload: WorkloadSpec, agents: int) -> WorkloadSpec:
 def most_at_once(workload: WorkloadSpec, agents: Sequence[int]) -> int:
     """Most sessions of a plan that may run at once, with any of these numbers at a time."""
     tried = (build_plan(at_a_time(workload, number), 1, 0) for number in agents)
-    return max(_width(plan_arrays([plan])) for plan in tried)
+    return max(most_sessions_at_once(plan_arrays([plan])) for plan in tried)
 
 
 class Rounds:

@@ -6,7 +6,6 @@ steps of up to w requests, the slots, and whether max_num_seqs exceeds w can mat
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -28,7 +27,7 @@ from harness.model.plan.model import Plan
 from harness.model.sim.kernel import arrays as layout
 from harness.model.sim.kernel.arrivals import SlotRun
 from harness.model.sim.kernel.loop import run_plans
-from harness.model.sim.plans import check_slots, check_times, plan_arrays
+from harness.model.sim.plans import check_slots, check_times, most_sessions_at_once, plan_arrays, sharing_key
 from harness.model.sim.simulate import run_paged
 from harness.model.spec import ServerShape, WindowSpec
 
@@ -144,20 +143,11 @@ class Evaluator:
         self.groups = [self._group(*group) for group in groups]
 
     def _group(self, users: int, role: str, first: int, last: int) -> PlanGroup:
-        plans, sessions = self._arrays.plans, self._arrays.sessions
+        plans = self._arrays.plans
         first_request = int(plans["first_request"][first])
-        # The sessions that run at once are at most the leaves of the "after" forest.
-        is_leaf = sessions["num_followers"] == 0
-        spans = zip(plans["first_session"][first:last], plans["num_sessions"][first:last], strict=True)
-        return PlanGroup(
-            users,
-            role,
-            first,
-            last,
-            first_request,
-            first_request + int(plans["num_requests"][first:last].sum()),
-            max(int(is_leaf[start : start + size].sum()) for start, size in spans),
-        )
+        last_request = first_request + int(plans["num_requests"][first:last].sum())
+        width = most_sessions_at_once(self._arrays, first, last)
+        return PlanGroup(users, role, first, last, first_request, last_request, width)
 
     @cached_property
     def candidates(self) -> list[ServerShape]:
@@ -236,20 +226,8 @@ class Evaluator:
         """One key per group: candidates with equal keys give equal figures on it."""
         if config.rule_set.is_paged:
             return [(group, config) for group in groups]
-        server = (config.num_usable_slots, config.is_full, config.slot_tokens)
-        # The dummy rule goes by the compiled limit, admission by the lowered one.
-        parts: dict[int, tuple[object, ...]] = {}
-        keys: list[tuple[object, ...]] = []
-        for group in groups:
-            width = group.width
-            if width not in parts:
-                limit = min(config.max_num_seqs, width + 1)
-                # No step has more requests, so no step uses a bucket beyond the first that holds so many.
-                largest = bisect_left(config.decode_buckets, min(limit, width))
-                buckets = config.decode_buckets[: largest + 1]
-                parts[width] = (limit, min(config.active_limit, width + 1), *server, buckets)
-            keys.append((group, *parts[width]))
-        return keys
+        by_width = {width: sharing_key(config, width) for width in {group.width for group in groups}}
+        return [(group, *by_width[group.width]) for group in groups]
 
     def _simulate(self, config: EngineConfig, groups: Sequence[PlanGroup]) -> list[GroupFigures]:
         """The figures on adjacent groups."""

@@ -6,6 +6,7 @@ those that ``build_plan`` draws.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar, cast
 
@@ -187,6 +188,24 @@ def is_rearrival(arrays: layout.PlanArrays) -> npt.NDArray[np.bool_]:
     session = arrays.requests["session"] + np.repeat(arrays.plans["first_session"], arrays.plans["num_requests"])
     is_first = np.arange(len(session)) == arrays.sessions["first_request"][session]
     return ~is_first | (arrays.sessions["continues"][session] >= 0)
+
+
+def most_sessions_at_once(arrays: layout.PlanArrays, first: int = 0, last: int | None = None) -> int:
+    """Most sessions at once in any of the plans [first, last): the leaves of the "after" forest."""
+    is_leaf = arrays.sessions["num_followers"] == 0
+    plans = arrays.plans[first:last]
+    spans = zip(plans["first_session"].tolist(), plans["num_sessions"].tolist(), strict=True)
+    return max(int(is_leaf[start : start + size].sum()) for start, size in spans)
+
+
+def sharing_key(config: EngineConfig, width: int) -> tuple[object, ...]:
+    """What decides under KV slots with at most ``width`` sessions at once: of servers that agree figures are equal."""
+    limit = min(config.max_num_seqs, width + 1)
+    # No step has more requests, so no step uses a size beyond the first that holds so many.
+    largest = bisect_left(config.decode_buckets, min(limit, width))
+    # The dummy slot goes by the compiled limit, admission by the lowered one.
+    memory = (config.num_usable_slots, config.is_full, config.slot_tokens, config.prefix_caching)
+    return (limit, min(config.active_limit, width + 1), *memory, config.decode_buckets[: largest + 1])
 
 
 def check_slots(arrays: layout.PlanArrays, config: EngineConfig) -> None:

@@ -171,6 +171,11 @@ class ExperimentSpec(Spec):
         return frozenset(key for condition in self.condition for key in set_keys(condition.server))
 
     @property
+    def margin(self) -> float:
+        """What counts as equal: of [stop], else 2 %."""
+        return 0.02 if self.stop is None else self.stop.margin
+
+    @property
     def baseline_name(self) -> str:
         return self.baseline or self.condition[0].name
 
