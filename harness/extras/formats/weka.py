@@ -77,9 +77,10 @@ class _Session:
         return log
 
     def _agent(self, entry: Record, name: str, starter: Call | None, began_ns: int, depth: int) -> None:
-        self._notes.assume(ENDED, self._is_end)
+        first_ns = _began_ns(entry, self._is_end)
+        self._notes.assume(ENDED, first_ns != _began_ns(entry, False))
         self._notes.assume(RELATIVE, self._is_relative)
-        began_ns += _began_ns(entry, self._is_end) if self._is_relative else 0
+        began_ns += first_ns if self._is_relative else 0
         is_sure = starter is None or _is_near(began_ns, [starter.end_ns])
         self._notes.assume(UNSURE, self._is_relative and not is_sure)
         log = self.read(list_of(entry, "requests"), name, starter, began_ns, depth + 1)

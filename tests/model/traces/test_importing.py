@@ -106,11 +106,14 @@ def test_a_weka_agent_begins_where_an_answer_of_its_parent_ends_by_whichever_end
 
     before, after = weka(0.0, 130, [1, 2], api_time=5.0, stop="tool_use"), weka(60.0, 260, [1, 2, 3, 4])
     requests = [weka(0, 70, [1]), before | {"t": 1.0, "api_time": 4.0}, agent("a", 20.0), agent("b", 30.0), after]
-    trace = trace_of(tmp_path, [{"id": "s", "block_size": 64, "requests": [*requests, weka(90.0, 300, [1, 2, 3])]}])
-    requests = [(request.after, request.wait_ns / NS_PER_S) for request in trace.recordings[0].requests]
-    assert requests[2:4] == [((1,), 1.0), ((2,), 1.0)]
-    assert requests[6] == ((1, 3, 5), 60 - (6 + 29.5))
-    assert sum("time is taken as their end" in label for label in trace.head.labels) == is_end
+    launched = {"type": "subagent", "t": 61.0, "duration_ms": None, "agent_id": "c", "status": "async_launched"}
+    requests += [launched | {"requests": [weka(61.0 * is_absolute, 70, [9])]}, weka(90.0, 300, [1, 2, 3])]
+    trace = trace_of(tmp_path, [{"id": "s", "block_size": 64, "requests": requests}])
+    found = [(request.after, request.wait_ns / NS_PER_S) for request in trace.recordings[0].requests]
+    assert found[2:4] == [((1,), 1.0), ((2,), 1.0)]
+    assert found[6:8] == [((1, 3, 5), 60 - (6 + 29.5)), ((6,), 0.0)]
+    ended = [label[:2] for label in trace.head.labels if "time is taken as their end" in label]
+    assert ended == ["2 "] * is_end, "one that runs apart has no end, and began at its time"
     assert not any("when they began is not known" in label for label in trace.head.labels)
 
 
