@@ -191,9 +191,9 @@ def decide_margin(rule: MarginRule, ratios: ComparedBlocks, status: SequentialSt
 
     status: of the experiment under its stopping rule, if it declared one, whose interval then decides.
     """
-    tested = _tested(rule, ratios, status)
-    if isinstance(tested, Decision):
-        return tested
+    subject, tested = f"{ratios.condition} vs {ratios.baseline}", _tested(rule, ratios, status)
+    if isinstance(tested, str):
+        return withheld(rule.name, subject, "; ".join(filter(None, (tested, ratios.prices))))
     interval, estimate = tested
     if isinstance(rule, EquivalenceRule):
         what, (is_shown, label, reason, of_rule) = "equal", _equivalence(rule, ratios, interval, estimate)
@@ -211,7 +211,7 @@ def decide_margin(rule: MarginRule, ratios: ComparedBlocks, status: SequentialSt
     word = f"Not shown to be {what}" if label == "NOT SHOWN" else "Yes" if is_shown else "No"
     return Decision(
         rule.name,
-        f"{ratios.condition} vs {ratios.baseline}",
+        subject,
         Outcome.of(is_shown),
         f"{reason}; {level_in_words(interval)}; {shape_in_words(ratios.blocks, ratios.replicates)}",
         label,
@@ -264,38 +264,30 @@ def _superiority(
 
 def _tested(
     rule: MarginRule, ratios: ComparedBlocks, status: SequentialStatus | None
-) -> tuple[stats.Interval, stats.Estimate | None] | Decision:
-    """The ratio's interval and the estimate to test, None of a declared sequence; WITHHELD where there is no interval.
+) -> tuple[stats.Interval, stats.Estimate | None] | str:
+    """The ratio's interval and the estimate to test, None of a declared sequence; or, in words, why there is neither.
 
     The interval has level 1 - 2 alpha, so that it says the same as a one-sided test at alpha. The comparisons that the
     rule decides share alpha.
     """
-
-    def not_tested(why_not: str) -> Decision:
-        subject = f"{ratios.condition} vs {ratios.baseline}"
-        return withheld(rule.name, subject, "; ".join(filter(None, (why_not, ratios.prices))))
-
     num_blocks = len(ratios.values)
     if why_not := why_no_interval(ratios.values, ratios.num_plans):
-        return not_tested(f"{why_not}{_equal_in_words(ratios.values)}")
+        return f"{why_not}{_equal_in_words(ratios.values)}"
     if status is None:
         estimate = ratios.estimate
         if estimate is None:
-            return not_tested(f"{num_blocks} blocks are too few for an interval over their devices")
+            return f"{num_blocks} blocks are too few for an interval over their devices"
         interval = estimate.interval(level=1 - 2 * rule.alpha, family=ratios.family)
-        if math.isinf(interval.high):
-            return not_tested(f"{num_blocks} blocks are too few: the baseline's own cost scatters too far")
-        return interval, estimate
+        scatters = f"{num_blocks} blocks are too few: the baseline's own cost scatters too far"
+        return scatters if math.isinf(interval.high) else (interval, estimate)
     looks = status.of(ratios.condition)
     # A sequence at alpha has two sides; the equivalence rule was defined with the whole of it on each.
     alpha = 2 * rule.alpha if isinstance(rule, SuperiorityRule) else rule.alpha
     if status.stop.channel != rule.channel or status.stop.alpha > alpha:
-        why_not = f"its runs were checked while they ran by another rule ({status.stop})"
-    elif looks.interval is None:
-        why_not = f"no look of its stopping rule has an interval yet ({looks.description})"
-    else:
-        return looks.interval, None
-    return not_tested(why_not)
+        return f"its runs were checked while they ran by another rule ({status.stop})"
+    if looks.interval is None:
+        return f"no look of its stopping rule has an interval yet ({looks.description})"
+    return looks.interval, None
 
 
 def _equal_in_words(values: Sequence[float]) -> str:
