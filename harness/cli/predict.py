@@ -133,7 +133,8 @@ def _answers(planned: PlannedRuns, predictions: Predictions) -> Iterator[str]:
     """A sentence for every condition: device time over its baseline's, all replicates summed; how sure, given what."""
     from harness.analysis.compare.answer import source_of_prediction
     from harness.analysis.compare.drawn import DrawnCosts, predicted_ratio
-    from harness.judge.planning.deciding import planned_break_even, unmeasured_of_runs
+    from harness.judge.planning.deciding import unmeasured_of_runs
+    from harness.judge.prereg.predict import planned_break_even
     from harness.model.sim.draws import if_assumed, perturbation_of
 
     spec, margin = planned.spec, planned.spec.margin

@@ -10,16 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.model.engine.config import EngineConfig
 from harness.model.engine.cost import CostModel
 from harness.model.experiment import PlannedRun
-from harness.model.sim.draws import draw, nominal, perturbation_of_run, simulator_of
-from harness.model.sim.plans import plan_arrays
 
-MOST_DRAWS = 100
-"""Draws of a break-even, which are simulated again for each change that is tried."""
-MOST_PAGED_DRAWS = 4
-"""The same of paged memory, whose simulator is slower."""
 FIRST_CHANGE = 0.05
 LEAST_CHANGE, MOST_CHANGE = -0.5, 1.0
 MOST_STEPS = 6
@@ -138,40 +131,3 @@ class CostChange(NamedTuple):
 
 
 NO_CHANGE = CostChange((), 0.0)
-
-
-def planned_break_even(own: Sequence[PlannedRun], base: Sequence[PlannedRun], num_draws: int) -> BreakEven | None:
-    """The break-even of a predicted ratio, by the draws that predict these runs; at most MOST_DRAWS of them.
-
-    own, base: the runs of a condition and of its baseline; of paged memory or of replicas at most MOST_PAGED_DRAWS.
-    None where both have the same server, so that no cost of a configuration decides.
-    """
-    configs = [EngineConfig.from_server(runs[0].server.replica) for runs in (own, base)]
-    if configs[0] == configs[1]:
-        return None
-    sizes = deciding_sizes(*(config.decode_buckets for config in configs))
-    is_slow = any(runs[0].server.is_paged or runs[0].server.is_routed for runs in (own, base))
-    most = MOST_PAGED_DRAWS if is_slow else MOST_DRAWS
-    numbers = range(min(num_draws, most))
-
-    def ratio_at(change: float) -> float:
-        costs_ns = [
-            sum(_device_ns(run, config, CostChange(sizes, change).of(run.cost_model), numbers) for run in runs)
-            for runs, config in zip((own, base), configs, strict=True)
-        ]
-        return costs_ns[0] / costs_ns[1]
-
-    is_few = most == MOST_PAGED_DRAWS < num_draws
-    return BreakEven(sizes, break_even(ratio_at), most if is_few else 0)
-
-
-def _device_ns(run: PlannedRun, config: EngineConfig, model: CostModel, numbers: Sequence[int]) -> int:
-    """Device time of a run, summed over the draws with these numbers; of a single draw: nominal."""
-    arrays = plan_arrays([run.plan])
-    if len(numbers) == 1:
-        draws = nominal(arrays, model)
-    else:
-        perturbation = perturbation_of_run(run.spec, run.cost_file, run.plan, run.label)
-        draws = draw(arrays, config, model, perturbation, numbers)
-    totals = simulator_of(run.server)(draws, config).totals
-    return int((totals["decode_ns"] + totals["prefill_ns"]).sum())

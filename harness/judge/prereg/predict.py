@@ -13,9 +13,10 @@ from harness.analysis.compare.drawn import DrawnCosts, DrawnFigures, DrawnRatio,
 from harness.analysis.stats import grouped
 from harness.clock import NS_PER_S, Clock, MonotonicClock
 from harness.compiled.records import IntArray
+from harness.judge.planning.deciding import BreakEven, CostChange, break_even, deciding_sizes
 from harness.judge.prereg.frozen import Preregistration
 from harness.measure.records.run import SealedRun
-from harness.model.engine import EngineConfig
+from harness.model.engine import CostModel, EngineConfig
 from harness.model.experiment import PlannedRun, PlannedRuns
 from harness.model.sim.draws import draw, nominal, perturbation_of_run, simulator_of
 from harness.model.sim.kernel.arrays import PlanArrays, SimOutcome
@@ -27,23 +28,29 @@ MOST_DRAWS, MOST_NS = 4_000, 20 * NS_PER_S
 FROZEN_DRAWS = 200
 """Draws of a frozen prediction, unless the experiment sets their number: a 90 % interval over 20 of them holds .76 to
 .98 of the outcomes in 19 of 20 cases, one over 200 .86 to .93."""
+BREAK_EVEN_DRAWS, PAGED_BREAK_EVEN_DRAWS = 100, 4
+"""Most draws of a break-even, which are simulated again for each change that is tried; paged memory is slower."""
 # Limit of requests, over all draws, of a simulator call: it bounds the memory for a long trace.
 MOST_REQUESTS = 500_000
 
 
 def predict_run(
-    run: PlannedRun | SealedRun, rules: RulesName | None = None, num_draws: int | None = None
+    run: PlannedRun | SealedRun,
+    rules: RulesName | None = None,
+    num_draws: int | None = None,
+    cost_model: CostModel | None = None,
 ) -> Prediction:
     """The prediction of one run, planned or sealed: the mean of its draws.
 
     rules: KV rules to predict with; default: the rules of its server. num_draws: default: what its experiment sets. A
     single draw is the nominal simulation. The draws of each run have their own jitter, and draw k is the same however
-    many there are. Replicas behind a router that is modelled are simulated together, and their figures are sums.
+    many there are. cost_model: default: that of its server. Replicas behind a router that is modelled are simulated
+    together, and their figures are sums.
     """
     server = run.simulated_server if isinstance(run, SealedRun) else run.server
     if rules is not None:
         server = server.model_copy(update={"rules": rules})
-    config, cost_model = EngineConfig.from_server(server.replica), run.cost_model
+    config, cost_model = EngineConfig.from_server(server.replica), cost_model or run.cost_model
     simulate = simulator_of(server)
     num_draws = run.spec.prediction.draws if num_draws is None else num_draws
     arrays = plan_arrays([run.plan])
@@ -149,6 +156,30 @@ def drawn_ratios(spec: ExperimentSpec, predictions: Predictions) -> Iterator[tup
             own, base = (DrawnCosts.of(list(predictions[name].values())) for name in (condition.name, baseline))
             if (ratio := own.ratio_to(base)) is not None:
                 yield condition.name, ratio
+
+
+def planned_break_even(own: Sequence[PlannedRun], base: Sequence[PlannedRun], num_draws: int) -> BreakEven | None:
+    """The break-even of a predicted ratio, by the draws that predict these runs; at most BREAK_EVEN_DRAWS of them.
+
+    own, base: the runs of a condition and of its baseline; of paged memory or of replicas at most
+    PAGED_BREAK_EVEN_DRAWS. None where both have the same server, so that no cost of a configuration decides.
+    """
+    configs = [EngineConfig.from_server(runs[0].server.replica) for runs in (own, base)]
+    if configs[0] == configs[1]:
+        return None
+    sizes = deciding_sizes(*(config.decode_buckets for config in configs))
+    is_slow = any(runs[0].server.is_paged or runs[0].server.is_routed for runs in (own, base))
+    draws = min(num_draws, PAGED_BREAK_EVEN_DRAWS if is_slow else BREAK_EVEN_DRAWS)
+
+    def ratio_at(change: float) -> float:
+        costs = CostChange(sizes, change)
+        own_ns, base_ns = (
+            sum(predict_run(run, num_draws=draws, cost_model=costs.of(run.cost_model)).device_ns for run in runs)
+            for runs in (own, base)
+        )
+        return own_ns / base_ns
+
+    return BreakEven(sizes, break_even(ratio_at), draws if is_slow and draws < num_draws else 0)
 
 
 def predict_runs(runs: Sequence[SealedRun], rules: RulesName | None = None) -> Predictions:

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from harness.judge.planning.deciding import (
-    BreakEven,
-    break_even,
-    deciding_sizes,
-    planned_break_even,
-    unmeasured_in_words,
-)
+from harness.judge.planning.deciding import BreakEven, break_even, deciding_sizes, unmeasured_in_words
+from harness.judge.prereg.predict import planned_break_even
 from harness.model.engine.cost import load_cost_model
 from harness.model.experiment import PlannedRun, resolve
 from harness.model.sim import simulate
