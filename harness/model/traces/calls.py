@@ -200,8 +200,8 @@ class Conversation:
         tools_ns, persons_ns = last_ns.get(False), last_ns.get(True)
         submitted_ns = max(last_ns.values(), default=ended_ns)
         turn = Call(self.session, submitted_ns, moment_ns, kind=whose(ended_ns, tools_ns, persons_ns))
-        # The program goes on by itself behind a summary, or by a schedule.
-        if persons_ns is None and (tools_ns is None if self._inputs else self.is_compacted):
+        # The program goes on by itself behind a summary, by a schedule, or where a hook of it asks for more.
+        if persons_ns is None and (tools_ns is None if self._inputs else self._hints or self.is_compacted):
             turn.kind = "none"
         settle_kind(turn, submitted_ns - ended_ns, self._ran_ns, self.notes, is_allowed=self.is_allowed)
         turn.inputs_ns, turn.is_woken = (tools_ns, persons_ns), self._is_woken

@@ -63,6 +63,12 @@ def test_a_compaction_begins_a_stream_of_what_the_provider_had_cached(tmp_path: 
     assert notes.assumed[AFTER_SUMMARY] == 1
 
 
+def test_what_a_hook_asks_for_was_waited_for_by_nobody(tmp_path: Path) -> None:
+    rows = [user(0.0), assistant("a", 3.0, (10, 1000, 0, 40), text()), user(6.1, isMeta=True)]
+    (recording,), _ = claude(tmp_path, *rows, assistant("b", 9.0, (2, 100, 1010, 30), text()))
+    assert (recording.requests[1].wait_kind, recording.requests[1].wait_ns) == ("none", 3100 * NS_PER_MS)
+
+
 def test_a_parent_waits_for_its_sub_agent_and_then_for_the_rest_of_the_tool(tmp_path: Path) -> None:
     side = {"isSidechain": True, "agentId": "kid"}
     (recording,), _ = claude(

@@ -196,14 +196,16 @@ def test_what_the_cache_held_after_a_summary_is_likely_of_the_prompt_before_it(t
     assert f"1 x {AFTER_SUMMARY}" in trace.head.labels
 
 
-def test_a_program_that_goes_on_by_itself_behind_a_summary_waits_for_nobody(tmp_path: Path) -> None:
+def test_a_program_that_goes_on_by_itself_before_and_behind_a_summary_waits_for_nobody(tmp_path: Path) -> None:
     session = opencode_session("p")
-    session["messages"][2]["info"]["summary"] = True
-    session["messages"][2]["parts"] = [part for part in session["messages"][2]["parts"] if part["type"] != "tool"]
-    asks = {"type": "text", "synthetic": True}
-    ended = session["messages"][2]["info"]["time"]
-    session["messages"][3:3] = [{"info": {"role": "user", "time": {"created": ended["created"] + 1}}, "parts": [asks]}]
-    assert requests_of(imported(tmp_path, {"p.json": [session]}))[2].wait_kind == "none"
+    messages = session["messages"]
+    for message in messages[1:3]:
+        message["parts"] = [part for part in message["parts"] if part["type"] != "tool"]
+    messages[2]["info"]["summary"] = True
+    for place, asks in ((3, {"type": "text", "synthetic": True}), (2, {"type": "compaction", "auto": True})):
+        created = messages[place]["info"]["time"]["created"]
+        messages.insert(place, {"info": {"role": "user", "time": {"created": created - 1}}, "parts": [asks]})
+    assert [one.wait_kind for one in requests_of(imported(tmp_path, {"p.json": [session]}))] == ["none"] * 3
 
 
 def test_cached_tokens_of_a_first_call_are_said_to_be_of_something_else(tmp_path: Path) -> None:
