@@ -250,7 +250,12 @@ def judge(new: Sequence[GateRun], base: Sequence[GateRun], policy: GatePolicy) -
                 why = f"{name} of {condition}, {test.why}"
                 left_out.append(f"left out: {why}; to judge it all the same: --figure {name}")
     shapes = [f"{test.figure} of {test.condition}: {test.shape}" for test in tests if test.shape]
-    notes = [*shapes, *left_out, *_coverage(ours, theirs, pairs), *_differences(pairs)]
+    means = [
+        f"{name}: the mean over runs of each run's own percentile, not the percentile of all requests that `harness "
+        "table` shows"
+        for name in dict.fromkeys(test.figure for test in tests if test.measure.quantile is not None)
+    ]
+    notes = [*means, *shapes, *left_out, *_coverage(ours, theirs, pairs), *_differences(pairs)]
     if new[0].manifest.kind.has_device is False:
         notes.append("no device: every figure and interval is given the step times of the cost model")
     origin = origin_of((*base, *new))

@@ -43,18 +43,7 @@ def _caption(result: GateResult) -> str:
 
 def gate_lines(result: GateResult) -> list[str]:
     """The lines below that table: what was not passed, then what a reader must know."""
-    return [*filter(None, [result.origin]), *_open_tests(result), *(f"note: {note}" for note in notes_of(result))]
-
-
-def notes_of(result: GateResult) -> list[str]:
-    """What a reader must know of the sides, and of figures that tables of single conditions make otherwise."""
-    names = dict.fromkeys(test.figure for test in result.tests if test.measure.quantile is not None)
-    means = (
-        f"{name}: the mean over runs of each run's own percentile, not the percentile of all requests that `harness "
-        "table` shows"
-        for name in names
-    )
-    return [*means, *result.notes]
+    return [*filter(None, [result.origin]), *_open_tests(result), *(f"note: {note}" for note in result.notes)]
 
 
 def headline(result: GateResult) -> str:
@@ -91,7 +80,7 @@ def gate_markdown(result: GateResult) -> str:
         "",
         written(shown_tables(result), TableForm.markdown),
         *(f"- {line}" for line in _open_tests(result)),
-        *(f"- {note}" for note in notes_of(result)),
+        *(f"- {note}" for note in result.notes),
         "",
         _caption(result),
         f"Figures: {'; '.join(meanings)}.",
@@ -108,7 +97,7 @@ def gate_json(result: GateResult) -> str:
         "alpha": result.policy.alpha,
         "look": result.policy.look,
         "tests": [cells(test, COLUMNS) for test in result.tests],
-        "notes": notes_of(result),
+        "notes": list(result.notes),
     }
     return json.dumps(content, indent=1) + "\n"
 
