@@ -67,12 +67,7 @@ class StackEvidence:
     recorded: RecordedServer | None = None
 
 
-NO_EVIDENCE = StackEvidence()
-
-
-def experiment_on(
-    urls: Sequence[str], api_key_env: str, wait_s: float, evidence: StackEvidence = NO_EVIDENCE
-) -> FirstExperiment:
+def experiment_on(urls: Sequence[str], api_key_env: str, wait_s: float, evidence: StackEvidence) -> FirstExperiment:
     """A first experiment on one server, or on two that are compared. A server that is starting is waited for.
 
     Raises ServerError where one cannot be measured, SpecError where they are too many or the same, or where nothing

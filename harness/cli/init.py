@@ -132,14 +132,14 @@ class Draft:
         """The file."""
         return _text(self.name, self.kind, self.start, self.workload)
 
-    def planned(self, replicates: int = 1) -> PlannedRuns:
+    def planned(self) -> PlannedRuns:
         """Its first runs; SpecError where the file would be refused."""
         from harness.model.experiment import resolve
         from harness.model.spec import parse_experiment
         from harness.model.spec.base import tomllib
 
         spec = parse_experiment(tomllib.loads(self.text), where=f"{self.name}.toml")
-        return resolve(spec.model_copy(update={"replicates": replicates}))
+        return resolve(spec.model_copy(update={"replicates": 1}))
 
     def predicted_s(self) -> float:
         """Seconds of the server's time that its first run takes, as its costs have them."""

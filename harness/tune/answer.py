@@ -25,7 +25,7 @@ from harness.tune.explore import Explored
 from harness.tune.plans import MARGIN
 from harness.tune.predict import Option
 from harness.tune.setups import NUM_DRAFTS, Baseline, Setup
-from harness.tune.targets import Capacity, Point
+from harness.tune.targets import Capacity
 
 State = Literal["keep", "confirmed", "not told apart", "predicted", "cannot tell", "none within the targets"]
 EXIT_CODES = {
@@ -248,14 +248,11 @@ def _not_less(base: str, options: dict[str, Option], measured: Sequence[Confirme
     result = f"{told} ({first.words})."
     sentence = _sentence("Keep {base} for now: {change} is {result}", base, option, result)
     withheld = f"withheld: {first.apart}" if first.apart else ""
-    share = "" if first.share is None else f"{first.share.share_words}{_cannot_show(first.share)}"
+    share = "" if first.share is None else first.share.share_words
+    if first.share is not None and first.share.verdict == "open":
+        share += f"; {first.share.num_runs} runs cannot show more than {100 * first.share.most_shown:.1f} %"
     rest = _second(*rests, share, _todays_share(first), withheld, first.beside, borrowed)
     return Answer("not told apart", sentence, None, tuple(measured), why, rests=rest)
-
-
-def _cannot_show(point: Point) -> str:
-    runs = f"; {point.num_runs} runs cannot show more than {100 * point.most_shown:.1f} %"
-    return runs if point.verdict == "open" else ""
 
 
 def _most(explored: Explored) -> str:

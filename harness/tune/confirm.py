@@ -48,10 +48,10 @@ EXCESS = {4: 1.3, 6: 0.4, 12: 0.2}
 """Points by which confirmed gains are too high in the mean, by the fewest plans of a budget (docs/evidence)."""
 
 
-def with_one_condition(spec: ExperimentSpec, name: str, replicates: int, condition: str = BASE) -> ExperimentSpec:
+def with_one_condition(spec: ExperimentSpec, name: str, replicates: int) -> ExperimentSpec:
     """The experiment's baseline alone, its changes of server and workload written into the experiment's tables."""
     table = plain_table(spec)
-    table |= {"name": name[:64], "replicates": replicates, "condition": [_base(spec, condition)]}
+    table |= {"name": name[:64], "replicates": replicates, "condition": [unchanged(spec, BASE)]}
     return parse_experiment(table, where=name)
 
 
@@ -76,7 +76,8 @@ def plain_table(spec: ExperimentSpec) -> dict[str, Any]:
     }
 
 
-def _base(spec: ExperimentSpec, name: str) -> dict[str, Any]:
+def unchanged(spec: ExperimentSpec, name: str) -> dict[str, Any]:
+    """What runs today, as a condition of this name."""
     return {"name": name, "treatment": base_condition(spec).treatment}
 
 
@@ -127,10 +128,10 @@ class Measurement(NamedTuple):
 def confirm_text(spec: ExperimentSpec, wanted: Measurement) -> str:
     """The experiment file of the measurement."""
     base, budget = wanted.base, wanted.budget
-    conditions = [_base(spec, BASE)]
+    conditions = [unchanged(spec, BASE)]
     for name, option in wanted.candidates.items():
         conditions.append(
-            {**_base(spec, name), "server": placed_keys(spec, base, option.setup, wanted.places.get(name))}
+            {**unchanged(spec, name), "server": placed_keys(spec, base, option.setup, wanted.places.get(name))}
         )
     table = plain_table(spec)
     table |= {

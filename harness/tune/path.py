@@ -205,7 +205,9 @@ class Tune:
         """Say what each stage takes, and how sure the answer can be; the quick search behind it, None without."""
         self._check()
         settings, run, guess, report = self.settings, self.first, self._guessed, self.reporter
-        workload, price_s, run_s = run.spec.workload_of(run.condition), self._price_s, guess._today_s
+        workload, run_s = run.spec.workload_of(run.condition), guess._today_s
+        sweeps = checked(resolve(self.sweeps)).runs if needs_calibration(self.spec) else ()
+        price_s = sum(map(self._run_s, sweeps))
         if build_plan(workload, 1, 0).hash == build_plan(workload, 1, 1).hash:
             report.line(SAME_PLANS)
         report.line(f"budget {settings.budget}; at most:")
@@ -293,13 +295,6 @@ class Tune:
                 where="server.rules",
                 hint="`harness init --for URL --stack vllm` writes those of vLLM; of others, measure two settings",
             )
-
-    @property
-    def _price_s(self) -> float:
-        """Wall seconds of a calibration; 0 where none is made."""
-        if not needs_calibration(self.spec):
-            return 0.0
-        return sum(self._run_s(each) for each in checked(resolve(self.sweeps)).runs)
 
     @property
     def sweeps(self) -> ExperimentSpec:

@@ -25,7 +25,7 @@ from harness.model.plan.build import derive_seed
 from harness.model.sim.draws import nominal, simulator_of
 from harness.model.sim.kernel import arrays as layout
 from harness.model.spec import ExperimentSpec, SloSpec, WorkloadSpec
-from harness.tune.confirm import BASE, base_condition, plain_table, server_of
+from harness.tune.confirm import BASE, base_condition, plain_table, server_of, unchanged
 from harness.tune.explore import Chosen, Effort, Explored, concluded, space_of
 from harness.tune.plans import SEED_RANGE, Question, agents_key, agents_of, at_a_time, drawn_plans
 from harness.tune.setups import Setup
@@ -314,8 +314,7 @@ def round_text(
     own = spec.workload_of(base_condition(spec))
     conditions: list[dict[str, Any]] = [
         {
-            "name": f"{name}-{agents}",
-            "treatment": base_condition(spec).treatment,
+            **unchanged(spec, f"{name}-{agents}"),
             "server": keys,
             "workload": {agents_key(own): agents},
         }

@@ -116,12 +116,12 @@ def _usual_others() -> tuple[tuple[str, int], ...]:
 class Baseline:
     """The server that runs today, and what a change of it is.
 
-    setup: where it differs from what the server has by default, such as the KV blocks that it shows. device: arithmetic
-    of memory and compile time, which is that of one model on one kind of device.
+    setup: where it differs from what the server has by default, such as the KV blocks that it shows. Memory and compile
+    time are arithmetic of one model on one kind of device.
     """
 
-    def __init__(self, server: ServerSpec, setup: Setup | None = None, device: DeviceSpec | None = None) -> None:
-        self.server, self.setup, self.device = server, setup or Setup.of(server), device or DeviceSpec()
+    def __init__(self, server: ServerSpec, setup: Setup | None = None) -> None:
+        self.server, self.setup, self.device = server, setup or Setup.of(server), DeviceSpec()
 
     @property
     def follows(self) -> bool:
