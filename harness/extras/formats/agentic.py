@@ -16,14 +16,7 @@ from pathlib import Path
 
 from harness.clock import NS_PER_MS
 from harness.errors import SpecError
-from harness.extras.formats.blocks import (
-    MOONCAKE_BLOCK_TOKENS,
-    TOO_MANY_NAMES,
-    BlockNames,
-    lengths_of,
-    parsed_lines,
-    settled_block_tokens,
-)
+from harness.extras.formats import blocks
 from harness.extras.formats.mooncake import REPEATED
 from harness.model.plan.model import WAIT_KINDS, WaitKind, has_ended
 from harness.model.traces.account import DrawnWaits, ReadNotes, tokens_in
@@ -80,7 +73,7 @@ class _Call:
 def _recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Recording]:
     """One recording for all requests that wait for one another."""
     paths = list(files)
-    names = BlockNames()
+    names = blocks.BlockNames()
     calls: dict[Key, _Call] = {}
     held: dict[tuple[object, ...], int] = {}
     for place, path in enumerate(paths):
@@ -97,7 +90,7 @@ def _recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | No
                 calls[call.key] = call
         held |= {call.value: scope for call in rows}
     lengths = ((call.prompt, len(call.blocks)) for call in calls.values())
-    size = settled_block_tokens(lengths, MOONCAKE_BLOCK_TOKENS, notes, str(paths[0]) if paths else "")
+    size = blocks.settled_block_tokens(lengths, blocks.MOONCAKE_BLOCK_TOKENS, notes, str(paths[0]) if paths else "")
     _settle(calls, size, notes)
     trees = list(_trees(calls, notes))
     recordings = [_recording(tree, size, notes) for tree in trees]
@@ -107,7 +100,9 @@ def _recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | No
     yield from (replace(recording, start_ns=recording.start_ns - first_ns) for recording in recordings)
 
 
-def _calls(path: Path, place: int, names: BlockNames, notes: ReadNotes, progress: Progress | None) -> Iterator[_Call]:
+def _calls(
+    path: Path, place: int, names: blocks.BlockNames, notes: ReadNotes, progress: Progress | None
+) -> Iterator[_Call]:
     """The rows of a file; one with more block names than its prompt has blocks of any size is broken."""
     unit_ns = notes.options.time_unit_ns or NS_PER_MS
     number = 0
@@ -121,10 +116,10 @@ def _calls(path: Path, place: int, names: BlockNames, notes: ReadNotes, progress
         if record.get("input_length") is None and (text := text_of(record, "text_input")):
             record = record | {"input_length": tokens_in(len(text))}
             notes.assume("prompt tokens estimated from the characters of text_input, 4 to a token")
-        lengths, blocks = lengths_of(record, notes), names.numbers(record.get("hash_ids"))
+        lengths, named = blocks.lengths_of(record, notes), names.numbers(record.get("hash_ids"))
         times = _times(record, unit_ns)
         is_sound = isinstance(record.get("wait_for") or [], list) and record.get("prefix_reset") in (None, True, False)
-        if lengths is None or blocks is None or times is None or not is_sound:
+        if lengths is None or named is None or times is None or not is_sound:
             return None
         waits = list_of(record, "wait_for") and first_of(record, "delay", "delay_ms", "tool_wait_ms") is None
         notes.assume("requests that wait for others and have no delay: taken to start at once", bool(waits))
@@ -144,7 +139,7 @@ def _calls(path: Path, place: int, names: BlockNames, notes: ReadNotes, progress
             wait_ns=times[1],
             prompt=lengths[0],
             generate=lengths[1],
-            blocks=blocks,
+            blocks=named,
             is_reset=bool(record.get("prefix_reset")),
             keep=tokens_of(record.get("keep_tokens")),
             abort_ns=seconds_ns(record.get("abort_after_ms"), NS_PER_MS) or 0,
@@ -152,7 +147,7 @@ def _calls(path: Path, place: int, names: BlockNames, notes: ReadNotes, progress
             kind=kind,
         )
 
-    for _, each in parsed_lines([path], notes, progress, call, "a request without its lengths or times"):
+    for _, each in blocks.parsed_lines([path], notes, progress, call, "a request without its lengths or times"):
         yield each
 
 
@@ -168,7 +163,7 @@ def _times(record: Record, unit_ns: int) -> tuple[int | None, int] | None:
 def _settle(calls: dict[Key, _Call], block_tokens: int, notes: ReadNotes) -> None:
     """Say what each request waits for, and how long its prompt is; rows with too many names are taken out."""
     for key in [key for key, call in calls.items() if len(call.blocks) > -(-call.prompt // block_tokens)]:
-        notes.row_broken(TOO_MANY_NAMES, calls[key].at, was_call=True)
+        notes.row_broken(blocks.TOO_MANY_NAMES, calls[key].at, was_call=True)
         del calls[key]
     files_of: dict[str, list[Key]] = {}
     for key in calls:

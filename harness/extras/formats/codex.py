@@ -176,7 +176,7 @@ class _Session(Conversation):
 
     def _output(self, moment_ns: int, at: str) -> Call:
         """The round that this output belongs to; what was asked for after the open round's output is of another one."""
-        if self._open is not None and self._inputs and moment_ns - max(self._inputs)[0] >= BURST_NS:
+        if self._open is not None and self.is_asked(moment_ns):
             self._leave(UNCOUNTED)
         if self._open is None:
             self._open = self.begin(moment_ns)

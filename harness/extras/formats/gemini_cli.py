@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import trace_format, types_of
-from harness.model.traces.calls import BACK, LATE_NS, SHIFTED, UNTIMED, AgentLog, Call, Conversation, Log
+from harness.model.traces.calls import UNCOUNTED, UNTIMED, AgentLog, Call, Conversation, Log
 from harness.model.traces.links import reader_of
 from harness.model.traces.values import Record, counts_of, instant_ns, list_of, record_of, records_of, text_of
 
@@ -56,19 +56,12 @@ class _Session(Conversation):
 
     def __init__(self, name: str, notes: ReadNotes) -> None:
         super().__init__(name, notes)
-        self._answers: dict[str, Call | None] = {}
+        self._answers: dict[str, Call] = {}
+        self._uncounted: dict[str, str] = {}  # answers without counts so far, and their places
         self._said: list[str] = []
-        self._tool_names: set[str] = set()
         self._ended: set[str] = set()
         self._moments: dict[str, int] = {}  # of messages, as they were first written
-        self._latest_ns = self._shift_ns = 0
-
-    def _moved_ns(self, moment_ns: int, least_ns: int) -> int:
-        """An instant by the clock of the session, whose rows are added: it is set on where it went back of a least."""
-        if moment_ns + self._shift_ns < least_ns - LATE_NS:
-            self.notes.assume(SHIFTED)
-            self._shift_ns, self.lost = least_ns - moment_ns, BACK
-        return moment_ns + self._shift_ns
+        self._latest_ns = 0
 
     def take_state(self, state: Record, rewound_to: str, at: str) -> None:
         """What the conversation holds from now on. A list without an answer that came before is a compaction."""
@@ -86,7 +79,7 @@ class _Session(Conversation):
         """Read one message."""
         kind, name, told_ns = text_of(message, "type"), text_of(message, "id"), instant_ns(message.get("timestamp"))
         if told_ns is not None and (name or at) not in self._moments:
-            self._moments[name or at] = self._moved_ns(told_ns, self._latest_ns)
+            self._moments[name or at] = self.moved_ns(told_ns, self._latest_ns)
             self._latest_ns = max(self._latest_ns, self._moments[name or at])
         moment_ns = self._moments.get(name or at, 0)
         parts = list_of(message, "content") or [message.get("content")]
@@ -111,45 +104,45 @@ class _Session(Conversation):
     def _answer(self, message: Record, name: str, moment_ns: int, at: str) -> None:
         tokens, tools = record_of(message, "tokens"), records_of(message, "toolCalls")
         turn = self._answers.get(name)
+        # An editor's session has one message without counts for the tools of all its answers.
+        is_holder = bool(self.calls and tools) and not (turn or text_of(message, "content"))
+        is_holder = is_holder and (name in self._said or not (name in self._uncounted or self.is_asked(moment_ns)))
         counts = counts_of(tokens, COUNTS) if turn is None and tokens else []
         if counts is None:
             self.unread.broken("an answer with a count that is no number of tokens", at)
             return
         if counts:
-            turn = self.add(moment_ns, ("gemini-cli", name), at)
+            self._uncounted.pop(name, None)
+            self._leave_uncounted()
+            turn = self._answers[name] = self.add(moment_ns, ("gemini-cli", name), at)
             self._said.append(name)
             set_counts(turn, tokens, COUNTS)
             turn.has_reasoning_apart, turn.provider = True, text_of(message, "model")
             turn.answer_characters = len(text_of(message, "content"))
-            turn.unknown_wait = self._lost(name) or turn.unknown_wait
         else:
             self.notes.part()
-        # An editor's session has one message without counts for the tools of all its answers.
-        is_holder = turn is None and self.calls and tools and not text_of(message, "content")
-        if not is_holder:
-            self._answers[name] = turn
-        elif name not in self._said:
+        if is_holder and name not in self._said:
             self._said.append(name)
+        elif not (turn or is_holder):
+            self._uncounted.setdefault(name, at)
         for tool in tools if self.calls else ():
-            self._take_tool(turn or self.calls[-1], tool)
+            self._take_tool(turn or self.calls[-1], tool, is_counted=bool(turn or is_holder))
 
-    def _lost(self, name: str) -> str:
-        """Why it is not known when a call was asked for: a message before it has no counts."""
-        lost = [other for other, turn in self._answers.items() if turn is None and other != name]
-        for other in lost:
-            self.notes.leave("answers without token counts", other)
-            del self._answers[other]
-        return "a call before theirs has no token counts" if lost else ""
+    def _leave_uncounted(self) -> None:
+        """Answers whose counts did not come are left out, with what they were asked."""
+        for name, at in self._uncounted.items():
+            self.notes.leave("answers without token counts", at)
+            self.skip(UNCOUNTED, self._moments[name])
+        self._uncounted.clear()
 
-    def _take_tool(self, turn: Call, tool: Record) -> None:
-        if (name := text_of(tool, "id")) not in self._tool_names:
-            self._tool_names.add(name)
+    def _take_tool(self, turn: Call, tool: Record, *, is_counted: bool) -> None:
+        if (name := text_of(tool, "id")) not in self._tools:
             self.call(name, turn, turn.end_ns, text_of(tool, "name"))
-            turn.answer_characters += len(json.dumps(tool.get("args")))
+            turn.answer_characters += len(json.dumps(tool.get("args"))) * is_counted
         ended_ns = instant_ns(tool.get("timestamp"))
         if ended_ns is not None and name not in self._ended and text_of(tool, "status") in ENDED:
             self._ended.add(name)  # older releases write no row of its result
-            ended_ns = self._moved_ns(ended_ns, turn.end_ns)
+            ended_ns = self.moved_ns(ended_ns, turn.end_ns)
             said = (text_of(part, "functionResponse", "response", "error") for part in records_of(tool, "result"))
             self.result(name, ended_ns, "".join(said))
         if child := text_of(tool, "agentId"):
@@ -157,7 +150,7 @@ class _Session(Conversation):
 
     def log(self) -> Log:
         """The calls so far."""
-        self._lost("")
+        self._leave_uncounted()
         return self.known()
 
 

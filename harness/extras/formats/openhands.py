@@ -17,7 +17,7 @@ from pathlib import Path
 from harness.extras.formats.trajectories import UNSTATED, TrajectoryCalls, Usage, usage_of
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import Lines, trace_format, types_of
-from harness.model.traces.calls import BACK, LATE_NS, SHIFTED, START_AN_AGENT, Call, Log
+from harness.model.traces.calls import LATE_NS, START_AN_AGENT, Call, Log
 from harness.model.traces.links import of_lines
 from harness.model.traces.values import Record, instant_ns, list_of, record_of, records_of, seconds_ns, text_of
 
@@ -143,13 +143,11 @@ def _in_order(events: list[tuple[str, Record]], steps: TrajectoryCalls) -> Itera
         stamped = notes.in_order(stamped, lambda row: numbers[row[1]], "events out of order of their number")
     else:
         stamped = notes.in_order(stamped, lambda row: row[0], "events out of order of time", LATE_NS)
-    latest_ns = shift_ns = 0
-    for moment_ns, at, event in stamped:
-        if moment_ns + shift_ns < latest_ns - LATE_NS:  # the machine's clock was set back, as between two starts
-            shift_ns, steps.lost = latest_ns - moment_ns, BACK
-            notes.assume(SHIFTED)
-        latest_ns = max(latest_ns, moment_ns + shift_ns)
-        yield moment_ns + shift_ns, at, event
+    latest_ns = 0
+    for moment_ns, at, event in stamped:  # the machine's clock may be set back, as between two starts
+        moved_ns = steps.moved_ns(moment_ns, latest_ns)
+        latest_ns = max(latest_ns, moved_ns)
+        yield moved_ns, at, event
 
 
 def _number(event: Record, at: str) -> int | None:

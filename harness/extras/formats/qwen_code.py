@@ -24,24 +24,6 @@ COUNTS, TOLD = TABLES["counts"], TABLES["told"]
 BESIDE = "calls that the program made beside the conversation: its telemetry counts them, no row holds them"
 
 
-class QwenLog(ClaudeLog):
-    """A file of Qwen Code, row by row."""
-
-    program, held_to, passed = "Qwen Code", HELD_TO, PASSED
-
-    def new_chain(self, session: str) -> Chain:
-        return _QwenChain(session, self.notes)
-
-    def kind_of(self, record: Record) -> str:
-        kind, more = text_of(record, "type"), text_of(record, "subtype")
-        event = record_of(record, "systemPayload", "uiEvent")
-        if text_of(event, "event.name").endswith(".api_response") and not text_of(event, "subagent_id"):
-            return "api_response"
-        if text_of(event, "event.name").endswith(".tool_call") and text_of(event, "decision") in DECIDED:
-            return "tool_call"
-        return more if kind == "system" and more else kind
-
-
 class _QwenChain(Chain):
     kinds = ("user", "assistant", "tool_result", "chat_compression", "api_response", "tool_call")
     # An answer in telemetry whose row has not come: the record, its instant and place.
@@ -105,9 +87,13 @@ class _QwenChain(Chain):
 
     def _answer(self, record: Record, parts: list[Record], moment_ns: int, at: str) -> None:
         usage, tools = record_of(record, "usageMetadata"), [record_of(part, "functionCall") for part in parts]
-        if not usage and any(tools) and self.calls and "agentId" in record:
-            turn = self.calls[-1]  # a sub-agent's calls of tools have rows of their own
-            self.notes.part()
+        if not usage and any(tools) and "agentId" in record:
+            # A sub-agent's calls of tools have rows of their own, which may be all that there is of an answer.
+            turn = (self.calls or [Call(self.session, moment_ns, moment_ns)])[-1]
+            if self.is_asked(moment_ns) or not (self.calls or self.lost):
+                self.lose((), at)
+            else:
+                self.notes.part()
         elif not counts_of(usage, COUNTS.values()):
             self.lose(map(usage.get, COUNTS.values()), at)
             return
@@ -122,7 +108,22 @@ class _QwenChain(Chain):
         self._called = tuple(text_of(tool, "name") for tool in tools)
         for tool in filter(None, tools):
             self.call(text_of(tool, "id"), turn, moment_ns, text_of(tool, "name"))
-            turn.answer_characters += len(json.dumps(tool.get("args")))
+            turn.answer_characters += 0 if self.lost else len(json.dumps(tool.get("args")))
+
+
+class QwenLog(ClaudeLog):
+    """A file of Qwen Code, row by row."""
+
+    program, held_to, passed, conversation = "Qwen Code", HELD_TO, PASSED, _QwenChain
+
+    def kind_of(self, record: Record) -> str:
+        kind, more = text_of(record, "type"), text_of(record, "subtype")
+        event = record_of(record, "systemPayload", "uiEvent")
+        if text_of(event, "event.name").endswith(".api_response") and not text_of(event, "subagent_id"):
+            return "api_response"
+        if text_of(event, "event.name").endswith(".tool_call") and text_of(event, "decision") in DECIDED:
+            return "tool_call"
+        return more if kind == "system" and more else kind
 
 
 FORMAT = trace_format(__file__, "qwen-code", reader_of(QwenLog), passed=PASSED, held_to=f"Qwen Code {HELD_TO}")

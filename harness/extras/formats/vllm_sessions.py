@@ -402,14 +402,13 @@ def _requests(tree: list[ObservedRequest], blocks: tuple[int, ...], notes: ReadN
         end = request.end
         assert end is not None
         left_ns = left_tokens = 0
-        generate = max(end.generated, 1)
         if end.reason == "abort":
             left_tokens = end.generated
             left_ns = 0 if left_tokens else max(end.end_ns - request.arrival_ns, 1)
             notes.assume(NO_LIMIT, request.most is None)
             generate = max(request.most or 0, end.generated + 1)
-        elif not end.generated:
-            notes.assume("answers of no token taken as 1 token")
+        else:
+            generate = notes.answered(end.generated)
         lengths = (request.prompt, request.keep if base is not None else 0, generate)
         yield RecordedRequest(base, after, wait_ns, "none", *lengths, () if after else blocks, left_ns, left_tokens)
 

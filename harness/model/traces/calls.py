@@ -33,6 +33,7 @@ RAN = re.compile(
 LAST_NS = instant_ns(datetime.max.isoformat()) or 0
 """The last instant that a timestamp can name."""
 UNTIMED = -1
+UNCOUNTED = "a call before theirs has no token counts"
 Message = tuple[bytes, int]
 """Digest and tokens of one message of a prompt."""
 
@@ -154,6 +155,14 @@ class Conversation:
         self._is_in_doubt = self._is_woken = False
         self.is_allowed = False  # a person was asked whether a tool of the last call may run
         self.lost = ""  # why the wait of the next call is not known: a call before it was left out
+        self._shift_ns = 0
+
+    def moved_ns(self, moment_ns: int, least_ns: int) -> int:
+        """An instant of the next row by one clock, which is set on where it went back of a least instant."""
+        if moment_ns + self._shift_ns < least_ns - LATE_NS:
+            self.notes.assume(SHIFTED)
+            self._shift_ns, self.lost = least_ns - moment_ns, BACK
+        return moment_ns + self._shift_ns
 
     def take_input(self, moment_ns: int, *, is_human: bool | None, is_hint: bool = False) -> None:
         """A person's message, or a tool's result; None: neither. is_hint: counts only where there is no other input."""
@@ -178,19 +187,28 @@ class Conversation:
         self.calls.append(turn)
         return turn
 
+    def is_asked(self, moment_ns: int) -> bool:
+        """Whether an output of this moment answers what came since the last call, and is no more of that one."""
+        return moment_ns - max((at_ns for at_ns, _ in self._inputs), default=moment_ns) >= BURST_NS
+
+    def skip(self, why: str, until_ns: int = LAST_NS) -> None:
+        """A call that answered the inputs until then is left out; why: the wait of the next one is not known."""
+        self.lost, self._ran_ns = why, []
+        self._inputs, self._hints = ([one for one in each if one[0] > until_ns] for each in (self._inputs, self._hints))
+
     def lose(self, counts: Iterable[object], at: str) -> None:
         """An answer without sound counts: these are null, or no numbers of tokens."""
         if any(each is not None and tokens_of(each) is None for each in counts):
             self.notes.row_broken("an answer with a count that is no number of tokens", at)
         else:
             self.notes.drop_call("answers without token counts", at)
-        self.lost = "a call before theirs has no token counts"
+        self.skip(UNCOUNTED)
 
     def end_without_row(self, at: str) -> None:
         """The program tells that a call was cancelled, or failed, which the log does not hold: if one was asked for."""
         if self._inputs:
             self.notes.leave("calls that were cancelled or failed: the log does not hold them", at)
-            self.lost = "a call before theirs was cancelled or failed"
+            self.skip("a call before theirs was cancelled or failed")
 
     def begin(self, moment_ns: int) -> Call:
         """The call whose first output came at ``moment_ns``; it takes the inputs so far."""

@@ -28,96 +28,6 @@ OTHER_MODEL = "passes of another model within an answer: an advisor's, or one th
 Counts = list[tuple[str, list[int | None]]]
 
 
-class ClaudeLog(AgentLog):
-    """A file of Claude Code, row by row, or of a program whose rows have the same ids and links."""
-
-    program, held_to, passed = "Claude Code", HELD_TO, PASSED
-
-    def __init__(self, name: str, notes: ReadNotes) -> None:
-        super().__init__(name, notes)
-        self._chains: dict[str, Chain] = {}
-        self._side_roots: dict[str, str] = {}
-        self._rows: set[str] = set()
-        self._parents: set[str] = set()
-        self._session_of: dict[str, str] = {}
-        self._call_at: dict[str, Call] = {}  # the last call up to a row
-        self._is_back = False
-
-    def logs(self) -> Iterable[Log]:
-        missing = self._parents - self._rows
-        self.notes.assume("rows that name a row before them which is not in their file: rows are missing", len(missing))
-        return [chain.log() for chain in self._chains.values()]
-
-    def new_chain(self, session: str) -> Chain:
-        """A conversation of this program."""
-        return _ClaudeChain(session, self.notes)
-
-    def kind_of(self, record: Record) -> str:
-        """The type of a row, by which ``passed`` and its conversation know it."""
-        return "compaction" if text_of(record, "subtype") == "compact_boundary" else text_of(record, "type")
-
-    def take(self, record: Record, at: str) -> None:
-        kind, row, moment_ns = self.kind_of(record), text_of(record, "uuid"), instant_ns(record.get("timestamp"))
-        if row in self._rows:
-            self.notes.leave("rows that their own file holds already", at, 1)
-            return
-        self._rows |= {row} - {""}
-        self._parents |= {text_of(record, name) for name in ("parentUuid", "logicalParentUuid")} - {""}
-        if (above := self._call_at.get(text_of(record, "parentUuid"))) is not None:
-            self._call_at[row] = above
-        self.notes.check_release(self.program, text_of(record, "version"), self.held_to)
-        self._is_back = self._is_back or at in self.backs
-        if self.notes.passes(kind, self.passed):
-            return
-        chain = self._chain(record, row)
-        chain.unread.num_rows += 1
-        chain.lost, self._is_back = BACK if self._is_back else chain.lost, False
-        if kind not in chain.kinds:
-            chain.unread.unknown(kind, at)
-        elif moment_ns is None:
-            chain.unread.broken("a row without its time", at)
-        elif kind == "user" and not any(get(record, "message", name) for get in (text_of, records_of) for name in SAID):
-            chain.unread.broken("a user's row without its message", at)
-        else:
-            self.came_at(moment_ns)
-            num_calls = len(chain.calls)
-            chain.take(kind, record, moment_ns, at)
-            if len(chain.calls) > num_calls:
-                self._call_at[row] = turn = chain.calls[-1]
-                turn.rewound_to = above if above not in chain.calls[-2:] else None
-
-    def _chain(self, record: Record, row: str) -> Chain:
-        """The conversation of a row, which this row may begin."""
-        session, is_aside = self._session(record), record.get("isSidechain") is True
-        above = self._session_of.get(text_of(record, "parentUuid") or "-", "")
-        if session not in self._chains:
-            chain = self._chains[session] = self.new_chain(session)
-            # A session goes on from the one that its first row follows: copies may keep that row's id.
-            if text_of(record, "agentId") and is_aside:
-                chain.parent = text_of(record, "sessionId") or self.name
-            elif above and not is_aside:
-                chain.follows = next(reversed(self._chains[above].calls), None)
-        elif not is_aside and above.partition("/")[0] not in ("", session):
-            self._chains[session].lost = "a row before theirs is of another session"
-        self._session_of[row] = session
-        return self._chains[session]
-
-    def _session(self, record: Record) -> str:
-        """The conversation that a row belongs to: the session, a sub-agent of it, or a side chain by its first row."""
-        session = text_of(record, "sessionId") or self.name
-        self.notes.assume("rows that name no session: taken as of that of their file", not text_of(record, "sessionId"))
-        if record.get("isSidechain") is not True:
-            return session
-        if agent := text_of(record, "agentId"):
-            return f"{session}/{agent}"
-        uuid = text_of(record, "uuid")
-        root = self._side_roots.get(text_of(record, "parentUuid"), uuid)
-        if root == uuid:
-            self.notes.assume(UNLINKED)
-        self._side_roots[uuid] = root
-        return f"{session}/{root}"
-
-
 class Chain(Conversation):
     """One conversation of a ``ClaudeLog``; a side chain is a conversation too. kinds: the types of its rows."""
 
@@ -175,7 +85,7 @@ class _ClaudeChain(Chain):
         name, counts = text_of(message, "id"), _counts(record_of(message, "usage"))
         if record.get("isApiErrorMessage") is True:
             self.notes.drop_call("calls that failed, after all tries: the program tells their error", at)
-            self.lost = "a call before theirs failed"
+            self.skip("a call before theirs failed")
             return
         if text_of(message, "model") == "<synthetic>":
             self.notes.pass_over("messages that the program wrote in the model's name")
@@ -203,6 +113,93 @@ class _ClaudeChain(Chain):
         """The calls, one for each pass of the session's model."""
         super().log()
         return [each for turn, counts in self._answers.values() for each in _passes(turn, counts, self.notes)]
+
+
+class ClaudeLog(AgentLog):
+    """A file of Claude Code, row by row, or of a program whose rows have the same ids and links."""
+
+    program, held_to, passed = "Claude Code", HELD_TO, PASSED
+    conversation: type[Chain] = _ClaudeChain
+
+    def __init__(self, name: str, notes: ReadNotes) -> None:
+        super().__init__(name, notes)
+        self._chains: dict[str, Chain] = {}
+        self._side_roots: dict[str, str] = {}
+        self._rows: set[str] = set()
+        self._parents: set[str] = set()
+        self._session_of: dict[str, str] = {}
+        self._call_at: dict[str, Call] = {}  # the last call up to a row
+        self._is_back = False
+
+    def logs(self) -> Iterable[Log]:
+        missing = self._parents - self._rows
+        self.notes.assume("rows that name a row before them which is not in their file: rows are missing", len(missing))
+        return [chain.log() for chain in self._chains.values()]
+
+    def kind_of(self, record: Record) -> str:
+        """The type of a row, by which ``passed`` and its conversation know it."""
+        return "compaction" if text_of(record, "subtype") == "compact_boundary" else text_of(record, "type")
+
+    def take(self, record: Record, at: str) -> None:
+        kind, row, moment_ns = self.kind_of(record), text_of(record, "uuid"), instant_ns(record.get("timestamp"))
+        if row in self._rows:
+            self.notes.leave("rows that their own file holds already", at, 1)
+            return
+        self._rows |= {row} - {""}
+        self._parents |= {text_of(record, name) for name in ("parentUuid", "logicalParentUuid")} - {""}
+        if (above := self._call_at.get(text_of(record, "parentUuid"))) is not None:
+            self._call_at[row] = above
+        self.notes.check_release(self.program, text_of(record, "version"), self.held_to)
+        self._is_back = self._is_back or at in self.backs
+        if self.notes.passes(kind, self.passed):
+            return
+        chain = self._chain(record, row)
+        chain.unread.num_rows += 1
+        chain.lost, self._is_back = BACK if self._is_back else chain.lost, False
+        if kind not in chain.kinds:
+            chain.unread.unknown(kind, at)
+        elif moment_ns is None:
+            chain.unread.broken("a row without its time", at)
+        elif kind == "user" and not any(get(record, "message", name) for get in (text_of, records_of) for name in SAID):
+            chain.unread.broken("a user's row without its message", at)
+        else:
+            self.came_at(moment_ns)
+            num_calls = len(chain.calls)
+            chain.take(kind, record, moment_ns, at)
+            if len(chain.calls) > num_calls:
+                self._call_at[row] = turn = chain.calls[-1]
+                turn.rewound_to = above if above not in chain.calls[-2:] else None
+
+    def _chain(self, record: Record, row: str) -> Chain:
+        """The conversation of a row, which this row may begin."""
+        session, is_aside = self._session(record), record.get("isSidechain") is True
+        above = self._session_of.get(text_of(record, "parentUuid") or "-", "")
+        if session not in self._chains:
+            chain = self._chains[session] = self.conversation(session, self.notes)
+            # A session goes on from the one that its first row follows: copies may keep that row's id.
+            if text_of(record, "agentId") and is_aside:
+                chain.parent = text_of(record, "sessionId") or self.name
+            elif above and not is_aside:
+                chain.follows = next(reversed(self._chains[above].calls), None)
+        elif not is_aside and above.partition("/")[0] not in ("", session):
+            self._chains[session].lost = "a row before theirs is of another session"
+        self._session_of[row] = session
+        return self._chains[session]
+
+    def _session(self, record: Record) -> str:
+        """The conversation that a row belongs to: the session, a sub-agent of it, or a side chain by its first row."""
+        session = text_of(record, "sessionId") or self.name
+        self.notes.assume("rows that name no session: taken as of that of their file", not text_of(record, "sessionId"))
+        if record.get("isSidechain") is not True:
+            return session
+        if agent := text_of(record, "agentId"):
+            return f"{session}/{agent}"
+        uuid = text_of(record, "uuid")
+        root = self._side_roots.get(text_of(record, "parentUuid"), uuid)
+        if root == uuid:
+            self.notes.assume(UNLINKED)
+        self._side_roots[uuid] = root
+        return f"{session}/{root}"
 
 
 def _characters(part: Record) -> int:

@@ -189,3 +189,16 @@ def test_an_answer_without_counts_is_counted_and_the_wait_after_it_unknown(tmp_p
     assert len(recording.requests) == 2
     assert recording.requests[1].is_drawn
     assert notes.left == {"answers without token counts": 1}
+    assert str(tmp_path) in notes.first_at["answers without token counts"]
+
+
+@pytest.mark.parametrize("content", ["x", ""])
+def test_an_answer_without_counts_that_is_the_last_leaves_no_input_unanswered(tmp_path: Path, content: str) -> None:
+    rows = [row for row in rows_of() if row.get("id") != "s-r2"]
+    rows = [row | {"tokens": None, "content": content} if row.get("id") == "s-a2" else row for row in rows]
+    (recording,), notes = read(tmp_path, rows)
+    assert len(recording.requests) == 2
+    assert notes.left == {"answers without token counts": 1}
+    assert UNANSWERED not in notes.assumed
+    _, notes = read(tmp_path, [*rows, {"id": "p", "timestamp": at(90), "type": "user", "content": "x"}])
+    assert notes.assumed[UNANSWERED] == 1

@@ -126,6 +126,28 @@ def test_a_sub_agent_is_forked_from_its_parent_and_joined(tmp_path: Path) -> Non
     assert notes.labels == (f"1 x {UNANSWERED}",)
 
 
+@pytest.mark.parametrize("num_tools", [1, 2])
+@pytest.mark.parametrize("place", [1, 2, 3])
+def test_an_agents_answer_that_only_calls_tools_is_a_call_without_counts(
+    tmp_path: Path, place: int, num_tools: int
+) -> None:
+    child = [row | {"isSidechain": True, "agentId": "k", "sessionId": "s"} for row in qwen_rows("k", 3, 4.0)][:6]
+    answer = child.pop(2 * place - 1)  # at its instant stand rows of its tools alone, as older releases write them
+    parts = (
+        {"functionCall": {"id": f"c{place - 1}" if not each else "more", "name": "x", "args": "y" * 9_000}}
+        for each in range(num_tools)
+    )
+    bare = [answer | {"uuid": f"k-{each}", "message": {"parts": [part]}} for each, part in enumerate(parts)]
+    child[2 * place - 1 : 2 * place - 1] = [{key: row[key] for key in row if key != "usageMetadata"} for row in bare]
+    (recording,), notes = read(tmp_path, child=child, s=list(qwen_rows("s")))
+    assert notes.dropped == {"answers without token counts": 1}
+    unknown = [request.is_drawn for request in recording.requests if request.prompt_tokens in (1000, 1200, 1400)]
+    assert len(recording.requests) == 5
+    assert sum(unknown) == (place < 3)
+    assert {request.generate_tokens for request in recording.requests} == {100}, "no other answer has its characters"
+    assert notes.assumed[UNANSWERED] == 1, "the parent's alone"
+
+
 def test_an_agent_of_an_agent_is_started_by_the_one_that_asked_for_it(tmp_path: Path) -> None:
     side = {"isSidechain": True, "sessionId": "s"}
     rows = list(qwen_rows("s", 2))

@@ -284,6 +284,8 @@ def test_a_call_that_failed_is_counted_and_the_wait_after_it_is_drawn_from_those
     trace = imported(written(tmp_path, rows))
     assert waits_of(trace)[1:] == [("human", 30), ("human", 30)]
     assert not any("for a tool" in label or "tracelab" in label for label in trace.head.labels)
+    labels = imported(written(tmp_path, [*rows[:3], error | {"timestamp": at(80.0)}])).head.labels
+    assert not any(UNANSWERED in label for label in labels), "the call that failed is counted"
 
 
 def test_a_prompt_that_grew_with_less_cached_says_that_the_ceilings_are_the_providers(tmp_path: Path) -> None:
