@@ -89,7 +89,7 @@ def test_ratios_stand_with_their_ends_and_the_verdict(runs: list[SealedRun], sam
 
 def test_a_ratio_whose_channels_contradict_says_that_it_is_withheld(tmp_path: Path) -> None:
     # Half a second before every first token is time in flight that the cost model does not explain.
-    apart = [seal_run(tmp_path), seal_run(tmp_path, Shape(condition="slow", slow_start_ns=500_000_000))]
+    apart = [seal_run(tmp_path), seal_run(tmp_path, Shape(condition="slow", slowdown=2))]
     write_runs(apart, named_format("prometheus"), tmp_path / "out", may_replace=False)
     assert 'verdict="withheld"' in (tmp_path / "out" / "metrics.prom").read_text(encoding="utf-8")
 
