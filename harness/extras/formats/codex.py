@@ -21,6 +21,7 @@ ENDINGS = {"_call": "output", "_output": "result"}
 STEPS = "steps of the running totals that are not the next call: calls are missing or changed"
 UNCOUNTED = "calls without a token count: interrupted, or the file is cut off"
 COPIED = "a fork's first call: the result before it is a copy, stamped anew"
+REVIEWED = ("exited_review_mode", "ExitedReviewMode")
 INPUTS = ("person", "result", "hint", "turn")
 USAGE = ("input_tokens", "cached_input_tokens", "output_tokens", "reasoning_output_tokens")
 TOTALS = (*USAGE, "total_tokens")
@@ -59,7 +60,7 @@ class _Session(Conversation):
         self._open: Call | None = None
         self._fork_of = ""
         self._began_ns: int | None = None
-        self._has_meta = self._is_agent = False
+        self._has_meta = self._is_agent = self._is_reviewed = False
         self._closed_ns: list[int] = []
         self._totals: list[int] | None = None
         # Usage that the other kind of row may tell again: of the last count, and of the last record.
@@ -73,9 +74,8 @@ class _Session(Conversation):
 
     def ended_before(self, name: str, moment_ns: int | None) -> bool:
         """Whether a session_meta of this id begins another session: what a fork repeats comes at its start."""
-        if not self._has_meta or name == self.session or moment_ns is None or self._began_ns is None:
-            return False
-        return moment_ns - self._began_ns >= BURST_NS and bool(self.calls)
+        is_other = self._has_meta and name != self.session and bool(self.calls)
+        return is_other and moment_ns is not None and moment_ns - (self._began_ns or 0) >= BURST_NS
 
     def log(self) -> Log:
         """The calls so far."""
@@ -88,7 +88,6 @@ class _Session(Conversation):
                 copied_ns = max(self._began_ns or 0, self._closed_ns[place - 1]) + BURST_NS
                 is_copied = turn.kind == "tool" and turn.submitted_ns < copied_ns
                 turn.unknown_wait = turn.unknown_wait or (COPIED if is_copied else "")
-        for turn in self.calls:
             turn.fork_of = self._fork_of or self.parent
             turn.session = self.session  # its first record may come late
             turn.parent = self.parent or "-" * self._is_agent  # a review, or an agent of the program, names none
@@ -150,10 +149,12 @@ class _Session(Conversation):
 
     def _event(self, payload: Record, kind: str, moment_ns: int, form: str, at: str) -> None:
         role, call = role_of(payload, kind, form), text_of(payload, "call_id")
-        if role == "count":
-            self._count(record_of(payload["info"]), moment_ns, at)
-        elif role == "record":
-            self._usage_record(payload, moment_ns, at)
+        is_exit = not {kind, text_of(payload, "item", "type")}.isdisjoint(REVIEWED)
+        self._is_reviewed = is_exit or (self._is_reviewed and role != "turn")
+        if self._is_reviewed and (kind, role) == ("message", "output"):
+            kind, role, self._inputs, self._is_reviewed = "review", "passed", [], False
+        if role in ("count", "record"):
+            (self._count if role == "count" else self._usage_record)(payload, moment_ns, at)
         elif role == "passed":
             self.notes.pass_over(f"{kind}: {PASSED[kind]}")
             if kind == "turn_aborted":
@@ -184,7 +185,8 @@ class _Session(Conversation):
         self._open.end_ns = max(self._open.end_ns, moment_ns)
         return self._open
 
-    def _count(self, info: Record, moment_ns: int, at: str) -> None:
+    def _count(self, payload: Record, moment_ns: int, at: str) -> None:
+        info = record_of(payload, "info")
         totals, usage = counts_of(info.get("total_token_usage"), TOTALS), counts_of(info.get("last_token_usage"), USAGE)
         if (totals is not None and totals == self._totals) or (usage is not None and usage == self._recorded):
             self.notes.pass_over("token_count: told again")

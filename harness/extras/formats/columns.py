@@ -56,12 +56,9 @@ def _sessions(path: Path, notes: ReadNotes, progress: Progress | None) -> dict[s
     broken: dict[str, str] = {}
     for name, at, row in _rows(path, notes, progress):
         rounds = sessions.setdefault(name, {})
-        if row is None:
-            notes.row_broken("a row without its numbers", at)
-            broken.setdefault(name, at)
-            continue
-        if row.round in rounds and rounds[row.round] != row:
-            notes.row_broken("a second row of a round, with other numbers", at)
+        if row is None or rounds.get(row.round, row) != row:
+            what = "a second row of a round, with other numbers" if row else "a row without its numbers"
+            notes.row_broken(what, at)
             broken.setdefault(name, at)
             continue
         notes.call()

@@ -271,6 +271,27 @@ def test_the_wait_after_a_call_that_a_person_stopped_is_not_known(tmp_path: Path
     assert (trace.num_requests, sum(trace.head.dropped.values())) == (2, 1)
 
 
+@pytest.mark.parametrize("is_input_first", [True, False])
+@pytest.mark.parametrize("told", [{}, {"type": "item_completed", "item": {"type": "ExitedReviewMode"}}])
+@pytest.mark.parametrize("more", [[], [(34.1, "event_msg", "agent_message")]])
+def test_what_codex_itself_writes_of_a_review_is_no_call(
+    tmp_path: Path, more: list[Any], told: Any, *, is_input_first: bool
+) -> None:
+    review = [(34.0, "response_item", "message"), (34.0, "event_msg", "exited_review_mode")]
+    between = [(14.0, "event_msg", "entered_review_mode"), *(review if is_input_first else review[::-1]), *more]
+    rows = one_turn({"type": "reasoning"}, *between, (34.1, "response_item", "message"))
+    roles = iter(("user", "assistant"))
+    for row in rows:
+        row["payload"] |= {"role": next(roles)} if row["payload"]["type"] == "message" else {}
+        row["payload"] |= told if row["payload"]["type"] == "exited_review_mode" else {}
+    ended = imported(written(tmp_path, rows[:-2], "a"))
+    assert (ended.num_requests, ended.head.dropped, ended.head.labels) == (1, {}, ())
+    asked = {"timestamp": at(64.0), "type": "event_msg", "payload": {"type": "user_message"}}
+    trace = imported(written(tmp_path, [*rows[:-2], asked, *rows[-2:]], "a"))
+    last = trace.recordings[0].requests[1]
+    assert (trace.head.dropped, last.wait_kind, last.wait_ns) == ({}, "human", 61 * NS_PER_S)
+
+
 @pytest.mark.parametrize("is_count_first", [True, False])
 @pytest.mark.parametrize(("ended_s", "num_left"), [(40.0, 1), (3.6, 0)])
 def test_a_compaction_that_no_count_tells_is_counted_as_left_out(
