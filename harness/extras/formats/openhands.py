@@ -104,7 +104,8 @@ def _steps(conversation: _Conversation, notes: ReadNotes) -> TrajectoryCalls:
         if not is_answer and _is_input(event):
             is_human = text_of(event, "source") == "user" or text_of(event, "observation") == "user_rejected"
             is_refused = kind == "UserRejectObservation" and text_of(event, "rejection_source") != "hook"
-            steps.ask(moment_ns, is_human=is_human or is_refused)
+            is_end = kind == "ObservationEvent" and text_of(event, "tool_name") == "finish"
+            steps.ask(moment_ns, is_human=is_human or is_refused, is_hint=is_end)
         elif answer in answers:
             notes.part()  # one answer may be several actions
         elif is_answer and isinstance(counts, Usage):
@@ -158,10 +159,9 @@ def _number(event: Record, at: str) -> int | None:
 
 def _is_input(event: Record) -> bool:
     """Whether the model is asked again after an event: a person's message, or what came of an action."""
-    kind = text_of(event, "kind")
-    if kind:
-        return kind in OBSERVATIONS or (kind == "MessageEvent" and text_of(event, "source") == "user")
-    return "observation" in event or (text_of(event, "source") == "user" and text_of(event, "action") == "message")
+    kind, action = text_of(event, "kind"), text_of(event, "action")
+    is_message = text_of(event, "source") == "user" and (kind or action) in ("MessageEvent", "message")
+    return is_message or kind in OBSERVATIONS or (not kind and "observation" in event)
 
 
 FORMAT = trace_format(__file__, "openhands", of_lines(openhands_logs), passed=PASSED)

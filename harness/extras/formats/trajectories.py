@@ -37,11 +37,11 @@ class TrajectoryCalls(Conversation):
         super().__init__("", notes)
         self.unread.num_rows = num_rows
 
-    def ask(self, moment_ns: int | None, *, is_human: bool) -> None:
-        """A row asks the model: a person's message or a tool's result; one without a time comes with the row before."""
+    def ask(self, moment_ns: int | None, *, is_human: bool, is_hint: bool = False) -> None:
+        """A row asks the model, as ``take_input``; one without a time comes with the row before."""
         self.notes.part()
         moment_ns = max(self._inputs, default=(UNTIMED, False))[0] if moment_ns is None else moment_ns
-        self.take_input(moment_ns, is_human=is_human)
+        self.take_input(moment_ns, is_human=is_human, is_hint=is_hint)
 
     def answer(self, usage: Usage, at: str, ended_ns: int | None) -> Call:
         """A call; it takes what was asked so far."""

@@ -12,7 +12,7 @@ from harness.clock import NS_PER_S
 from harness.errors import SpecError
 from harness.extras.formats.openhands import OF_SEVERAL
 from harness.model.traces.calls import BACK, SHIFTED
-from harness.model.traces.links import GAPS
+from harness.model.traces.links import GAPS, UNANSWERED
 from harness.model.traces.recording import TraceFile
 from tests.support.agent_logs import at
 from tests.support.sound_traces import chat_usage, openhands_events
@@ -80,6 +80,16 @@ def test_a_conversation_of_the_sdk_has_its_usage_beside_its_events(tmp_path: Pat
     (folder / "base_state.json").unlink()
     with pytest.raises(SpecError, match="3 x answers without token counts"):
         imported(folder)
+
+
+def test_a_conversation_that_its_agent_finished_has_no_last_input(tmp_path: Path) -> None:
+    folder = conversation_of_the_sdk(tmp_path / "conversation")
+    assert imported(folder).head.labels == (f"1 x {UNANSWERED}",)
+    last = max((folder / "events").iterdir())
+    last.write_text(json.dumps(json.loads(last.read_text()) | {"tool_name": "finish"}))
+    trace = imported(folder)
+    check(trace)
+    assert not trace.head.labels
 
 
 def with_metrics(events: list[Any]) -> list[Any]:
