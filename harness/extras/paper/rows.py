@@ -141,9 +141,9 @@ def fixed_arrivals(source: PaperRuns) -> Rows:
     rows: list[Row] = []
     for condition, baseline in experiment.compared():
         full = predicted_ratio(experiment, condition, baseline)
-        fixed = fixed_arrival_ratio(experiment, condition, baseline)
-        if full is not None and fixed is not None:
+        if full is not None:
             row = {"observed": full.observed_ratio, "full": full.ratio, "full_error": full.error}
+            fixed = full._replace(ratio=fixed_arrival_ratio(experiment, condition, baseline))
             rows.append({"condition": condition, **row, "fixed": fixed.ratio, "fixed_error": fixed.error})
     return rows
 

@@ -10,14 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from harness.analysis import stats
 from harness.analysis.compare.answer import ExperimentRuns
 from harness.analysis.figures import totals
-from harness.analysis.stats import grouped, ratio
-from harness.compiled.records import record_as_dict
 from harness.errors import SpecError
 from harness.judge.catalogue import AnalysisResult, analyse
 from harness.judge.decisions.decide import Decision
@@ -63,7 +62,7 @@ class PaperRuns:
 
     @cached_property
     def _sealed(self) -> Mapping[str, list[SealedRun]]:
-        return grouped(RunStore(self._folder).sealed(), lambda run: run.experiment)
+        return stats.grouped(RunStore(self._folder).sealed(), lambda run: run.experiment)
 
     @cached_property
     def _folder(self) -> Path:
@@ -80,7 +79,7 @@ class PaperRuns:
     @cached_property
     def _by_experiment(self) -> Mapping[str, list[SealedRun]]:
         valid = (run for runs in self._sealed.values() for run in runs if run.is_valid)
-        return grouped(valid, lambda run: run.experiment)
+        return stats.grouped(valid, lambda run: run.experiment)
 
     def runs(self, experiment: str) -> list[SealedRun]:
         """Valid runs; NotRunError when there is none."""
@@ -124,8 +123,7 @@ class PaperRuns:
         return next((each.records() for each in tables if each.name == table), [])
 
 
-@dataclass(frozen=True, slots=True)
-class VariantRatio:
+class VariantRatio(NamedTuple):
     """One comparison under one variant. error: its distance from the ratio observed on channel A; None: unobserved."""
 
     ratio: float
@@ -136,12 +134,6 @@ class VariantRatio:
     @property
     def error(self) -> float | None:
         return None if self.observed_ratio is None else abs(self.ratio - self.observed_ratio)
-
-
-def observed_ratio(experiment: ExperimentRuns, condition: str, baseline: str) -> float | None:
-    """Channel A of a condition over its baseline's, sums over replicates."""
-    changed, base = totals(experiment.pairs(condition, baseline))
-    return ratio(changed.a_ns, base.a_ns)
 
 
 def predicted_ratio(
@@ -157,27 +149,20 @@ def predicted_ratio(
         predictions = predict_runs([run for pair in pairs for run in pair], rules)
     changed = [predictions[condition][run.replicate] for run, _base in pairs]
     base = [predictions[baseline][run.replicate] for _changed, run in pairs]
+    observed, observed_base = totals(experiment.pairs(condition, baseline))
     return VariantRatio(
         ratio=sum(run.device_ns for run in changed) / sum(run.device_ns for run in base),
         num_reused=sum(run.num_reused for run in changed),
         num_rearrivals=sum(run.num_rearrivals for run in changed),
-        observed_ratio=observed_ratio(experiment, condition, baseline),
+        observed_ratio=stats.ratio(observed.a_ns, observed_base.a_ns),
     )
 
 
-def fixed_arrival_ratio(experiment: ExperimentRuns, condition: str, baseline: str) -> VariantRatio | None:
-    """Every re-arrival comes when it came in the baseline's run of the same replicate, whatever completes when."""
+def fixed_arrival_ratio(experiment: ExperimentRuns, condition: str, baseline: str) -> float:
+    """Every re-arrival comes when it came in the baseline's run of the same replicate; there are runs of both."""
     pairs = experiment.sealed_pairs(condition, baseline)
-    if not pairs:
-        return None
-    changed = [_device_ns(own, _arrivals(base)) for own, base in pairs]
-    unchanged = [_device_ns(base, None) for _own, base in pairs]
-    return VariantRatio(
-        ratio=sum(device for device, _ in changed) / sum(device for device, _ in unchanged),
-        num_reused=sum(reused for _, reused in changed),
-        num_rearrivals=sum(at_ns >= 0 for own, _ in pairs for at_ns in _arrivals(own)),
-        observed_ratio=observed_ratio(experiment, condition, baseline),
-    )
+    changed_ns = sum(_device_ns(own, _arrivals(base)) for own, base in pairs)
+    return changed_ns / sum(_device_ns(base, None) for _own, base in pairs)
 
 
 def _arrivals(run: SealedRun) -> Sequence[int]:
@@ -188,13 +173,10 @@ def _arrivals(run: SealedRun) -> Sequence[int]:
     return [row["sent_ns"] - start_ns if row["request"] else -1 for row in rows]
 
 
-def _device_ns(run: SealedRun, pinned_ns: Sequence[int] | None) -> tuple[int, int]:
-    """(D, requests that reused) of a run's plan on its own configuration."""
-    server = run.server
+def _device_ns(run: SealedRun, pinned_ns: Sequence[int] | None) -> int:
+    """D of a run's plan on its own configuration."""
     arrays = plan_arrays([run.plan])
     if pinned_ns is not None:
         arrays = with_column(arrays, "pinned_ns", np.array(pinned_ns, dtype=np.int64))
-    outcome = run_batch(arrays, EngineConfig.from_server(server), run.cost_model)
-    totals = record_as_dict(outcome.totals, 0)
-    reused = int(np.count_nonzero(outcome.requests["cached_tokens"] > 0))
-    return totals["decode_ns"] + totals["prefill_ns"], reused
+    totals = run_batch(arrays, EngineConfig.from_server(run.server), run.cost_model).totals
+    return int(totals["decode_ns"][0] + totals["prefill_ns"][0])

@@ -153,7 +153,7 @@ def test_table_s4_derives_dummy_requests_by_the_schedulers_rule_and_says_so(runs
 
 def test_dummy_requests_are_not_derived_where_the_rule_does_not_apply(runs_root: Path) -> None:
     run = RunStore(runs_root).sealed("dummy-lifecycle")[0]
-    assert dummy_requests(run) == (49, True)
+    assert dummy_requests(run) == "49 (derived)"
     for changed in ({"rules": "paper"}, {"prefix_caching": False}):
         server = {**run.manifest.requested["server"], **changed}
         other = run.manifest.model_copy(update={"requested": {**run.manifest.requested, "server": server}})

@@ -9,7 +9,6 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
 from harness.analysis.compare.answer import ExperimentRuns
 from harness.analysis.figures import ReuseFigures, cells, total_of
@@ -182,18 +181,8 @@ def _listed(counts: Iterable[int | None]) -> str:
     return ", ".join("?" if count is None else str(count) for count in counts)
 
 
-class DummyRequests(NamedTuple):
-    """How often a dummy block was asked for. is_derived: counted by the scheduler's rule, not seen."""
-
-    num_requests: int
-    is_derived: bool
-
-    def __str__(self) -> str:
-        return f"{self.num_requests} (derived)" if self.is_derived else str(self.num_requests)
-
-
-def dummy_requests(run: SealedRun) -> DummyRequests | None:
-    """Steps that asked for a dummy block: as the observer inside the server saw them, else by the vendor's rule.
+def dummy_requests(run: SealedRun) -> str | None:
+    """Steps that asked for a dummy block: as the observer inside the server saw them, else "(derived)" by its rule.
 
     The rule: with prefix caching, one in every decode step with 0 < n < limit, none in any other step (vllm-rbln 0.11.1
     and 0.11.2, optimum_scheduler.py). A request that finds a free slot leaves no line in the log, so without an
@@ -202,12 +191,12 @@ def dummy_requests(run: SealedRun) -> DummyRequests | None:
     log = observed_log(run)
     if log is not None and all("dummy_slot" in step.values for step in log.cores[0].steps):
         slots = [step.values["dummy_slot"] for step in log.cores[0].steps]
-        return DummyRequests(len(slots) - slots.count(None), is_derived=False)
+        return str(len(slots) - slots.count(None))
     server = run.server
     n = run.table("steps").column("n").to_pylist()
     if not n or not server.prefix_caching or not server.rule_set().has_inner_blocks:
         return None
-    return DummyRequests(sum(0 < seqs < server.max_num_seqs for seqs in n), is_derived=True)
+    return f"{sum(0 < seqs < server.max_num_seqs for seqs in n)} (derived)"
 
 
 @table("dummy lifecycle", "The dummy block is asked for in every partial step (0 < n < limit)")
@@ -216,13 +205,12 @@ def lifecycle_table(experiment: ExperimentRuns) -> Rows:
     for run in experiment.valid_runs:
         limit, n = run.server.max_num_seqs, run.table("steps").column("n").to_pylist()
         partial = sum(0 < seqs < limit for seqs in n)
-        dummies = dummy_requests(run)
         callers, never = _evictions(run)
         yield {
             "run": f"{run.condition}/{run.replicate}",
             "decode_steps": len(n),
             "partial_steps": partial,
-            "dummy_requests": None if dummies is None else str(dummies),
+            "dummy_requests": dummy_requests(run),
             "steps_at_limit": len(n) - partial,
             "evictions": callers.total(),
             "callers": ", ".join(f"{caller} {count}" for caller, count in sorted(callers.items())),
