@@ -5,15 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-import pyarrow as pa
-
 from harness.analysis.reuse import INNER_BLOCKS, ReuseRule
-from harness.clock import ScaledClock
 from harness.extras.replicas.figures import ReplicaFigures, Served, figures_of
 from harness.extras.replicas.policies import Policy
 from harness.extras.replicas.virtual import ReplicaRun
-from harness.measure.client.rows import RequestRows
-from harness.measure.records.schema import ABORTED
 from harness.model.engine import DECODE, PREFILL, CostModel, EngineConfig, Step
 from harness.model.engine.core import EngineCore, EngineRequest, StepEnd, StepStart
 from harness.model.engine.paged import PagedScheduler
@@ -22,6 +17,7 @@ from harness.model.plan.model import Plan
 from harness.model.sim.driver import Key
 from harness.model.sim.plans import check_slots, plan_arrays
 from harness.model.spec import ServerSpec
+from harness.runner.backends.sim import ClientRows
 
 
 @dataclass(slots=True, eq=False)
@@ -78,25 +74,21 @@ class Replica:
 
 
 class CountedReplicas(ReplicaRun):
-    """A run that counts what each replica does. first_token_ns: by request."""
+    """A run that counts what each replica does, with the rows of a perfect client."""
 
     def __init__(self, plan: Plan, server: ServerSpec, costs: CostModel, router: Policy) -> None:
         super().__init__(plan, server, costs, router)
         self.replicas = [Replica(core, costs) for core in self.cores]
-        self.first_token_ns: dict[Key, int] = {}
-        self._rows = RequestRows(plan)
-        self._row_of = {key: row for row, key in enumerate(zip(self._rows.session, self._rows.request, strict=True))}
+        self._rows = ClientRows(plan, is_streaming=True)
+        self.requests_table = self._rows.requests_table
 
     def request_of(self, event: ClientEvent) -> EngineRequest:
-        row = self._row_of[event.session, event.request]
-        self._rows.trigger_ns[row] = event.trigger_ns
-        self._rows.due_ns[row] = self._rows.sent_ns[row] = event.at_ns
+        self._rows.sent((event.session, event.request), event.trigger_ns, event.at_ns)
         return super().request_of(event)
 
     def left(self, key: Key, at_ns: int) -> None:
         super().left(key, at_ns)
-        row = self._row_of[key]
-        self._rows.done_ns[row], self._rows.status[row] = at_ns, ABORTED
+        self._rows.left(key, at_ns)
 
     def started(self, server: int, start: StepStart, /) -> None:
         self.replicas[server].started(start)
@@ -104,22 +96,10 @@ class CountedReplicas(ReplicaRun):
     def ended(self, server: int, end: StepEnd, /) -> None:
         super().ended(server, end)
         self.replicas[server].ended(end)
-        for request in end.requests:
-            self.first_token_ns.setdefault(self.names[request.handle], request.first_token_ns)
+        for request, num_tokens in zip(end.requests, end.num_tokens, strict=True):
+            self._rows.tokens(self.names[request.handle], end.ends_ns, num_tokens)
         for request in end.finished:
-            self._completed(self.names[request.handle], end.ends_ns[-1], request.cached_tokens)
-
-    def requests_table(self) -> pa.Table:
-        """The table of requests of a perfect client."""
-        return self._rows.to_table(self.plan, ScaledClock(1.0))
-
-    def _completed(self, key: Key, at_ns: int, cached_tokens: int) -> None:
-        rows, planned, row = self._rows, self.plan.request(*key), self._row_of[key]
-        rows.first_byte_ns[row], rows.done_ns[row] = self.first_token_ns[key], at_ns
-        rows.status[row], rows.http_status[row] = "ok", 200
-        rows.prompt_tokens[row], rows.completion_tokens[row] = planned.prompt_tokens, planned.generate_tokens
-        rows.cached_tokens[row] = cached_tokens
-        rows.note_texts(row, f"cmpl-s{key[0]}r{key[1]}", "length")
+            self._rows.completed(self.names[request.handle], end.ends_ns[-1], request.cached_tokens)
 
 
 def play_replicas(plan: Plan, server: ServerSpec, costs: CostModel, router: Policy) -> CountedReplicas:
@@ -135,7 +115,8 @@ def figures_of_counted(run: CountedReplicas) -> ReplicaFigures:
     batches = [replica.batches for replica in run.replicas]
     device_ns = [replica.device_ns for replica in run.replicas]
     requests = run.requests_table()
-    return figures_of(Served(run.plan, requests, _rule_of(run), run.served_by, device_ns, batches, run.first_token_ns))
+    first_token_ns = {key: sent.first_token_ns for key, sent in run.requests.items() if sent.first_token_ns >= 0}
+    return figures_of(Served(run.plan, requests, _rule_of(run), run.served_by, device_ns, batches, first_token_ns))
 
 
 def _rule_of(run: CountedReplicas) -> ReuseRule:
