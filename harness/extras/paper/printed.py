@@ -36,6 +36,7 @@ SHAPES = {
 }
 BASELINE, MORE_SLOTS, SELECTED = SHAPES["baseline"], SHAPES["more_slots"], SHAPES["selected"]
 WIDTH = 118
+ABLATED_SEED = 20261000
 RULES = ("paper", "paper+dummy", "vendor-0.11.1")
 
 
@@ -84,17 +85,21 @@ class Sums(NamedTuple):
     decode_ns: int
     prefill_ns: int
     reused: int
+    evictions: int
 
 
 @lru_cache(maxsize=512)
 def sums(candidate: ServerShape, users: int, seed: int, rules: str) -> Sums:
     """Device time and reused re-arrivals of a configuration over the blocks 0, 1, 2 of one seed."""
+    config = EngineConfig.of_shape(candidate, rules)
+    outcome = run_batch(_inputs(users, seed), config, load_cost_model("paper"))
+    decode, prefill, evictions = (int(outcome.totals[name].sum()) for name in ("decode_ns", "prefill_ns", "evictions"))
+    return Sums(decode + prefill, decode, prefill, int((outcome.requests["cached_tokens"] > 0).sum()), evictions)
+
+
+def _inputs(users: int, seed: int, treatment: Treatment = "as-drawn") -> PlanArrays:
     workload = WorkloadSpec(source="paper", num_sessions=users)
-    arrays = input_arrays([Input(workload, seed, block) for block in range(3)])
-    config = EngineConfig(*candidate[:2], candidate.kv_slots, candidate.slot_tokens, rules=rules)
-    outcome = run_batch(arrays, config, load_cost_model("paper"))
-    decode, prefill = (int(outcome.totals[name].sum()) for name in ("decode_ns", "prefill_ns"))
-    return Sums(decode + prefill, decode, prefill, int((outcome.requests["cached_tokens"] > 0).sum()))
+    return input_arrays([Input(workload, seed, block) for block in range(3)], treatment)
 
 
 def ratio(candidate: ServerShape, users: int, seed: int, rules: str) -> float:
@@ -232,21 +237,13 @@ def _searched(rules: str, on_progress: Callable[[tuple[str, float]], None]) -> t
     return list(search_figures(result)), set(result.ranked[:TOP])
 
 
-def _paper_inputs(users: int, treatment: Treatment = "as-drawn") -> PlanArrays:
-    workload = WorkloadSpec(source="paper", num_sessions=users)
-    return input_arrays([Input(workload, 20261000, block) for block in range(3)], treatment)
-
-
 def _device_rows() -> Iterator[tuple[object, ...]]:
     """A cell has a figure under each of RULES."""
-    cost = load_cost_model("paper")
     for candidate in (BASELINE, MORE_SLOTS, SELECTED):
         for users in (6, 8, 10):
-            arrays = _paper_inputs(users)
-            configs = [EngineConfig.of_shape(candidate, rules) for rules in RULES]
-            evictions = [int(run_batch(arrays, config, cost).totals["evictions"].sum()) for config in configs]
-            found = [sums(candidate, users, 20261000, rules) for rules in RULES]
+            found = [sums(candidate, users, ABLATED_SEED, rules) for rules in RULES]
             device_s = [f"{each.device_ns / NS_PER_S:.3f}" for each in found]
+            evictions = [each.evictions for each in found]
             reused = [f"{each.reused}/{3 * users}" for each in found]
             yield candidate.label, users, *(", ".join(map(str, each)) for each in (device_s, evictions, reused))
 
@@ -295,7 +292,7 @@ def _ablation_rows() -> Iterator[tuple[object, ...]]:
     for changed in ABLATIONS.values():
         by_users: list[tuple[str, ...]] = []
         for users in (6, 8, 10):
-            arrays = _paper_inputs(users, changed.treatment)
+            arrays = _inputs(users, ABLATED_SEED, changed.treatment)
             rules = changed.rules or "vendor-0.11.1"
             if changed.is_fixed_arrivals:
                 arrays = with_arrivals_of(arrays, EngineConfig.of_shape(BASELINE, rules), cost)
