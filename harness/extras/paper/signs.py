@@ -96,13 +96,10 @@ class DrawnCounts:
     def num_plans(self) -> int:
         return int(self.slots.shape[1])
 
-    def grouped(self, plans_in_a_sum: int) -> DrawnCounts:
-        """The same plans in sums of another size; plans that fill no sum are left out."""
-        return self._first_sums(self.num_plans // plans_in_a_sum, plans_in_a_sum)
-
-    def first(self, num_sums: int) -> DrawnCounts:
-        """The first sums alone."""
-        return self._first_sums(num_sums, self.plans_in_a_sum)
+    def grouped(self, plans_in_a_sum: int, num_sums: int | None = None) -> DrawnCounts:
+        """The same plans in sums of another size, or the first of these; plans that fill no sum are left out."""
+        last = (num_sums or self.num_plans // plans_in_a_sum) * plans_in_a_sum
+        return DrawnCounts(self.padded[:, :last], self.slots[:, :last], self.decode_ns[:, :last], plans_in_a_sum)
 
     def sums_p(self) -> FloatArray:
         """Padding ratio of every sum, shape (2, sums): numerators and denominators are summed first."""
@@ -152,10 +149,6 @@ class DrawnCounts:
         low, high = np.quantile(without - with_waits, (0.025, 0.975))
         return float(low), float(high)
 
-    def _first_sums(self, num_sums: int, plans_in_a_sum: int) -> DrawnCounts:
-        last = num_sums * plans_in_a_sum
-        return DrawnCounts(self.padded[:, :last], self.slots[:, :last], self.decode_ns[:, :last], plans_in_a_sum)
-
     def _sums(self, values: IntArray) -> FloatArray:
         return values.reshape(2, -1, self.plans_in_a_sum).sum(axis=2).astype(np.float64)
 
@@ -200,50 +193,27 @@ def draw_published(users: int) -> tuple[DrawnCounts, ...]:
     )
 
 
-class SignRow(NamedTuple):
-    """One N. share: of sums with the printed sign; at_delta_p, at_p_c, at_ratio: of sums at or below the printed value.
+class SignRow:
+    """The figures of one N over its drawn plans.
 
-    interval: of the pooled delta p.
+    share: of sums with the printed sign; at_delta_p, at_p_c, at_ratio: of sums at or below the printed value. interval:
+    of the pooled delta p.
     """
 
-    users: int
-    p_a: float
-    p_c: float
-    delta_p: float
-    interval: tuple[float, float]
-    share: float
-    at_delta_p: float
-    at_p_c: float
-    decode_ratio: float
-    at_ratio: float
-
-    @property
-    def printed(self) -> Printed:
-        return TABLE_I[self.users]
+    def __init__(self, users: int, draws: DrawnCounts) -> None:
+        self.users, self.printed = users, TABLE_I[users]
+        self.p_a, self.p_c = draws.pooled_p()
+        self.delta_p, self.interval = draws.delta_p, draws.delta_p_interval()
+        self.share = draws.share_with_sign_of(self.printed.delta_p)
+        self.at_delta_p = float(np.mean(draws.sums_delta_p() <= self.printed.delta_p))
+        self.at_p_c = float(np.mean(draws.sums_p()[1] <= self.printed.p_c))
+        self.decode_ratio = draws.decode_ratio
+        self.at_ratio = float(np.mean(draws.sums_decode_ratio() <= self.printed.decode_ratio))
 
     @property
     def is_clear(self) -> bool:
         """Whether the interval of the pooled difference leaves 0 out."""
         return self.interval[0] > 0 or self.interval[1] < 0
-
-
-def sign_row(users: int, draws: DrawnCounts) -> SignRow:
-    """The figures of one N over its drawn plans."""
-    printed = TABLE_I[users]
-    delta_p, ratios = draws.sums_delta_p(), draws.sums_decode_ratio()
-    p_a, p_c = draws.pooled_p()
-    return SignRow(
-        users,
-        p_a,
-        p_c,
-        p_c - p_a,
-        draws.delta_p_interval(),
-        draws.share_with_sign_of(printed.delta_p),
-        float(np.mean(delta_p <= printed.delta_p)),
-        float(np.mean(draws.sums_p()[1] <= printed.p_c)),
-        draws.decode_ratio,
-        float(np.mean(ratios <= printed.decode_ratio)),
-    )
 
 
 def share_by_decode_ratio(draws: DrawnCounts) -> Iterator[tuple[float, float, float]]:
@@ -298,13 +268,15 @@ def _draws(users: int, num_sums: int, on_progress: Callable[[int], None]) -> dic
 def _facts(num_sums: int, drawn: Mapping[int, Mapping[Draw, DrawnCounts]]) -> dict[str, object]:
     """Everything that the page shows, by its name there."""
     draws = {users: of_users[SHIPPED.name, GRID] for users, of_users in drawn.items()}
-    rows = [sign_row(users, of_users) for users, of_users in draws.items()]
+    rows = [SignRow(users, of_users) for users, of_users in draws.items()]
     decided = [row for row in rows if row.is_clear]
     same = [row for row in decided if np.sign(row.delta_p) == np.sign(row.printed.delta_p)]
     ratios = np.concatenate([of_users.sums_decode_ratio() for of_users in draws.values()])
     num_others = max(2, num_sums // ALTERNATIVE_PART)
     alternatives = {
-        variant: {users: of_users[variant.name, GRID].first(num_others) for users, of_users in drawn.items()}
+        variant: {
+            users: of_users[variant.name, GRID].grouped(PLANS_IN_A_SUM, num_others) for users, of_users in drawn.items()
+        }
         for variant in (SHIPPED, *ALTERNATIVES)
     }
     turned = [variant.name for variant, by_users in alternatives.items() if by_users[4].delta_p > 0]
@@ -328,7 +300,7 @@ def _facts(num_sums: int, drawn: Mapping[int, Mapping[Draw, DrawnCounts]]) -> di
         "least_ratio": ratios.min(),
         "edge": AT_THE_EDGE,
         "edges": _edges(rows),
-        "single_edges": _edges([sign_row(users, of_users.grouped(1)) for users, of_users in draws.items()]),
+        "single_edges": _edges([SignRow(users, of_users.grouped(1)) for users, of_users in draws.items()]),
         "quarters": list(share_by_decode_ratio(single)),
         "num_single": single.num_plans,
         "num_near": int(near.sum()),

@@ -18,11 +18,11 @@ from harness.extras.paper.signs import (
     TABLE_I,
     WIDER_GRID,
     DrawnCounts,
+    SignRow,
     draw,
     draw_published,
     reversal_share,
     share_by_decode_ratio,
-    sign_row,
 )
 from harness.measure.records.store import RunStore
 from harness.model.spec import load_experiment, load_toml
@@ -40,7 +40,7 @@ def drawn(users: int, buckets: tuple[int, ...] = GRID) -> DrawnCounts:
 @pytest.mark.parametrize("users", [3, 5, 6, 8, 10, 12, 16])
 def test_the_printed_sign_is_that_of_all_plans_together(users: int) -> None:
     # Where N is in the grid, waits take requests off it; where it is not, they bring them onto it (Table I).
-    row = sign_row(users, drawn(users))
+    row = SignRow(users, drawn(users))
     assert np.sign(row.delta_p) == np.sign(TABLE_I[users].delta_p)
     assert row.is_clear
     assert row.share > 0.5
@@ -48,12 +48,12 @@ def test_the_printed_sign_is_that_of_all_plans_together(users: int) -> None:
 
 def test_at_7_sessions_there_is_no_direction() -> None:
     # Table I prints +0.022; the paper's own rule confirmed no difference there (S4).
-    assert abs(sign_row(7, drawn(7)).delta_p) < 0.006
+    assert abs(SignRow(7, drawn(7)).delta_p) < 0.006
 
 
 def test_at_4_sessions_all_plans_together_have_the_other_sign() -> None:
     # Table I prints +0.026, but 4 is in the grid. The printed sign is that of draws whose waits leave requests alone.
-    row = sign_row(4, drawn(4))
+    row = SignRow(4, drawn(4))
     assert row.interval[1] < 0
     assert 0.2 < row.share < 0.4
     shares = [share for _least, _largest, share in share_by_decode_ratio(drawn(4).grouped(1))]
