@@ -177,11 +177,10 @@ def _settle(calls: dict[Key, _Call], block_tokens: int, notes: ReadNotes) -> Non
     for call in calls.values():
         sessions.setdefault((call.key[0], call.session), []).append(call)
         for name in call.wait_for or ():
-            elsewhere = files_of.get(name, [])
-            if (call.key[0], name) in calls:
-                call.after.append((call.key[0], name))
-            elif len(elsewhere) == 1:
-                call.after.append(elsewhere[0])
+            here = (call.key[0], name)
+            found = [here] if here in calls else files_of.get(name, [])
+            if len(found) == 1:
+                call.after += found
             else:
                 notes.leave("waits for a request that is not in the file", call.at)
                 call.draw_wait(drawn)
@@ -240,22 +239,17 @@ def _lengthen(sessions: list[list[_Call]], notes: ReadNotes) -> None:
     if not pairs or any(turn.keep is not None for _, turn in pairs):
         return
     given = notes.options.lengths
-    if given:
-        is_whole = given == "whole"
-    elif any(before.blocks and turn.blocks for before, turn in pairs):
+    is_whole, grown = given == "whole", [turn for one, turn in pairs if turn.prompt >= one.prompt + one.generate]
+    if not given and any(before.blocks and turn.blocks for before, turn in pairs):
         is_whole = any(before.blocks[:1] == turn.blocks[:1] for before, turn in pairs if before.blocks)
-    else:
-        is_whole = False
-        if grown := [turn for before, turn in pairs if turn.prompt >= before.prompt + before.generate]:
-            what = "nothing says whether input_length counts the whole prompt or, as AIPerf does, what is new after "
-            what += f"the row before: {len(grown)} of {len(pairs)} rows could be either, and no row names its blocks"
-            raise SpecError(what, where=grown[0].at, hint="Say which: --lengths new, or --lengths whole")
+    elif not given and grown:
+        what = "nothing says whether input_length counts the whole prompt or, as AIPerf does, what is new after "
+        what += f"the row before: {len(grown)} of {len(pairs)} rows could be either, and no row names its blocks"
+        raise SpecError(what, where=grown[0].at, hint="Say which: --lengths new, or --lengths whole")
     what = "their whole prompt" if is_whole else "what is new after the row before, as AIPerf does"
     said = ", as --lengths says" if given else ""
     notes.assume(f"rows of a session whose input_length is taken to count {what}{said}", len(pairs))
-    if is_whole:
-        return
-    for before, turn in pairs:
+    for before, turn in pairs if not is_whole else ():
         left = before.abort_tokens if before.abort_ns or before.abort_tokens else before.generate
         turn.keep = before.prompt + left
         turn.prompt += turn.keep

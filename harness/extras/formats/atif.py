@@ -20,6 +20,7 @@ DEEPEST = 16
 MOST_STEPS = 1 << 20
 VERSION = "ATIF-"
 HELD_TO = "1.7"
+NOT_THERE = "trajectories that go on in a file that is not among these"
 PASSED = {"no call": "a step of the agent that asked no model"}
 
 
@@ -34,6 +35,7 @@ def atif_logs(lines: Lines, notes: ReadNotes) -> Iterator[Log]:
         if found and (more := text_of(document, "continued_trajectory_ref")):
             continued.append((found[0][0].session, (path.parent / more).resolve()))
         logs += ((path.parent, log) for log in found)
+    notes.assume(NOT_THERE, sum(path not in names for _, path in continued))
     begun_in = {names[path]: session for session, path in continued if path in names}
     sessions = {call.session for _, log in logs for call in log}
     for folder, log in logs:

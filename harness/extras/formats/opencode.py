@@ -72,10 +72,7 @@ class _Session(Conversation):
             self.unread.broken("a message without its time", at)
         elif role == "user":
             self.notes.part()
-            is_by_program = all(
-                part.get("synthetic") is True or (text_of(part, "type") == "compaction" and part.get("auto") is True)
-                for part in parts
-            )
+            is_by_program = all(True in (part.get("synthetic"), part.get("auto")) for part in parts)
             self.take_input(moment_ns, is_human=not is_by_program, is_hint=is_by_program)
         else:
             self._answer(info, parts, moment_ns, at)

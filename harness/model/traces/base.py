@@ -30,6 +30,8 @@ Progress = Callable[[int], None]
 Read = Callable[[Iterable[Path], ReadNotes, "Progress | None"], Iterator[Recording]]
 PARQUET = b"PAR1"
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+CURSORS = ("next_cursor", "nextCursor", "next_page_token", "nextPageToken")
+ONE_PAGE = "documents that are one page of several, as their cursors say: what is on the others may be missing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,9 @@ def json_records(path: Path, notes: ReadNotes, progress: Progress | None = None)
         notes.num_rows += 1
         at = f"{path}, {what} {number}"
         if isinstance(value, dict):
-            yield TraceLine(path, at, cast("Record", value))
+            record = cast("Record", value)
+            notes.assume(ONE_PAGE, any(map(record.get, CURSORS)))
+            yield TraceLine(path, at, record)
         else:
             notes.row_broken(TOO_LONG if value == TOO_LONG else "no JSON object", at)
 

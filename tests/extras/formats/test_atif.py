@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.clock import NS_PER_S
+from harness.extras.formats.atif import NOT_THERE
 from harness.extras.formats.trajectories import NO_TIME
 from harness.model.traces.importing import read_recordings
 from harness.model.traces.links import GAPS
@@ -142,3 +143,5 @@ def test_a_trajectory_goes_on_in_the_file_that_it_names(tmp_path: Path, has_time
     assert [one.keep_tokens for one in recording.requests] == [0, 1000, 1000, 1000]
     assert [one.is_drawn for one in recording.requests] == [False, *[not has_times] * 3]
     assert (f"3 x {GAPS}" in trace.head.labels) == has_times
+    alone = trace_of(tmp_path / "alone", [begun | {"continued_trajectory_ref": "another.json"}])
+    assert [f"1 x {NOT_THERE}" in each.head.labels for each in (trace, alone)] == [False, True]

@@ -27,6 +27,7 @@ from harness.extras.formats.otel import (
     WRAPS,
 )
 from harness.extras.formats.otel_spans import FAILED_WITH_COUNTS, LINKED
+from harness.model.traces.base import ONE_PAGE
 from harness.model.traces.calls import ALLOWED, UNEXPLAINED
 from harness.model.traces.links import BY_MESSAGES, GAPS, UNAWAITED
 from harness.model.traces.recording import ANEW, NO_CACHE, TraceFile, describe_trace, open_trace
@@ -224,6 +225,22 @@ def test_every_coat_of_the_same_spans_gives_the_same_calls(tmp_path: Path, coat:
     plain = trace_of(tmp_path, [{"spans": rows}]).recordings
     other = trace_of(tmp_path, [in_coats(rows)[coat]]).recordings
     assert [one.requests for one in other] == [one.requests for one in plain]
+
+
+@pytest.mark.parametrize(("cursor", "is_said"), [(None, False), ("U3BhbjoyMA==", True)])
+@pytest.mark.parametrize("is_in_line", [False, True])
+def test_a_page_of_spans_that_names_another_one_is_labelled(
+    tmp_path: Path, cursor: str | None, is_said: bool, is_in_line: bool
+) -> None:
+    page = in_coats(delegating())["phoenix"] | {"next_cursor": cursor}
+    rows = [*delegating(), {"next_cursor": cursor}] if is_in_line else [page]
+    assert said(trace_of(tmp_path, rows), ONE_PAGE) == is_said
+
+
+def test_a_cycle_of_an_agents_loop_is_known_and_no_call(tmp_path: Path) -> None:
+    rows = [span("a", "", 0, 20, "invoke_agent"), span("b", "a", 0, 9, "execute_event_loop_cycle")]
+    trace = trace_of(tmp_path, [{"spans": [*rows, chat("c", "b", 0, 500, 0), chat("d", "a", 5, 600, 512)]}])
+    assert trace.head.rows == {"calls": 2, "parts of calls": 0, "passed over": 2, "broken": 0, "unknown": 0}
 
 
 @pytest.mark.parametrize(
