@@ -1,8 +1,10 @@
-"""Every id and parent of a linked recording taken away, one at a time: a change of links is never silent."""
+"""Ids and parents taken away, fields absent, null or of another type: a change is never silent."""
 
 from __future__ import annotations
 
+import copy
 import json
+import random
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,14 @@ from harness.errors import HarnessError
 from harness.model.traces.importing import read_recordings
 from tests.extras.formats.test_otel_agents import delegating
 from tests.model.traces.test_links import agent_rows, woken_parent
+from tests.support.mutated_accounts import WITH_ARRIVALS, rows_of
+from tests.support.naive_traces import NAIVE
 from tests.support.sound_traces import SOUND, atif_document, codex_rows, gemini_session, opencode_session, qwen_rows
 
+Place = tuple[str | int, ...]
+NUM_DRAWS = 60
+# Values that are anything: another one is another recording.
+FREE = ("hash_ids", "session_id", "input", "timestamp")
 LINKS = {
     "claude": ("sessionId", "agentId", "uuid", "parentUuid", "toolUseResult", "tool_use_id", "id", "origin"),
     "otel": ("trace_id", "span_id", "parent_span_id", "gen_ai.conversation.id", "gen_ai.operation.name"),
@@ -153,7 +161,7 @@ def without(value: Any, names: tuple[str, ...]) -> Iterator[Any]:
 
 
 def read(kind: str, rows: list[Any], folder: Path) -> tuple[Any, Any]:
-    """(the requests and their links, what the import says)."""
+    """(what each recording is, what the import says)."""
     files: list[list[Any]] = [[]]
     for row in rows:
         if row.get("type") == "session_meta" and files[-1]:
@@ -166,12 +174,9 @@ def read(kind: str, rows: list[Any], folder: Path) -> tuple[Any, Any]:
         _, recordings, notes = read_recordings(paths, kind=kind)
     except HarnessError as error:
         return None, str(error)
-    links = [
-        [(each.after, each.base, each.keep_tokens, each.wait_ns, each.blocks) for each in one.requests]
-        for one in recordings
-    ]
-    said = (notes.labels, dict(notes.dropped), dict(notes.broken), dict(notes.left), len(recordings))
-    return links, said
+    found = sorted(repr((one.start_ns * (kind in WITH_ARRIVALS), one.requests)) for one in recordings)
+    counts = [sorted(each.items()) for each in (notes.assumed, notes.dropped, notes.broken, notes.unknown, notes.left)]
+    return found, (notes.labels, counts)
 
 
 @pytest.mark.parametrize("kind", sorted(LINKS))
@@ -185,3 +190,35 @@ def test_a_link_that_is_missing_changes_nothing_or_a_label_or_a_count(tmp_path: 
             num_changed += links != whole
             assert links == whole or words != said, f"{kind}: {row} became {changed}, without a word"
     assert num_changed
+
+
+def places(value: Any, above: Place = ()) -> Iterator[Place]:
+    """Where each value of an object stands within a row; rows within a row are rows."""
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, inner in pairs:
+        if isinstance(name, str):
+            yield (*above, name)
+        yield from places(inner, (*above, name))
+
+
+def with_odd_field(row: Any, place: Place, rng: random.Random) -> Any:
+    row = holder = copy.deepcopy(row)
+    for name in place[:-1]:
+        holder = holder[name]
+    if (other := rng.choice(["absent", None, [], {}, [3], True])) == "absent":
+        del holder[place[-1]]
+    else:
+        holder[place[-1]] = other
+    return row
+
+
+@pytest.mark.parametrize("kind", sorted(NAIVE.keys() - {"csv"}))
+def test_a_field_that_is_missing_or_of_another_type_changes_no_figure_without_a_word(tmp_path: Path, kind: str) -> None:
+    rng, rows = random.Random(kind), [json.loads(line) for line in rows_of(kind)]
+    whole, said = read(kind, rows, tmp_path)
+    for _ in range(NUM_DRAWS):
+        number = rng.randrange(len(rows))
+        place = rng.choice([each for each in places(rows[number]) if each[0] not in FREE])
+        changed = with_odd_field(rows[number], place, rng)
+        found, words = read(kind, [*rows[:number], changed, *rows[number + 1 :]], tmp_path)
+        assert found == whole or words != said, f"{kind}: row {number}, {place}: {changed}"
