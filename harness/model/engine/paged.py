@@ -13,16 +13,26 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 
 from harness.compiled import bind, compiled
-from harness.compiled.records import IntArray, Records, new_records, record_as_dict, record_fields
+from harness.compiled.records import IntArray, Records, record_as_dict
 from harness.errors import PlanError
 from harness.model.engine import paged_steps
 from harness.model.engine.config import EngineConfig, GraphMode, PagedConfig
 from harness.model.engine.cost import CostModel
 from harness.model.engine.paged_state import NO_PIN, PagedPart, PagedRow, PagedState, new_paged_state
-from harness.model.engine.scheduler import DECODE, IDLE, MIXED, PREFILL, Admission, KvEvent, Scheduler, Step, StepPart
+from harness.model.engine.scheduler import (
+    DECODE,
+    FIRST_ROWS,
+    IDLE,
+    MIXED,
+    PREFILL,
+    Admission,
+    KvEvent,
+    Scheduler,
+    SchedulerRows,
+    Step,
+    StepPart,
+)
 from harness.model.engine.state import ROW_GONE
-
-FIRST_ROWS = 64
 
 _FUNCTIONS: Any = (
     paged_steps.reset_paged,
@@ -52,7 +62,7 @@ class PrefixCounts:
     preempted_hits: int = 0
 
 
-class PagedScheduler:
+class PagedScheduler(SchedulerRows[PagedState]):
     """One server's scheduler and KV blocks, from its start on; first come, first served.
 
     Call order as for ``Scheduler``: submit and abort, then schedule, then finish_step. With asynchronous scheduling
@@ -67,13 +77,9 @@ class PagedScheduler:
         self.cost_model = cost_model
         # Of decode steps without and with drafts, where these have prices of their own.
         self._costs = tuple(map(cost_model.of_query, config.queries)) if config.never_mixes else ()
-        self._bind(new_paged_state(config, FIRST_ROWS))
+        super().__init__(PagedRow, new_paged_state(config, FIRST_ROWS))
         self._state.server["draw_seed"][:] = draw_seed
         self._reset()
-        self._rows: dict[int, int] = {}
-        self._handles: list[int] = [-1] * FIRST_ROWS
-        self._keys: list[IntArray] = [np.zeros(0, dtype=np.int64)] * FIRST_ROWS
-        self._free_rows: list[int] = list(range(FIRST_ROWS - 1, -1, -1))
         # Rows left since the last step was over, and before: a step that was decided ahead may still name these.
         self._left: list[int] = []
         self._left_before: list[int] = []
@@ -94,8 +100,6 @@ class PagedScheduler:
         block_keys: chain keys of the full blocks of prompt and answer; the answer's last token needs none.
         stop_tokens: the true output length when the model stops before max_tokens; nothing is scheduled by it.
         """
-        if request < 0 or request in self._rows:
-            raise PlanError("request handle is negative or in use", where=f"request {request}")
         config = self.config
         if not 1 <= prompt_tokens < config.max_model_len or max_tokens < 1:
             raise PlanError(
@@ -211,33 +215,14 @@ class PagedScheduler:
         return bool(self._reset_prefixes())
 
     @property
-    def num_running(self) -> int:
-        return int(self._state.server["num_running"][0])
-
-    @property
-    def num_waiting(self) -> int:
-        return int(self._state.server["num_waiting"][0])
-
-    @property
     def has_work(self) -> bool:
         """Whether any request waits or runs, or a step that was decided for some has yet to run."""
         return bool(self._rows) or bool(self._has_work())
 
     @property
-    def running(self) -> tuple[int, ...]:
-        """Running requests in admission order."""
-        return tuple(self._handles[row] for row in self._state.places["running"][: self.num_running].tolist())
-
-    @property
     def waiting(self) -> tuple[int, ...]:
         """Waiting requests, head first."""
-        heads, after = record_as_dict(self._state.server, 0), self._state.rows["next"]
-        rows: list[int] = []
-        for row in (heads["skipped_head"], heads["wait_head"]):
-            while row >= 0:
-                rows.append(row)
-                row = int(after[row])
-        return tuple(self._handles[row] for row in rows)
+        return (*self._queued("skipped_head"), *self._queued("wait_head"))
 
     @property
     def free_blocks(self) -> int:
@@ -287,10 +272,6 @@ class PagedScheduler:
         server = record_as_dict(self._state.server, 0)
         return PrefixCounts(**{name: server[name] for name in PrefixCounts.__dataclass_fields__})
 
-    def output_tokens(self, request: int) -> int:
-        """Tokens generated so far by a request that waits or runs."""
-        return int(self._state.rows["output"][self._rows[request]])
-
     def inner_blocks(self, request: int) -> tuple[int, ...]:
         """Blocks of a request in order; none while it waits."""
         row = self._rows[request]
@@ -304,26 +285,11 @@ class PagedScheduler:
         return ()
 
     def _bind(self, state: PagedState) -> None:
-        self._state = state
+        super()._bind(state)
         functions = [bind(function, state) for function in ENTRYPOINTS]
         self._reset, self._submit, self._keep, self._abort, self._take_ahead, self._next_ahead, *rest = functions
         self._decide_running, self._decide_waiting, self._more_equal, self._skip, *others = rest
         self._finish, self._has_work, self._reset_prefixes = others
-
-    def _new_row(self, request: int) -> int:
-        if not self._free_rows:
-            old = len(self._handles)
-            rows = new_records(PagedRow, 2 * old)
-            for name in record_fields(PagedRow):
-                rows[name][:old] = self._state.rows[name]
-            self._bind(self._state._replace(rows=rows))
-            self._handles += [-1] * old
-            self._keys += [np.zeros(0, dtype=np.int64)] * old
-            self._free_rows = list(range(2 * old - 1, old - 1, -1))
-        row = self._free_rows.pop()
-        self._rows[request] = row
-        self._handles[row] = request
-        return row
 
     def _drop_row(self, request: int) -> None:
         self._left.append(self._rows.pop(request))

@@ -7,7 +7,7 @@ named values.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from harness.errors import PlanError
 from harness.model.engine import steps
 from harness.model.engine.config import PREFILL_CHUNK_TOKENS, EngineConfig, new_state
 from harness.model.engine.cost import CostModel, fs_to_ns
+from harness.model.engine.paged_state import PagedRow, PagedState
 from harness.model.engine.state import (
     EV_CACHE_HIT,
     EV_CACHE_PARTIAL,
@@ -140,7 +141,75 @@ class KvCopyError(RuntimeError):
     """Reused KV could not be copied, and the server's rules have no way on: its engine ends."""
 
 
-class Scheduler:
+_State = TypeVar("_State", EngineState, PagedState)
+
+
+class SchedulerRows(Generic[_State]):
+    """The rows of a server's tables by the handles of its requests; there are twice as many where none is left."""
+
+    def __init__(self, row: type[Row | PagedRow], state: _State) -> None:
+        self._row = row
+        self._bind(state)
+        self._rows: dict[int, int] = {}
+        self._handles: list[int] = [-1] * FIRST_ROWS
+        self._keys: list[IntArray] = [np.zeros(0, dtype=np.int64)] * FIRST_ROWS
+        self._free_rows: list[int] = list(range(FIRST_ROWS - 1, -1, -1))
+
+    @property
+    def num_running(self) -> int:
+        return int(self._state.server["num_running"][0])
+
+    @property
+    def num_waiting(self) -> int:
+        return int(self._state.server["num_waiting"][0])
+
+    @property
+    def running(self) -> tuple[int, ...]:
+        """Running requests in admission order."""
+        return tuple(self._handles[row] for row in self._state.places["running"][: self.num_running].tolist())
+
+    @property
+    def waiting(self) -> tuple[int, ...]:
+        """Waiting requests, head first."""
+        return self._queued("wait_head")
+
+    def output_tokens(self, request: int) -> int:
+        """Tokens generated so far by a request that waits or runs."""
+        return int(self._state.rows["output"][self._rows[request]])
+
+    def _queued(self, head: str) -> tuple[int, ...]:
+        """The requests of a queue in their order."""
+        rows: list[int] = []
+        row = int(self._state.server[head][0])
+        while row >= 0:
+            rows.append(row)
+            row = int(self._state.rows["next"][row])
+        return tuple(self._handles[row] for row in rows)
+
+    def _bind(self, state: _State) -> None:
+        """Take these tables for those of the compiled functions."""
+        self._state = state
+
+    def _new_row(self, request: int) -> int:
+        """A row for a request; PlanError where its handle is negative or in use."""
+        if request < 0 or request in self._rows:
+            raise PlanError("request handle is negative or in use", where=f"request {request}")
+        if not self._free_rows:
+            old = len(self._handles)
+            rows = new_records(self._row, 2 * old)
+            for name in record_fields(self._row):
+                rows[name][:old] = self._state.rows[name]
+            self._bind(self._state._replace(rows=rows))
+            self._handles += [-1] * old
+            self._keys += [np.zeros(0, dtype=np.int64)] * old
+            self._free_rows = list(range(2 * old - 1, old - 1, -1))
+        row = self._free_rows.pop()
+        self._rows[request] = row
+        self._handles[row] = request
+        return row
+
+
+class Scheduler(SchedulerRows[EngineState]):
     """One server's scheduler and KV pools, from its start on.
 
     Call order: any number of submit / abort, then schedule, then (after the step ran; aborts may come between)
@@ -150,13 +219,9 @@ class Scheduler:
     def __init__(self, config: EngineConfig, cost_model: CostModel, *, with_events: bool = True) -> None:
         self.config = config
         self.cost_model = cost_model
-        self._bind(new_state(config, FIRST_ROWS, with_events=with_events))
+        super().__init__(Row, new_state(config, FIRST_ROWS, with_events=with_events))
         self._block_tokens = int(self._state.server["block_tokens"][0])
         self._base_fs = [int(value) for value in cost_model.decode_base_fs(config)]
-        self._rows: dict[int, int] = {}
-        self._handles: list[int] = [-1] * FIRST_ROWS
-        self._keys: list[IntArray] = [np.zeros(0, dtype=np.int64)] * FIRST_ROWS
-        self._free_rows: list[int] = list(range(FIRST_ROWS - 1, -1, -1))
         self._batch: tuple[int, ...] = ()
         self._late_events: list[KvEvent] = []
 
@@ -174,8 +239,6 @@ class Scheduler:
         stop_tokens: the true output length when the model stops before max_tokens; admission never reads it.
         Raises PlanError when the prompt does not fit a slot or a handle is in use.
         """
-        if request < 0 or request in self._rows:
-            raise PlanError("request handle is negative or in use", where=f"request {request}")
         if not 1 <= prompt_tokens < self.config.slot_tokens or max_tokens < 1:
             raise PlanError(
                 f"{prompt_tokens} prompt and {max_tokens} output tokens do not fit a slot of "
@@ -306,32 +369,9 @@ class Scheduler:
         return events
 
     @property
-    def num_running(self) -> int:
-        return int(self._state.server["num_running"][0])
-
-    @property
-    def num_waiting(self) -> int:
-        return int(self._state.server["num_waiting"][0])
-
-    @property
     def has_work(self) -> bool:
         """Whether any request waits or runs."""
         return bool(self._rows)
-
-    @property
-    def running(self) -> tuple[int, ...]:
-        """Running requests in admission order."""
-        return tuple(self._handles[row] for row in self._state.places["running"][: self.num_running].tolist())
-
-    @property
-    def waiting(self) -> tuple[int, ...]:
-        """Waiting requests, head first."""
-        rows: list[int] = []
-        row = int(self._state.server["wait_head"][0])
-        while row >= 0:
-            rows.append(row)
-            row = int(self._state.rows["next"][row])
-        return tuple(self._handles[row] for row in rows)
 
     @property
     def free_slots(self) -> int:
@@ -347,10 +387,6 @@ class Scheduler:
     def num_blocks(self) -> int:
         """Inner blocks in all (the vendor's num_gpu_blocks - 1)."""
         return len(self._state.blocks) - 1
-
-    def output_tokens(self, request: int) -> int:
-        """Tokens generated so far by a request that waits or runs."""
-        return int(self._state.rows["output"][self._rows[request]])
 
     def block_table(self, request: int) -> tuple[int, ...]:
         """Slots of a running request in order (prefix caching off: its block ids less one, as the runner sees them)."""
@@ -369,25 +405,10 @@ class Scheduler:
         return tuple(self._state.seat_blocks[seat, : self._state.places["num_blocks"][seat]].tolist())
 
     def _bind(self, state: EngineState) -> None:
-        self._state = state
+        super()._bind(state)
         submit, schedule, finish_steps, abort = ENTRYPOINTS
         self._submit, self._schedule = bind(submit, state), bind(schedule, state)
         self._finish_steps, self._abort = bind(finish_steps, state), bind(abort, state)
-
-    def _new_row(self, request: int) -> int:
-        if not self._free_rows:
-            old = len(self._handles)
-            rows = new_records(Row, 2 * old)
-            for name in record_fields(Row):
-                rows[name][:old] = self._state.rows[name]
-            self._bind(self._state._replace(rows=rows))
-            self._handles += [-1] * old
-            self._keys += [np.zeros(0, dtype=np.int64)] * old
-            self._free_rows = list(range(2 * old - 1, old - 1, -1))
-        row = self._free_rows.pop()
-        self._rows[request] = row
-        self._handles[row] = request
-        return row
 
     def _drop_row(self, request: int) -> None:
         row = self._rows.pop(request)
