@@ -236,11 +236,6 @@ class PagedConfig(PagedSettings):
         return queries[0], queries[-1]
 
     @property
-    def retains(self) -> bool:
-        """Whether last use alone does not decide what becomes of free blocks."""
-        return bool(self.keep_kv_ns or self.offload_blocks)
-
-    @property
     def num_usable_blocks(self) -> int:
         """Blocks that requests can hold: block 0 is a placeholder."""
         return self.num_gpu_blocks - 1
@@ -257,11 +252,6 @@ class PagedConfig(PagedSettings):
     def is_captured(self, num_tokens: int) -> bool:
         """Whether a graph is large enough for a step of so many tokens."""
         return bool(self.capture_sizes) and num_tokens <= self.capture_sizes[-1]
-
-    @property
-    def num_speculative_tokens(self) -> int:
-        """Tokens drafted for a request and step."""
-        return self.drafts.num_drafts
 
     @cached_property
     def whole_sizes(self) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.compiled.records import IntArray, Records, new_records, records_of
+from harness.compiled.records import IntArray, Records, new_records, record_fields, records_of
 from harness.model.engine.config import PagedConfig
 
 ROW_SKIPPED = 3
@@ -261,13 +261,8 @@ def new_paged_state(config: PagedConfig, num_rows: int) -> PagedState:
         "table_mask": num_buckets - 1,
         "keep_kv_ns": config.keep_kv_ns if config.prefix_caching else 0,
         "second_room": config.offload_blocks if config.prefix_caching else 0,
-        "num_drafts": config.drafts.num_drafts,
-        "lookahead_tokens": config.drafts.lookahead_tokens,
-        "drops_last_match": config.drafts.drops_last_match,
-        "key_lookahead": config.drafts.key_lookahead,
-        "draft_slots": config.drafts.draft_slots,
-        "registers_drafts": config.drafts.registers_drafts,
-        "trims_computed": config.drafts.trims_computed,
+        # What is decided by how it drafts has the same names there.
+        **{name: value for name, value in vars(config.drafts).items() if name in record_fields(PagedServer)},
         "never_mixes": config.never_mixes,
         "wait_head": -1,
         "wait_tail": -1,

@@ -95,7 +95,7 @@ def paged_costs(
 
 
 def _batch_costs(config: PagedConfig, models: Sequence[CostModel], most_decodes: int) -> Records[PagedBatchCost]:
-    query = 1 + config.num_speculative_tokens
+    query = 1 + config.drafts.num_drafts
     numbers, size = range(1, most_decodes * (1 if config.never_mixes else query) + 1), config.max_num_seqs * query + 1
     captures, counts = bool(config.capture_sizes), np.array(numbers)
     # Without drafts every decode step is uniform.
