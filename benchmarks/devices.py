@@ -80,8 +80,7 @@ def _log_times(runs: Sequence[PlannedRun], of_run: FloatArray, role: int) -> Flo
     arrays, config = plan_arrays([run.plan for run in runs]), EngineConfig.from_server(first.server)
     models = [first.cost_model.scaled(float(factor)) for factor in of_run]
     drawn = jittered_draw(arrays, models, perturbation, role)
-    totals = run_draws(drawn, config).totals
-    return np.log((totals["decode_ns"] + totals["prefill_ns"]).astype(np.float64))
+    return np.log(run_draws(drawn, config).device_ns.astype(np.float64))
 
 
 def as_block(ratios: FloatArray) -> Interval | None:

@@ -24,8 +24,8 @@ def costs_of_tries(run: PlannedRun, lag_ms: float) -> FloatArray:
     jitter = Perturbation(
         771, start_ms=lag_ms, lag_ms=lag_ms, decode_sd=0, bucket_sd=0, prefill_sd=0, artifact_sd=0, role=run.label
     )
-    totals = run_draws(draw(plan_arrays([run.plan]), config, run.cost_model, jitter, range(TRIES)), config).totals
-    return np.asarray(totals["decode_ns"] + totals["prefill_ns"], dtype=np.float64)
+    outcome = run_draws(draw(plan_arrays([run.plan]), config, run.cost_model, jitter, range(TRIES)), config)
+    return outcome.device_ns.astype(np.float64)
 
 
 # In ms of model time, eight times what the client and the emulator are really late by.

@@ -123,8 +123,7 @@ class Plans:
                 outcome = run_batch(arrays, config, self.question.model)
             else:
                 outcome = simulator_of(server)(nominal(arrays, self.question.model), config)
-            totals = outcome.totals
-            device_ns = np.asarray(totals["decode_ns"] + totals["prefill_ns"], dtype=np.float64)
+            device_ns = outcome.device_ns.astype(np.float64)
             targets, model = self.question.targets, self.question.model
             met = [] if targets is None else counts_of(arrays, outcome, targets.slo, server, model)
             ttft_ns = outcome.requests["first_token_ns"] - outcome.requests["arrival_ns"]

@@ -106,13 +106,12 @@ class Predictor:
             models = [truth for truth in truths for _ in range(REPLICATES)]
             draws: Draws = jittered_draw(self._arrays, models, self._perturbation, zlib.crc32(repr(setup).encode()))
             outcome = simulator_of(server)(draws, config)
-            totals = outcome.totals
             self.num_simulated += len(draws.arrays.plans)
-            device_ns = np.asarray(totals["decode_ns"] + totals["prefill_ns"], dtype=np.float64)
+            device_ns = outcome.device_ns.astype(np.float64)
             if costs == NO_CHANGE:
                 self._felt[setup] = self._felt_of(draws, outcome, server)
                 self._flight_ns[setup] = in_flight_ns(draws.arrays, outcome)
-            self._known[key] = device_ns.reshape(self.draws, REPLICATES), int(totals["cached_tokens"].sum())
+            self._known[key] = device_ns.reshape(self.draws, REPLICATES), int(outcome.totals["cached_tokens"].sum())
         return self._known[key]
 
     def _felt_of(self, draws: Draws, outcome: SimOutcome, server: ServerSpec) -> Felt:

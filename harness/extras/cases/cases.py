@@ -392,7 +392,7 @@ def _figures(
         },
         "decode_s": lambda: totals["decode_ns"] / NS_PER_S,
         "prefill_s": lambda: totals["prefill_ns"] / NS_PER_S,
-        "device_s": lambda: (totals["decode_ns"] + totals["prefill_ns"]) / NS_PER_S,
+        "device_s": lambda: int(outcome.device_ns[0]) / NS_PER_S,
         "wait_session_s": lambda: totals["wait_ns"] / NS_PER_S,
         "evictions": lambda: totals["evictions"],
     }

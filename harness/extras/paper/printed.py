@@ -23,7 +23,7 @@ from harness.extras.search.run import search
 from harness.extras.search.space import load_space
 from harness.model.engine.config import EngineConfig
 from harness.model.engine.cost import load_cost_model
-from harness.model.sim.kernel.arrays import PlanArrays, SimOutcome
+from harness.model.sim.kernel.arrays import PlanArrays
 from harness.model.sim.plans import Input, input_arrays
 from harness.model.sim.simulate import run_batch
 from harness.model.spec import ServerShape, Treatment, WorkloadSpec, load_toml
@@ -296,17 +296,10 @@ def _ablation_rows() -> Iterator[tuple[object, ...]]:
             rules = changed.rules or "vendor-0.11.1"
             if changed.is_fixed_arrivals:
                 arrays = with_arrivals_of(arrays, EngineConfig.of_shape(BASELINE, rules), cost)
+            configs = [EngineConfig.of_shape(candidate, rules) for candidate in (BASELINE, MORE_SLOTS, SELECTED)]
             baseline_s, *others_s = (
-                _device_s(
-                    run_batch(
-                        arrays, EngineConfig.of_shape(candidate, rules), cost, evicts_by_last_use=changed.is_lru_slots
-                    )
-                )
-                for candidate in (BASELINE, MORE_SLOTS, SELECTED)
+                run_batch(arrays, config, cost, evicts_by_last_use=changed.is_lru_slots).device_ns.sum() / NS_PER_S
+                for config in configs
             )
             by_users.append((f"{baseline_s:.3f}", *(f"{each / baseline_s:.4f}" for each in others_s)))
         yield changed.name, changed.meaning, *map(", ".join, zip(*by_users, strict=True))
-
-
-def _device_s(outcome: SimOutcome) -> float:
-    return float(outcome.totals["decode_ns"].sum() + outcome.totals["prefill_ns"].sum()) / NS_PER_S

@@ -178,5 +178,4 @@ def _device_ns(run: SealedRun, pinned_ns: Sequence[int] | None) -> int:
     arrays = plan_arrays([run.plan])
     if pinned_ns is not None:
         arrays = with_column(arrays, "pinned_ns", np.array(pinned_ns, dtype=np.int64))
-    totals = run_batch(arrays, EngineConfig.from_server(run.server), run.cost_model).totals
-    return int(totals["decode_ns"][0] + totals["prefill_ns"][0])
+    return int(run_batch(arrays, EngineConfig.from_server(run.server), run.cost_model).device_ns[0])

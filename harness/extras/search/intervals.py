@@ -289,5 +289,4 @@ def plan_figures(
     num_requests, again = arrays.plans["num_requests"], is_rearrival(arrays)
     owner = np.repeat(range(len(arrays.plans)), num_requests)
     reused = np.bincount(owner, again & (outcome.requests["cached_tokens"] > 0))
-    device_ns = outcome.totals["decode_ns"] + outcome.totals["prefill_ns"]
-    return PlanFigures(device_ns, num_requests, reused, np.bincount(owner, again))
+    return PlanFigures(outcome.device_ns, num_requests, reused, np.bincount(owner, again))

@@ -188,9 +188,9 @@ def _costs_ns(runs: Sequence[PlannedRun], restarts: int) -> tuple[FloatArray, fl
     perturbation = perturbation_of(first.spec.prediction, first.cost_file)
     of_restarts = replace(perturbation, **SHARED, role=first.condition.name)
     drawn = draw(arrays, config, first.cost_model, of_restarts, range(restarts))
-    totals = simulator_of(first.server)(drawn, config).totals
-    device_ns = (totals["decode_ns"] + totals["prefill_ns"]).astype(np.float64)
-    return device_ns.reshape(restarts, len(runs)).T, float(totals["end_ns"].mean())
+    outcome = simulator_of(first.server)(drawn, config)
+    device_ns = outcome.device_ns.astype(np.float64)
+    return device_ns.reshape(restarts, len(runs)).T, float(outcome.totals["end_ns"].mean())
 
 
 def _components(condition: str, baseline: str, values: FloatArray, spec: ExperimentSpec) -> Components:

@@ -96,7 +96,7 @@ def _costs_ns(spec: ExperimentSpec, condition: ConditionSpec, drawn: _Drawn) -> 
         if (key := (workload, condition.treatment)) not in drawn:
             drawn[key] = input_arrays([Input(workload, seed, place) for place in range(count)], condition.treatment)
         draws = nominal(drawn[key], load_cost_model(server.cost_model))
-        totals = simulator_of(server)(draws, EngineConfig.from_server(server.replica)).totals
+        outcome = simulator_of(server)(draws, EngineConfig.from_server(server.replica))
     except HarnessError:
         return None
-    return np.asarray(totals["decode_ns"] + totals["prefill_ns"], dtype=np.float64)
+    return outcome.device_ns.astype(np.float64)

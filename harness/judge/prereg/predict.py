@@ -93,7 +93,7 @@ def _figures(arrays: PlanArrays, config: EngineConfig, outcome: SimOutcome) -> d
         **{name: name for name in ("decode_ns", "prefill_ns", "end_ns", "cached_tokens", "computed_tokens")},
     }
     return {
-        "device_ns": totals["decode_ns"] + totals["prefill_ns"],
+        "device_ns": outcome.device_ns,
         "padded_slots": outcome.histogram @ (buckets - number),
         "bucket_slots": outcome.histogram @ buckets,
         "num_rearrivals": np.full(len(totals), is_again.sum()),

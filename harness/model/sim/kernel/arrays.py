@@ -246,6 +246,11 @@ class SimOutcome(NamedTuple):
     steps: Records[StepRecord]
     evictions: Records[EvictionRecord]
 
+    @property
+    def device_ns(self) -> IntArray:
+        """D of each plan: the sum of all its step times; shape (plans,)."""
+        return self.totals["decode_ns"] + self.totals["prefill_ns"]
+
 
 def noise_place(number: int, num_places: int) -> int:
     """The entry of a noise table that a step draws, by a hash of its number and the seed of its plan, summed.
