@@ -128,24 +128,14 @@ def _calls(
         notes.assume(WHOSE, bool(list_of(record.get("wait_for")) and times[1] and not kind))
         name, session, wait_for = (record.get(key) for key in ("request_id", "session_id", "wait_for"))
         identity = str(name) if isinstance(name, (str, int)) else f"file {place}, row {number}"
-        return _Call(
-            key=(place, identity),
-            name=identity if isinstance(name, (str, int)) else "",
-            at=at,
-            session=str(session) if isinstance(session, (str, int)) and session != "" else identity,
-            wait_for=[str(before) for before in list_of(wait_for)] if isinstance(wait_for, list) else None,
-            has_delay=first_of(record, "delay", "delay_ms") is not None,
-            at_ns=times[0],
-            wait_ns=times[1],
-            prompt=lengths[0],
-            generate=lengths[1],
-            blocks=named,
-            is_reset=bool(record.get("prefix_reset")),
-            keep=tokens_of(record.get("keep_tokens")),
-            abort_ns=seconds_ns(record.get("abort_after_ms"), NS_PER_MS) or 0,
-            abort_tokens=min(tokens_of(record.get("abort_after_tokens")) or 0, lengths[1] - 1),
-            kind=kind,
-        )
+        session = str(session) if isinstance(session, (str, int)) and session != "" else identity
+        before = [str(each) for each in list_of(wait_for)] if isinstance(wait_for, list) else None
+        own = (place, identity), identity if isinstance(name, (str, int)) else "", at, session, before
+        left_ns = seconds_ns(record.get("abort_after_ms"), NS_PER_MS) or 0
+        left_tokens = min(tokens_of(record.get("abort_after_tokens")) or 0, lengths[1] - 1)
+        has_delay = first_of(record, "delay", "delay_ms") is not None
+        told = named, bool(record.get("prefix_reset")), kind, tokens_of(record.get("keep_tokens"))
+        return _Call(*own, has_delay, *times, *lengths, *told, left_ns, left_tokens)
 
     for _, each in blocks.parsed_lines([path], notes, progress, call, "a request without its lengths or times"):
         yield each

@@ -58,6 +58,7 @@ class _Session(Conversation):
     def __init__(self, name: str, notes: ReadNotes) -> None:
         super().__init__(name, notes)
         self._open: Call | None = None
+        self._turns: dict[str, list[int]] = {}  # how many calls stood before each input, by its kind
         self._fork_of = ""
         self._began_ns: int | None = None
         self._has_meta = self._is_agent = self._is_reviewed = False
@@ -144,7 +145,7 @@ class _Session(Conversation):
         if self._open is not None:
             self.notes.leave(reason, self._open.at)
             self.lost = "a call before theirs has no token count" if reason == UNCOUNTED else ""
-            self.is_compacted = self._open.is_reset
+            self.is_compacted, self._back_to = self._open.is_reset, self._open.rewound_to
             self._open = None
 
     def _event(self, payload: Record, kind: str, moment_ns: int, form: str, at: str) -> None:
@@ -157,8 +158,7 @@ class _Session(Conversation):
             (self._count if role == "count" else self._usage_record)(payload, moment_ns, at)
         elif role == "passed":
             self.notes.pass_over(f"{kind}: {PASSED[kind]}")
-            if kind == "turn_aborted":
-                self._leave(UNCOUNTED)
+            self._end(kind, tokens_of(payload.get("num_turns")) or 0)
         elif role == "unknown":
             self.unread.unknown(f"{form}{kind} {text_of(payload, 'item', 'type')}".strip(), at)
         else:
@@ -167,6 +167,7 @@ class _Session(Conversation):
             if role == "result" and call:
                 self.result(call, moment_ns, payload.get("output"))
             elif role in INPUTS:
+                self._turns.setdefault(kind, []).append(len(self.calls))
                 self.take_input(moment_ns, is_human=role in ("person", "turn"), is_hint=role in ("hint", "turn"))
             elif self._open is not None or role == "output":
                 turn = self._output(moment_ns, at)
@@ -174,6 +175,16 @@ class _Session(Conversation):
                 if call and kind.endswith("_call"):
                     self.call(call, turn, moment_ns, tool := text_of(payload, "name"))
                     turn.joins = turn.joins or tool in ("wait", "wait_agent")
+
+    def _end(self, kind: str, num_turns: int) -> None:
+        """A person ended a turn, or took back so many of the last ones, which began with their messages."""
+        if kind == "turn_aborted":
+            self._leave(UNCOUNTED)
+        elif kind == "thread_rolled_back" and num_turns:
+            begins = max((self._turns.get(each, []) for each in ("user_message", "item_completed")), key=len)
+            self.go_back(self.calls[: (begins[-num_turns:] or [len(self.calls)])[0]])
+            for places in self._turns.values():
+                del places[-num_turns:]
 
     def _output(self, moment_ns: int, at: str) -> Call:
         """The round that this output belongs to; what was asked for after the open round's output is of another one."""

@@ -65,9 +65,13 @@ class _Session(Conversation):
 
     def take_state(self, state: Record, rewound_to: str, at: str) -> None:
         """What the conversation holds from now on. A list without an answer that came before is a compaction."""
+        if rewound_to and rewound_to not in self._said:
+            self.unread.broken("a way back to a message that is not there", at)
+            return
         self.notes.pass_over(f"state: {PASSED['state']}")
-        if rewound_to in self._said:
+        if rewound_to:
             del self._said[self._said.index(rewound_to) :]
+            self.go_back([call for name in self._said if (call := self._answers.get(name))])
         if "messages" in state:
             kept = {text_of(message, "id") for message in list_of(state["messages"])}
             is_compacted = not kept.issuperset(name for name in self._said if self._answers.get(name))

@@ -156,6 +156,7 @@ class Conversation:
         self.is_allowed = False  # a person was asked whether a tool of the last call may run
         self.lost = ""  # why the wait of the next call is not known: a call before it was left out
         self._shift_ns = 0
+        self._back_to: Call | None = None
 
     def moved_ns(self, moment_ns: int, least_ns: int) -> int:
         """An instant of the next row by one clock, which is set on where it went back of a least instant."""
@@ -196,6 +197,11 @@ class Conversation:
         self.lost, self._ran_ns = why, []
         self._inputs, self._hints = ([one for one in each if one[0] > until_ns] for each in (self._inputs, self._hints))
 
+    def go_back(self, calls: Log) -> None:
+        """The conversation goes on from the last of these calls; without any it begins anew. What was asked is gone."""
+        self.skip(self.lost)
+        self.is_compacted, self._back_to = not calls, calls[-1] if calls else None
+
     def lose(self, counts: Iterable[object], at: str) -> None:
         """An answer without sound counts: these are null, or no numbers of tokens."""
         if any(each is not None and tokens_of(each) is None for each in counts):
@@ -224,6 +230,7 @@ class Conversation:
         settle_kind(turn, submitted_ns - ended_ns, self._ran_ns, self.notes, is_allowed=self.is_allowed)
         turn.inputs_ns, turn.is_woken = (tools_ns, persons_ns), self._is_woken
         turn.parent, turn.index, turn.is_reset = self.parent, len(self.calls), self.is_compacted
+        turn.rewound_to, self._back_to = self._back_to, None
         self.notes.assume(AT_ONCE, bool(self.calls) and tools_ns is not None and tools_ns == persons_ns)
         self.unread.begin(is_first=not self.calls)
         turn.unknown_wait, self.lost = self.lost or self.doubt(is_last_human=persons_ns == submitted_ns), ""
@@ -361,10 +368,8 @@ def mark_replay(log: Log, closed_ns: Sequence[int], start_ns: int, *, is_fork: b
     while num_burst < len(log) and (num_burst < num_older or closed_ns[num_burst] - before_ns < BURST_NS):
         before_ns = max(closed_ns[num_burst], start_ns)
         num_burst += 1
+    is_replay = is_fork or num_older > 0 or 2 <= num_burst < len(log)
     for turn in log[:num_burst]:
-        turn.is_in_burst = True
-    if is_fork or num_older or 2 <= num_burst < len(log):
-        for turn in log[:num_burst]:
-            turn.is_replay = True
-        for turn in log[num_burst : num_burst + 1]:
-            turn.submitted_ns = max(turn.submitted_ns, start_ns)
+        turn.is_in_burst, turn.is_replay = True, is_replay
+    for turn in log[num_burst : num_burst + is_replay]:
+        turn.submitted_ns = max(turn.submitted_ns, start_ns)

@@ -135,11 +135,11 @@ def _one_format(files: list[tuple[Path, bool]], kind: str, notes: ReadNotes) -> 
         raise _unknown_format(files[0][0])
     if len(set(kinds.values())) > 1:
         kinds = _of_main_format(kinds, {path for path, is_searched in files if is_searched}, notes)
-    if len(set(kinds.values())) > 1:
-        first, other = next((a, b) for a in kinds for b in kinds if kinds[a] != kinds[b])
+    first = next(iter(kinds))
+    if other := next((path for path in kinds if kinds[path] != kinds[first]), None):
         what = f"two formats: {first.name} is {kinds[first]}, {other.name} is {kinds[other]}"
         raise SpecError(what, where=str(other.parent), hint="Import each format by itself, or say which: --format")
-    return next(iter(kinds.values())), list(kinds)
+    return kinds[first], list(kinds)
 
 
 def _of_main_format(kinds: dict[Path, str], searched: set[Path], notes: ReadNotes) -> dict[Path, str]:

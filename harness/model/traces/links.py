@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 
 from harness.model.plan.model import WaitKind, has_ended
@@ -542,12 +542,8 @@ def of_documents(logs: Callable[[Record, str, ReadNotes], Iterable[Log]]) -> Rea
 
 def of_lines(logs: Callable[[Lines, ReadNotes], Iterable[Log]]) -> Read:
     """A reader of recordings from a reader of the calls of all lines."""
-
-    def read(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Recording]:
-        lines = (line for path in files for line in json_records(path, notes, progress))
-        return recordings_of(logs(lines, notes), notes)
-
-    return read
+    each = chain.from_iterable
+    return through_calls(lambda files, notes, more: logs(each(json_records(one, notes, more) for one in files), notes))
 
 
 def through_calls(logs: Callable[[Iterable[Path], ReadNotes, Progress | None], Iterable[Log]]) -> Read:

@@ -295,9 +295,8 @@ def _request(row: list[Any], blocks: list[int], abort_ns: int, abort_tokens: int
     base, after, wait_ns, kind, prompt, keep, generate = row
     if not all(type(number) is int for number in (base, *after, wait_ns, kind, prompt, keep, generate, *blocks)):
         raise ValueError(f"{row} is not [{', '.join(COLUMNS)}]")
-    base_or_none = None if base < 0 else base
     lengths, left = (prompt, keep, generate, tuple(blocks)), (abort_ns, abort_tokens, is_drawn)
-    return RecordedRequest(base_or_none, tuple(after), wait_ns, WAIT_KINDS[kind], *lengths, *left)
+    return RecordedRequest(None if base < 0 else base, tuple(after), wait_ns, WAIT_KINDS[kind], *lengths, *left)
 
 
 class _Counts:

@@ -292,6 +292,27 @@ def test_what_codex_itself_writes_of_a_review_is_no_call(
     assert (trace.head.dropped, last.wait_kind, last.wait_ns) == ({}, "human", 61 * NS_PER_S)
 
 
+@pytest.mark.parametrize(
+    "form", [{"type": "user_message"}, {"type": "item_completed", "item": {"type": "UserMessage"}}]
+)
+@pytest.mark.parametrize(("num_turns", "base"), [(1, 3), (2, 1), (3, None), (9, None)])
+def test_turns_that_were_rolled_back_are_not_gone_on_from(
+    tmp_path: Path, form: Any, num_turns: int, base: int | None
+) -> None:
+    rows = [row for row in codex_rows("s", 6) if row["payload"].get("type") != "user_message"]
+    counts = [place for place, row in enumerate(rows) if row["payload"].get("type") == "token_count"]
+    for after in (3, 1):
+        seconds = rows[counts[after]]["timestamp"]
+        rows.insert(counts[after] + 1, {"timestamp": seconds, "type": "event_msg", "payload": form})
+    rows.insert(1, rows[1] | {"type": "event_msg", "payload": form})
+    back = {"timestamp": at(90), "type": "event_msg", "payload": {"type": "thread_rolled_back", "num_turns": num_turns}}
+    count = codex_count((5000, 0 if base is None else 1000, 100, 20), total_of(6) + 5100)
+    rows += [back, back | {"timestamp": at(95), "payload": form}, back | {"timestamp": at(99), "payload": count}]
+    trace = imported(written(tmp_path, rows))
+    last = trace.recordings[0].requests[-1]
+    assert (last.base, last.wait_kind) == (base, "human")
+
+
 @pytest.mark.parametrize("is_count_first", [True, False])
 @pytest.mark.parametrize(("ended_s", "num_left"), [(40.0, 1), (3.6, 0)])
 def test_a_compaction_that_no_count_tells_is_counted_as_left_out(

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from harness.clock import NS_PER_S
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.calls import BACK, SHIFTED
 from harness.model.traces.importing import read_recordings
@@ -138,6 +139,23 @@ def test_what_was_rewound_is_no_compaction(tmp_path: Path) -> None:
     rows = [*rows_of(), {"$rewindTo": "s-a2"}, {"$set": {"messages": kept}}]
     _, notes = read(tmp_path, rows)
     assert not notes.left
+
+
+@pytest.mark.parametrize(("back_to", "base", "keep"), [("s-a2", 1, 1000), ("s-r0", 0, 1000), ("s-u", None, 0)])
+def test_who_goes_back_goes_on_from_the_call_before_the_message_that_is_named(
+    tmp_path: Path, back_to: str, base: int | None, keep: int
+) -> None:
+    person = {"id": "p", "timestamp": at(60), "type": "user", "content": [{"text": "x"}]}
+    first, answer = (row | {"id": f"more{place}"} for place, row in enumerate(answers(2)))
+    answer = (first if base is None else answer) | {"id": "more", "timestamp": at(64)}
+    (recording,), notes = read(tmp_path, [*rows_of(), {"$rewindTo": back_to}, person, answer])
+    last = recording.requests[-1]
+    assert (last.base, last.keep_tokens, last.after) == (base, keep, (2,))
+    assert (last.wait_kind, last.wait_ns) == ("human", 37 * NS_PER_S), "not the tool's whose result was taken back"
+    assert not notes.broken
+    (recording,), notes = read(tmp_path, [*rows_of(), {"$rewindTo": "lost"}, person, answer])
+    assert recording.requests[-1].is_drawn
+    assert notes.broken.total() == 1
 
 
 @pytest.mark.parametrize("content", [None, 3, [], [None], [{}], [{"functionResponse": None}]])
