@@ -93,7 +93,7 @@ def ratios(
                 interval = interval_text(prediction.low, prediction.high, between="\u2013")
                 turns = ""
                 if prediction.shows_difference and not changed.name:
-                    turns = predictor.break_even(server.shape, users).short
+                    turns = predictor.break_even(server.shape, (users,)).short
                 rows.append((name, str(users), prediction.rules, *ratios, interval, turns, note))
     headings = ("configuration", "N", "rules", "sums", "median", "mean")
     table = Table(

@@ -11,12 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from harness.compiled.records import IntArray
 from harness.errors import SpecError
 from harness.extras.search.ablation import UNCHANGED, Ablation, with_arrivals_of
 from harness.extras.search.space import SpaceSpec
@@ -33,9 +31,9 @@ from harness.model.engine.config import EngineConfig
 from harness.model.engine.cost import load_cost_model
 from harness.model.sim.draws import artifact_key, jittered_draw, perturbation_of, perturbed
 from harness.model.sim.kernel import arrays as layout
-from harness.model.sim.plans import Input, check_slots, input_arrays, is_rearrival, joined
+from harness.model.sim.plans import Input, check_slots, input_arrays, joined
 from harness.model.sim.simulate import run_batch
-from harness.model.spec import ServerShape, Treatment, WindowSpec
+from harness.model.spec import ServerShape, Treatment
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -64,37 +62,6 @@ class PredictedRatio:
     def shows_difference(self) -> bool:
         """Whether the interval excludes 1."""
         return not self.low <= 1.0 <= self.high
-
-
-class PlanFigures(NamedTuple):
-    """Figures of several plans, each of shape (plans,); in the window where there is one.
-
-    rearrivals, reused: of the re-arrivals, how many reused anything.
-    """
-
-    device_ns: IntArray
-    completed: IntArray
-    reused: IntArray
-    rearrivals: IntArray
-
-    def experiments(self, plans_each: int, *, is_windowed: bool) -> Experiments:
-        """Every ``plans_each`` plans as one experiment."""
-        device_ns, completed, reused, rearrivals = (
-            np.asarray(values).reshape(-1, plans_each).sum(axis=1) for values in self
-        )
-        cost = device_ns / np.maximum(completed, 1) if is_windowed else device_ns.astype(np.float64)
-        return Experiments(cost, np.where(rearrivals > 0, reused / np.maximum(rearrivals, 1), 1.0))
-
-
-class Experiments(NamedTuple):
-    """One configuration in several experiments, in their order.
-
-    cost: device ns, summed over the runs; with a window, per completed request. reuse: share of the re-arrivals (with a
-    window, of those in it) that reused anything.
-    """
-
-    cost: FloatArray
-    reuse: FloatArray
 
 
 def interval(values: FloatArray, level: float) -> tuple[float, float]:
@@ -150,25 +117,15 @@ class SpacePredictor:
             error,
         )
 
-    def break_even(
-        self,
-        candidate: ServerShape,
-        users: int | Sequence[int],
-        changed: Ablation = UNCHANGED,
-        reference: ServerShape | None = None,
-    ) -> BreakEven:
-        """The change of the deciding costs at which the mean of the same draws is 1; arguments: as ``predict``."""
-        base = self.space.baseline.shape if reference is None else reference
-        chosen = (users,) if isinstance(users, int) else tuple(users)
-        sizes = deciding_sizes(candidate.decode_buckets, base.decode_buckets)
-        return BreakEven(
-            sizes,
-            break_even(
-                lambda change: float(
-                    np.mean(self._ratios((candidate, base), chosen, changed, CostChange(sizes, change)))
-                )
-            ),
-        )
+    def break_even(self, candidate: ServerShape, users: Sequence[int]) -> BreakEven:
+        """The change of the deciding costs at which the mean of the same draws against the baseline is 1."""
+        pair = (candidate, self.space.baseline.shape)
+        sizes = deciding_sizes(*(shape.decode_buckets for shape in pair))
+
+        def mean_at(change: float) -> float:
+            return float(np.mean(self._ratios(pair, users, UNCHANGED, CostChange(sizes, change))))
+
+        return BreakEven(sizes, break_even(mean_at))
 
     def unmeasured(self, *shapes: ServerShape) -> str:
         """Which sizes of these configurations have no measured cost, in words; "" where all have."""
@@ -177,13 +134,13 @@ class SpacePredictor:
     def _ratios(
         self,
         pair: tuple[ServerShape, ServerShape],
-        users: tuple[int, ...],
+        users: Sequence[int],
         changed: Ablation,
         costs: CostChange = NO_CHANGE,
     ) -> FloatArray:
         """The cost ratio of each simulated experiment."""
         own, base = self.sampled(pair, users, changed, costs)
-        return own.cost / base.cost
+        return own / base
 
     def sampled(
         self,
@@ -191,8 +148,8 @@ class SpacePredictor:
         users: Sequence[int],
         changed: Ablation = UNCHANGED,
         costs: CostChange = NO_CHANGE,
-    ) -> list[Experiments]:
-        """Simulated experiments of several configurations, which have the same plans and the same true costs."""
+    ) -> list[FloatArray]:
+        """Costs of several configurations in simulated experiments of the same plans and the same true costs."""
         return [
             self._experiments(shape, role, tuple(users), changed, costs.seen_by(shape.decode_buckets))
             for role, shape in enumerate(pair)
@@ -200,8 +157,8 @@ class SpacePredictor:
 
     def _simulate_experiments(
         self, shape: ServerShape, role: int, users: tuple[int, ...], changed: Ablation, costs_change: CostChange
-    ) -> Experiments:
-        """One configuration's part of every simulated experiment; role: its place among those compared."""
+    ) -> FloatArray:
+        """One configuration's costs in every simulated experiment; role: its place among those compared."""
         space = self.space
         perturbation, num_draws = perturbation_of(space.prediction, space.cost_model), space.prediction.draws
         drawn = self._drawn_plans(users, self._treatment(changed))
@@ -210,9 +167,7 @@ class SpacePredictor:
         model = costs_change.of(self._model)
         truths = [perturbed(model, perturbation, number, artifact_key(config)) for number in range(num_draws)]
         draws = jittered_draw(drawn, [truth for truth in truths for _plan in range(plans_each)], perturbation, role)
-        costs = draws.costs(config)
-        figures = plan_figures(self._pinned(draws.arrays, changed), config, costs, changed, space.window)
-        return figures.experiments(plans_each, is_windowed=space.window is not None)
+        return self._simulate(draws.arrays, config, draws.costs(config), changed, plans_each=plans_each)
 
     def _draw_plans(self, users: tuple[int, ...], treatment: Treatment) -> layout.PlanArrays:
         """The plans of the draws, draw after draw: new plans for each draw, or the space's evaluation plans for all."""
@@ -251,12 +206,11 @@ class SpacePredictor:
     def _nominal(self, pair: Sequence[ServerShape], users: Sequence[int], changed: Ablation) -> list[FloatArray]:
         """Cost of each evaluation plan for each of a pair, at nominal costs and without jitter."""
         space, costs = self.space, list[FloatArray]()
-        plans = self._pinned(self._evaluation_plans(users, self._treatment(changed)), changed)
+        plans = self._evaluation_plans(users, self._treatment(changed))
         for shape in pair:
             config = EngineConfig.of_shape(shape, changed.rules or space.rules)
             nominal = layout.cost_arrays(config, self._model)
-            figures = plan_figures(plans, config, nominal, changed, space.window)
-            costs.append(figures.experiments(1, is_windowed=space.window is not None).cost)
+            costs.append(self._simulate(plans, config, nominal, changed, plans_each=1))
         return costs
 
     def _pinned(self, arrays: layout.PlanArrays, changed: Ablation) -> layout.PlanArrays:
@@ -269,24 +223,24 @@ class SpacePredictor:
     def _treatment(self, changed: Ablation) -> Treatment:
         return self.space.inputs.treatment if changed.treatment == "as-drawn" else changed.treatment
 
-
-def plan_figures(
-    arrays: layout.PlanArrays,
-    config: EngineConfig,
-    costs: layout.CostArrays,
-    changed: Ablation,
-    window: WindowSpec | None,
-) -> PlanFigures:
-    """Simulate every plan at its costs."""
-    if window is not None:
+    def _simulate(
+        self,
+        arrays: layout.PlanArrays,
+        config: EngineConfig,
+        costs: layout.CostArrays,
+        changed: Ablation,
+        *,
+        plans_each: int,
+    ) -> FloatArray:
+        """Device ns, summed over every ``plans_each`` plans; with a window, per request that completed in it."""
+        arrays, window = self._pinned(arrays, changed), self.space.window
+        if window is None:
+            outcome = run_batch(arrays, config, costs, evicts_by_last_use=changed.is_lru_slots)
+            return outcome.device_ns.reshape(-1, plans_each).sum(axis=1).astype(np.float64)
         check_slots(arrays, config)
         of_plans = [
             window_figures(arrays, plan, config, layout.costs_of_plan(costs, plan), window)
             for plan in range(len(arrays.plans))
         ]
-        return PlanFigures(*(np.array([getattr(each, name) for each in of_plans]) for name in PlanFigures._fields))
-    outcome = run_batch(arrays, config, costs, evicts_by_last_use=changed.is_lru_slots)
-    num_requests, again = arrays.plans["num_requests"], is_rearrival(arrays)
-    owner = np.repeat(range(len(arrays.plans)), num_requests)
-    reused = np.bincount(owner, again & (outcome.requests["cached_tokens"] > 0))
-    return PlanFigures(outcome.device_ns, num_requests, reused, np.bincount(owner, again))
+        sums = np.array([(each.device_ns, each.completed) for each in of_plans]).reshape(-1, plans_each, 2).sum(axis=1)
+        return sums[:, 0] / np.maximum(sums[:, 1], 1)

@@ -27,7 +27,7 @@ class WindowFigures(NamedTuple):
     """Figures of [start_ns, end_ns). Times in ns.
 
     completed, latencies_ns: of the requests that completed inside. device_ns, wait_session_ns: the parts of steps
-    inside. rearrivals, reused, cached_tokens: of the re-arrivals admitted inside.
+    inside. cached_tokens: of the re-arrivals admitted inside.
     """
 
     start_ns: int
@@ -35,39 +35,28 @@ class WindowFigures(NamedTuple):
     completed: int
     device_ns: int
     wait_session_ns: int
-    rearrivals: int
-    reused: int
     cached_tokens: int
     evictions: int
     latencies_ns: IntArray
 
 
-def user_timelines(arrays: layout.PlanArrays, outcome: layout.SimOutcome) -> UserTimelines:
-    """When the requests of each user completed, in the simulation of a single plan."""
-    users = users_of(arrays.sessions["after"])
-    return UserTimelines.of(users[arrays.requests["session"]], outcome.requests["completed_ns"])
-
-
-def window_bounds(timelines: UserTimelines, window: WindowSpec) -> tuple[int, int]:
-    """[start, end) of the window; without ``measure_s`` it ends when the first user has no requests left."""
-    start_ns, end_ns = window.bounds_ns(0, timelines.window_start(window.after_requests))
-    return start_ns, timelines.last_full_ns() if window.measure_s is None else end_ns
-
-
 def window_figures(
     arrays: layout.PlanArrays, plan: int, config: EngineConfig, costs: CostModel | layout.CostArrays, window: WindowSpec
 ) -> WindowFigures:
-    """Simulate one plan and count what happens in its window.
+    """Simulate one plan and count what happens in its window; without ``measure_s`` until a user has no requests left.
 
     Raises PlanError when a user never finishes ``after_requests`` requests, or runs out of requests inside the window.
     """
     alone = one_plan(arrays, plan)
     check_slots(alone, config)
     outcome = run_arrays(alone, config, costs)
-    timelines = user_timelines(alone, outcome)
+    user = users_of(alone.sessions["after"])[alone.requests["session"]]
+    timelines = UserTimelines.of(user, outcome.requests["completed_ns"])
     full_until_ns = timelines.last_full_ns()
-    start_ns, end_ns = window_bounds(timelines, window)
-    if end_ns > full_until_ns:
+    start_ns, end_ns = window.bounds_ns(0, timelines.window_start(window.after_requests))
+    if window.measure_s is None:
+        end_ns = full_until_ns
+    elif end_ns > full_until_ns:
         raise PlanError(
             f"the window ends {end_ns / NS_PER_S:.1f} s after the start, when a user has already left "
             f"({full_until_ns / NS_PER_S:.1f} s)",
@@ -101,8 +90,6 @@ def window_stats(arrays: layout.PlanArrays, outcome: layout.SimOutcome, start_ns
         completed=int(done.sum()),
         device_ns=int(inside.sum()),
         wait_session_ns=_waited(requests, begin[is_prefill], inside[is_prefill]),
-        rearrivals=int(again.sum()),
-        reused=int((requests["cached_tokens"][again] > 0).sum()),
         cached_tokens=int(requests["cached_tokens"][again].sum()),
         evictions=int(((start_ns <= evicted_at) & (evicted_at < end_ns)).sum()),
         latencies_ns=(completed - requests["arrival_ns"])[done],
