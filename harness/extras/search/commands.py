@@ -6,17 +6,12 @@ Prints how sure each prediction is; writes only ledgers.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from harness.cli.terminal import say, show, terminal, time_left
-from harness.errors import SpecError
-from harness.shipped import find_shipped, shipped_names
 from harness.table import Table, interval_text, with_error
-
-if TYPE_CHECKING:
-    from harness.extras.search.space import SpaceSpec
 
 SpaceArgument = Annotated[str, typer.Argument(help="A shipped search space, or a TOML file.")]
 
@@ -45,9 +40,10 @@ def search(
     from harness.extras.search.result import search_tables
     from harness.extras.search.run import LEDGER
     from harness.extras.search.run import search as run_search
+    from harness.extras.search.space import load_space
 
     console = terminal()
-    spec = read_space(space, changes)
+    spec = load_space(space, changes or ())
     folder = output or Path("runs") / f"search-{spec.name}"
     with time_left(spec.name) as on_progress:
         result = run_search(spec, folder, workers=cluster, on_progress=on_progress)
@@ -76,10 +72,11 @@ def ratios(
     """
     from harness.extras.search.ablation import LABEL, UNCHANGED, ablation
     from harness.extras.search.intervals import SpacePredictor
+    from harness.extras.search.space import load_space
     from harness.judge.planning.deciding import deciding_sizes, sizes_in_words
 
     console = terminal()
-    spec = read_space(space, changes)
+    spec = load_space(space, changes or ())
     predictor = SpacePredictor(spec)
     rows: list[tuple[str, ...]] = []
     for changed in (UNCHANGED, *(ablation(name) for name in ablations or ())):
@@ -109,29 +106,3 @@ def ratios(
         parts = [f"break-even at {sizes_in_words(sizes) if sizes else 'the prefill costs'}"]
         parts += filter(None, [predictor.unmeasured(server.shape, spec.baseline.shape)])
         say(console, f"{name}: {'; '.join(parts)}")
-
-
-def read_space(name_or_path: str, changes: list[str] | None) -> SpaceSpec:
-    """A search space by its name or file, with ``--set`` changes applied; SpecError for an experiment."""
-
-    from harness.extras.search.space import parse_space
-    from harness.model.spec import load_toml
-    from harness.model.spec.changes import override_table
-
-    if name_or_path in shipped_names("experiments") and name_or_path not in shipped_names("spaces"):
-        raise _not_a_space(name_or_path)
-    path = find_shipped("spaces", name_or_path, what="search space")
-    table = load_toml(path)
-    if "condition" in table:
-        raise _not_a_space(name_or_path)
-    given = "".join(f" --set {change}" for change in changes or ())
-    return parse_space(override_table(table, changes or []), where=f"{path}{given and ' with'}{given}")
-
-
-def _not_a_space(experiment: str) -> SpecError:
-    spaces = ", ".join(shipped_names("spaces"))
-    return SpecError(
-        "is an experiment, and a search space is wanted",
-        where=experiment,
-        hint=f"`harness simulate {experiment}` predicts its conditions; spaces: {spaces}, or a file like these",
-    )

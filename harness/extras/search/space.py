@@ -6,7 +6,7 @@ resumed. Nothing is simulated here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import combinations, product
 from math import comb
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from harness.errors import SpecError
 from harness.model.engine.cost import DeviceSpec
 from harness.model.spec import (
     PerturbationSpec,
@@ -27,7 +28,8 @@ from harness.model.spec import (
 )
 from harness.model.spec import load_toml as load_table
 from harness.model.spec.base import Name
-from harness.shipped import find_shipped
+from harness.model.spec.changes import override_table
+from harness.shipped import find_shipped, shipped_names
 from harness.stacks.rbln.rules.kv_rules import AUTO, RULE_SETS, check_active_limit, rule_set
 
 MOST_CANDIDATES = 10_000_000
@@ -262,7 +264,18 @@ def parse_space(table: dict[str, Any], *, where: str) -> SpaceSpec:
     return SpaceSpec.from_table(table, where=where, hint="Compare with plans/spaces/paper.toml")
 
 
-def load_space(name_or_path: str | Path) -> SpaceSpec:
-    """A shipped search space by name, or a user's own file."""
-    path = find_shipped("spaces", str(name_or_path), what="search space")
-    return parse_space(load_table(path), where=str(path))
+def load_space(name_or_path: str | Path, changes: Sequence[str] = ()) -> SpaceSpec:
+    """A shipped search space by name, or a user's own file, with these keys changed; SpecError for an experiment."""
+    name, spaces = str(name_or_path), shipped_names("spaces")
+    is_experiment = name not in spaces and name in shipped_names("experiments")
+    path = find_shipped("experiments" if is_experiment else "spaces", name, what="search space")
+    table = load_table(path)
+    if "condition" in table:
+        raise SpecError(
+            "is an experiment, and a search space is wanted",
+            where=name,
+            hint=f"`harness simulate {name}` predicts its conditions; spaces: {', '.join(spaces)}, or a file like "
+            "these",
+        )
+    given = "".join(f" --set {change}" for change in changes)
+    return parse_space(override_table(table, changes), where=f"{path}{given and ' with'}{given}")
