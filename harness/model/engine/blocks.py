@@ -10,7 +10,16 @@ from __future__ import annotations
 from harness.compiled import always_inline, jit
 from harness.model.engine.paged_state import NO_KEY, NO_PIN, NOT_FIRST, PagedState
 from harness.model.engine.pools import bucket_of
-from harness.model.engine.retention import add_pin, next_pinned, order_pins, put_second, remove_pin, reset_retention
+from harness.model.engine.retention import (
+    add_pin,
+    link_behind,
+    next_pinned,
+    order_pins,
+    put_second,
+    remove_pin,
+    reset_retention,
+    unlink,
+)
 
 
 @jit
@@ -30,36 +39,16 @@ def reset_blocks(state: PagedState) -> None:
 
 
 @always_inline
-def free_last(state: PagedState, block: int) -> None:
-    """Nobody holds the block: it is used again after all others."""
-    blocks = state.blocks
-    last = blocks[0].prev
-    blocks[block].prev = last
-    blocks[block].next = 0
-    blocks[last].next = block
-    blocks[0].prev = block
-    state.server[0].num_free += 1
-
-
-@always_inline
-def free_first(state: PagedState, block: int) -> None:
-    """Nobody holds the block: it is used again before all others."""
-    blocks = state.blocks
-    first = blocks[0].next
-    blocks[block].next = first
-    blocks[block].prev = 0
-    blocks[first].prev = block
-    blocks[0].next = block
+def free_behind(state: PagedState, before: int, block: int) -> None:
+    """Nobody holds the block: it is used again right after a free one; behind block 0: before all others."""
+    link_behind(state.blocks, before, block)
     state.server[0].num_free += 1
 
 
 @always_inline
 def unfree(state: PagedState, block: int) -> None:
     """Take a block out of the free ones."""
-    blocks = state.blocks
-    after, before = blocks[block].next, blocks[block].prev
-    blocks[before].next = after
-    blocks[after].prev = before
+    unlink(state.blocks, block)
     state.server[0].num_free -= 1
 
 
@@ -160,12 +149,12 @@ def free_seat_blocks(state: PagedState, seat: int, count: int) -> None:
             if blocks[block].chain == NO_KEY:
                 empty += 1
             else:
-                free_last(state, block)
+                free_behind(state, int(blocks[0].prev), block)
     place = 0
     while empty > 0:
         block = int(state.seat_blocks[seat, place])
         if blocks[block].holders == 0 and blocks[block].chain == NO_KEY:
-            free_first(state, block)
+            free_behind(state, 0, block)
             empty -= 1
         place += 1
 
@@ -195,6 +184,6 @@ def forget_content(state: PagedState) -> None:
         block = int(state.pins[0].heap)
         remove_pin(state, block)
         server.num_free -= 1
-        free_last(state, block)
+        free_behind(state, int(state.blocks[0].prev), block)
     server.num_second = 0
     reset_retention(state)

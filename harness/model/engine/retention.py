@@ -8,12 +8,31 @@ Both are models of what servers offer under several names; vLLM by itself has ne
 
 from __future__ import annotations
 
-from harness.compiled import jit
-from harness.model.engine.paged_state import NO_PIN, PagedState
+from harness.compiled import always_inline, jit
+from harness.compiled.records import Records
+from harness.model.engine.paged_state import NO_PIN, PagedBlock, PagedSecond, PagedState
 from harness.model.engine.pools import bucket_of
 
 PIN_FACTOR = 2
 """A pin lasts so many times what a request expects until its session returns."""
+
+
+@always_inline
+def link_behind(ring: Records[PagedBlock] | Records[PagedSecond], before: int, place: int) -> None:
+    """A place that is in no ring stands right behind another one from now on."""
+    after = ring[before].next
+    ring[place].prev = before
+    ring[place].next = after
+    ring[before].next = place
+    ring[after].prev = place
+
+
+@always_inline
+def unlink(ring: Records[PagedBlock] | Records[PagedSecond], place: int) -> None:
+    """Take a place out of its ring."""
+    after, before = ring[place].next, ring[place].prev
+    ring[before].next = after
+    ring[after].prev = before
 
 
 @jit
@@ -130,22 +149,8 @@ def find_second(state: PagedState, key: int) -> int:
 @jit
 def use_second(state: PagedState, place: int) -> None:
     """A linked place of the second memory is used now: it goes last."""
-    second = state.second
-    after, before = second[place].next, second[place].prev
-    second[before].next = after
-    second[after].prev = before
-    link_second(state, place)
-
-
-@jit
-def link_second(state: PagedState, place: int) -> None:
-    """A place of the second memory goes after all others."""
-    second = state.second
-    last = second[0].prev
-    second[place].prev = last
-    second[place].next = 0
-    second[last].next = place
-    second[0].prev = place
+    unlink(state.second, place)
+    link_behind(state.second, int(state.second[0].prev), place)
 
 
 @jit
@@ -153,9 +158,7 @@ def drop_second(state: PagedState) -> int:
     """Forget the key that was used least recently; returns its place."""
     second = state.second
     place = int(second[0].next)
-    after = second[place].next
-    second[0].next = after
-    second[after].prev = 0
+    unlink(second, place)
     bucket = bucket_of(int(second[place].key), len(state.second_buckets) - 1)
     walk = int(state.second_buckets[bucket])
     if walk == place:
@@ -184,7 +187,7 @@ def put_second(state: PagedState, key: int) -> None:
     state.second[place].key = key
     state.second[place].chain = state.second_buckets[bucket]
     state.second_buckets[bucket] = place
-    link_second(state, place)
+    link_behind(state.second, int(state.second[0].prev), place)
 
 
 @jit
