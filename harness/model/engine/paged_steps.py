@@ -21,6 +21,7 @@ from harness.model.engine.blocks import (
 from harness.model.engine.paged_state import ROW_SKIPPED, PagedState
 from harness.model.engine.retention import match_second
 from harness.model.engine.state import ROW_GONE, ROW_RUNNING, ROW_WAITING
+from harness.model.engine.steps import queue_last, requeue_first
 
 
 @jit
@@ -56,14 +57,7 @@ def submit_paged(state: PagedState, row: int, prompt: int, max_tokens: int, stop
     request.was_preempted = 0
     request.status = ROW_WAITING
     request.seat = -1
-    request.next = -1
-    request.prev = server.wait_tail
-    if server.wait_tail >= 0:
-        state.rows[server.wait_tail].next = row
-    else:
-        server.wait_head = row
-    server.wait_tail = row
-    server.num_waiting += 1
+    queue_last(state, row)
 
 
 @jit
@@ -140,25 +134,17 @@ def leave_seat(state: PagedState, row: int) -> None:
 @jit
 def preempt_last(state: PagedState) -> int:
     """The last admitted goes back to the head of the queue with nothing computed; its answer becomes prompt."""
-    server, rows = state.server[0], state.rows
+    server = state.server[0]
     server.num_running -= 1
     row = int(state.places[server.num_running].running)
     leave_seat(state, row)
-    request = rows[row]
+    request = state.rows[row]
     request.computed = 0
     request.was_preempted = 1
     request.stale = request.in_flight
     request.placeholders = 0
     request.drafts = 0
-    request.status = ROW_WAITING
-    request.prev = -1
-    request.next = server.wait_head
-    if server.wait_head >= 0:
-        rows[server.wait_head].prev = row
-    else:
-        server.wait_tail = row
-    server.wait_head = row
-    server.num_waiting += 1
+    requeue_first(state, row)
     return row
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from harness.compiled import always_inline, jit
 from harness.model.engine.events import log_free_request
+from harness.model.engine.paged_state import PagedState
 from harness.model.engine.pools import make_room
 from harness.model.engine.rules import paper_admit, paper_release, vendor_admit, vendor_grow, vendor_release
 from harness.model.engine.state import (
@@ -53,6 +54,13 @@ def submit(state: EngineState, row: int, prompt: int, max_tokens: int, stop_toke
     rows[row].status = ROW_WAITING
     rows[row].seat = -1
     rows[row].session = session
+    queue_last(state, row)
+
+
+@jit
+def queue_last(state: EngineState | PagedState, row: int) -> None:
+    """Put a request behind everyone who waits."""
+    server, rows = state.server[0], state.rows
     rows[row].next = -1
     rows[row].prev = server.wait_tail
     if server.wait_tail >= 0:
@@ -80,7 +88,7 @@ def unqueue(state: EngineState, row: int) -> None:
 
 
 @jit
-def requeue_first(state: EngineState, row: int) -> None:
+def requeue_first(state: EngineState | PagedState, row: int) -> None:
     """Put a preempted request before everyone who waits; it keeps its generated tokens, not its KV."""
     server, rows = state.server[0], state.rows
     rows[row].status = ROW_WAITING
