@@ -126,7 +126,7 @@ class CoreSteps:
 
 @dataclass(slots=True)
 class _Request:
-    """A request as far as the lines have shown it.
+    """A request as far as the lines have shown it, in the columns of ``REQUESTS``.
 
     computed, wanted: tokens of its sequence; wanted ends a prefill. found: cached tokens of its latest admission.
     """
@@ -134,15 +134,15 @@ class _Request:
     request_id: str
     queued_ns: int | None
     admitted_ns: int
-    cached: int | None
-    prompt: int
+    cached_tokens: int | None
+    prompt_tokens: int
     computed: int
     wanted: int
     found: int
+    computed_tokens: int | None
     first_token_ns: int | None = None
     last_ns: int | None = None
-    computed_tokens: int = 0
-    recomputed: int = 0
+    recomputed_tokens: int = 0
     prefill_steps: int = 0
     decode_steps: int = 0
     preemptions: int = 0
@@ -209,8 +209,9 @@ class _Walk:
                 known.computed, known.wanted, known.found = cached or 0, wanted, cached or 0
                 continue
             prompt = wanted if prompt is None else prompt
-            request = _Request(name, queued_ns, values["schedule_ns"], cached, prompt, cached or 0, wanted, cached or 0)
-            self.requests[handle] = request
+            # Where nobody knows what was cached, nobody knows what was computed.
+            counts = (cached, prompt, cached or 0, wanted, cached or 0, None if cached is None else 0)
+            self.requests[handle] = _Request(name, queued_ns, values["schedule_ns"], *counts)
             queries += wanted
             hits = None if hits is None or cached is None else hits + cached
         return queries, hits
@@ -257,31 +258,20 @@ def _prefilled(request: _Request, tokens: int, end_ns: int | None) -> int:
     """Count a part of a prefill; the prompt's tokens where it is complete with it for the first time."""
     request.prefill_steps += 1
     if request.preemptions:
-        request.recomputed += tokens
-    else:
+        request.recomputed_tokens += tokens
+    elif request.computed_tokens is not None:
         request.computed_tokens += tokens
     if request.computed + tokens < request.wanted or request.first_token_ns is not None:
         return 0
     request.first_token_ns = end_ns
-    return request.prompt
+    return request.prompt_tokens
 
 
 def read_core_steps(content: bytes, *, where: str = "core steps") -> CoreSteps:
     """The records in the file of an engine core; RecordsError when it does not start with its header."""
-    lines = content.split(b"\n")
-    last = lines.pop()
-    header = _header(lines[0] if lines else b"", where)
-    absent = [str(name) for name in header.get("absent", [])]
-    walk, damaged = _Walk(), [last] if last else list[bytes]()
-    for line in lines[1:]:
-        value = parsed(line)
-        if isinstance(value, dict):
-            table = cast("dict[str, Any]", value)
-            if "vllm_core_steps" in table:
-                raise RecordsError("holds the steps of several servers", where=where, hint="Use a file per server")
-            if set(table) == {"absent"} and isinstance(table["absent"], list):
-                absent += [str(name) for name in cast("list[Any]", table["absent"])]
-                continue
+    header = _header(content[: content.find(b"\n") + 1], where)
+    walk, damaged, absent = _Walk(), list[bytes](), list[str](map(str, header["absent"]))
+    for value, line in record_lines(content, "vllm_core_steps", absent, where, "Use a file per server"):
         values = _record(value, header["columns"])
         if values is None:
             walk.batch = None
@@ -298,6 +288,27 @@ def read_core_steps(content: bytes, *, where: str = "core steps") -> CoreSteps:
         # A damaged line is counted as such.
         num_missing=max(0, walk.num_missing - len(damaged)),
     )
+
+
+def record_lines(content: bytes, mark: str, absent: list[str], where: str, hint: str) -> Iterator[tuple[object, bytes]]:
+    """The value of each record behind a header, None of a damaged one, and its line.
+
+    absent: takes the names in lines that tell columns which this vLLM lacks. RecordsError with ``hint`` at a second
+    header, which has the key ``mark``.
+    """
+    _, *lines, last = content.split(b"\n")
+    for line in lines:
+        value = parsed(line)
+        table = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+        if mark in table:
+            raise RecordsError("holds the steps of several servers", where=where, hint=hint)
+        if set(table) == {"absent"} and isinstance(table["absent"], list):
+            absent += map(str, cast("list[Any]", table["absent"]))
+        else:
+            yield value, line
+    if last:
+        # It was cut off.
+        yield None, last
 
 
 def _each(column: Any, num_requests: int) -> tuple[Any, ...]:
@@ -409,22 +420,8 @@ def _is_admission(value: object) -> bool:
 
 
 def _requests_table(walk: _Walk, engine: int) -> pa.Table:
-    def rows() -> Iterator[dict[str, Any]]:
-        for request in walk.requests.values():
-            yield {
-                "engine": engine,
-                "request_id": request.request_id,
-                "queued_ns": request.queued_ns,
-                "admitted_ns": request.admitted_ns,
-                "first_token_ns": request.first_token_ns,
-                "last_ns": request.last_ns,
-                "prompt_tokens": request.prompt,
-                "cached_tokens": request.cached,
-                "computed_tokens": None if request.cached is None else request.computed_tokens,
-                "recomputed_tokens": request.recomputed,
-                "prefill_steps": request.prefill_steps,
-                "decode_steps": request.decode_steps,
-                "preemptions": request.preemptions,
-            }
-
-    return pa.Table.from_pylist(list(rows()), schema=REQUESTS)
+    names = [name for name in REQUESTS.names if name != "engine"]
+    rows = [
+        {"engine": engine, **{name: getattr(request, name) for name in names}} for request in walk.requests.values()
+    ]
+    return pa.Table.from_pylist(rows, schema=REQUESTS)

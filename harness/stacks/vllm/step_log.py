@@ -28,6 +28,7 @@ from harness.stacks.vllm.core_steps import (
     header_of,
     parsed,
     read_core_steps,
+    record_lines,
 )
 
 INSIDE = Path(__file__).resolve().parent / "inside"
@@ -296,25 +297,11 @@ def read_step_log(content: bytes, *, where: str = "step log") -> StepLog:
         raise RecordsError("is of an observer before this version", where=where, hint="Commit 8443c613 reads it")
     if MARK in first:
         return _log_of_core(read_core_steps(content, where=where))
-    lines = content.split(b"\n")
-    last = lines.pop()
-    header = _header(lines[0] if lines else b"", where)
-    absent = [str(name) for name in _list(header.get("absent"))]
+    header = _header(content[: content.find(b"\n") + 1], where)
     rows: list[tuple[list[Any], bytes]] = []
-    damaged: list[bytes] = []
-    for line in lines[1:]:
-        value = parsed(line)
-        if isinstance(value, dict):
-            table = cast("dict[str, Any]", value)
-            if "vllm_step_log" in table:
-                raise RecordsError(
-                    "holds the steps of several servers",
-                    where=where,
-                    hint="Use a file per server, and --api-server-count 1",
-                )
-            if set(table) == {"absent"}:
-                absent += [str(name) for name in _list(table["absent"])]
-                continue
+    damaged, absent = list[bytes](), [str(name) for name in _list(header.get("absent"))]
+    hint = "Use a file per server, and --api-server-count 1"
+    for value, line in record_lines(content, "vllm_step_log", absent, where, hint):
         row = _row(value)
         if row is None:
             damaged.append(line)
@@ -326,7 +313,6 @@ def read_step_log(content: bytes, *, where: str = "step log") -> StepLog:
                 continue
             damaged.append(rows.pop()[1])
         rows.append((row, line))
-    damaged += [last] if last else []
     effective = cast("dict[str, Any]", header["effective"])
     return StepLog(
         vllm=str(header.get("vllm", "")),
