@@ -174,10 +174,10 @@ def read_options(
     """What a person says of recordings that do not say it; SpecError for an unknown unit of time or kind of length."""
     from harness.clock import NS_PER_S
     from harness.model.spec.sections import seconds_of
-    from harness.model.traces.account import ReadOptions
+    from harness.model.traces.account import TIME_UNITS_NS, ReadOptions
     from harness.model.traces.recording import DEFAULT_WAITS
 
-    units = {"": 0, "s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
+    units = {"": 0, **TIME_UNITS_NS}
     if time_unit not in units:
         raise SpecError(f"unknown unit {time_unit!r}", where="--time-unit", hint="Use s, ms, us or ns")
     if lengths not in ("", "new", "whole"):

@@ -104,7 +104,7 @@ def _calls(
     path: Path, place: int, names: blocks.BlockNames, notes: ReadNotes, progress: Progress | None
 ) -> Iterator[_Call]:
     """The rows of a file; one with more block names than its prompt has blocks of any size is broken."""
-    unit_ns = notes.options.time_unit_ns or NS_PER_MS
+    unit_ns = notes.unit_ns(NS_PER_MS)
     number = 0
 
     def call(record: Record, at: str) -> _Call | None:
@@ -182,8 +182,7 @@ def _settle(calls: dict[Key, _Call], block_tokens: int, notes: ReadNotes) -> Non
 def _follow(sessions: list[list[_Call]], drawn: DrawnWaits, notes: ReadNotes) -> None:
     """Put the rows of each session in order, and let them follow one another."""
     for turns in sessions:
-        stamped = [turn.at_ns for turn in turns if turn.at_ns is not None]
-        if len(stamped) == len(turns) and stamped != sorted(stamped) and not any(turn.wait_for for turn in turns):
+        if not any(turn.at_ns is None or turn.wait_for for turn in turns):
             turns[:] = notes.in_order(turns, lambda turn: turn.at_ns or 0, "rows of a session out of order of time")
     are_new = notes.options.lengths != "whole" and _name_what_is_new(sessions)
     for turns in sessions:

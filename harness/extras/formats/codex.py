@@ -209,9 +209,6 @@ class _Session(Conversation):
             self.notes.pass_over("token_count: without an output before it")
             self._totals = totals
             return
-        self._is_bare = self._open is None
-        self.notes.assume("calls whose output no row holds, as of a compaction: each ends at its count", self._is_bare)
-        turn = self._open or self._output(moment_ns, at)
         if usage is None and totals is not None:
             usage = [now - before for now, before in zip(totals, self._totals or [0] * len(totals), strict=True)][:4]
             self.notes.assume("calls whose usage is the step of the running totals")
@@ -221,9 +218,11 @@ class _Session(Conversation):
         if totals is not None and (self._totals or not (self._fork_of or self.parent)):
             sums = [counts[4] or counts[0] + counts[2] for counts in (totals, self._totals or [0] * 5)]
             self.notes.hold(STEPS, sums[0] - sums[1], (usage[0], usage[2]))
-        turn.total_tokens = tokens_of(record_of(info, "last_token_usage").get("total_tokens")) or None
-        self._close(turn, usage, totals or (), moment_ns)
-        if (last := record_of(info, "last_token_usage")) and last.get("cached_input_tokens") is None:
+        what = "calls whose output no row holds, as of a compaction: each ends at its count"
+        self.notes.assume(what, self._open is None)
+        turn, last = self._close(usage, totals or (), moment_ns, at), record_of(info, "last_token_usage")
+        turn.total_tokens = tokens_of(last.get("total_tokens")) or None
+        if last and last.get("cached_input_tokens") is None:
             turn.prefix_tokens = None
         self._totals = totals
 
@@ -236,12 +235,13 @@ class _Session(Conversation):
             self.notes.pass_over("token_usage_record: told again")
             self._counted = None
         else:
-            self._is_bare = self._open is None
-            turn = self._open or self._output(moment_ns, at)
-            self._close(turn, usage, (name,), moment_ns)
+            self._close(usage, (name,), moment_ns, at)
             self._recorded, self._counted = usage, None
 
-    def _close(self, turn: Call, usage: list[int], totals: Sequence[object], moment_ns: int) -> None:
+    def _close(self, usage: list[int], totals: Sequence[object], moment_ns: int, at: str) -> Call:
+        """The open round, or one of which no row holds the output, is a call of this usage."""
+        self._is_bare = self._open is None
+        turn = self._open or self._output(moment_ns, at)
         self._open, self._counted, self._recorded, self._emptied_at = None, usage, None, None
         self.notes.call()
         turn.input_tokens, turn.prefix_tokens, turn.output_tokens, turn.reasoning_tokens = usage
@@ -250,6 +250,7 @@ class _Session(Conversation):
         turn.identity = ("codex", turn.end_ns, moment_ns, *usage, *totals)
         self._closed_ns.append(moment_ns)
         self.calls.append(turn)
+        return turn
 
 
 def role_of(payload: Record, kind: str, form: str) -> str:

@@ -27,15 +27,13 @@ def waits_import(
 
     Example: `harness plan waits import ~/.claude/projects --format claude -o plans/waits/mine.toml`
     """
+    from harness.extras.formats.waits import import_recorded_waits, import_tracelab
+
     name = name or output.stem
     if kind == "tracelab":
-        from harness.extras.formats.waits import import_tracelab
-
         summary = import_tracelab(source, output, name=name, tables=tuple(tables or ()), may_replace=force)
         lines = summary.lines()
     else:
-        from harness.extras.formats.waits import import_recorded_waits
-
         check_trace_format(kind)
         counted = import_recorded_waits([source], output, name=name, kind=kind, may_replace=force)
         what = f"{counted['waits']} waits for tools; {counted['left_out_zero']} of nothing left out"

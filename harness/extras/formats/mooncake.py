@@ -38,7 +38,7 @@ def _reader(block_tokens: int, unit_ns: int) -> Read:
 
     def read(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Recording]:
         paths = list(files)
-        unit = notes.options.time_unit_ns or unit_ns
+        unit = notes.unit_ns(unit_ns)
         read_rows = [list(_rows(path, unit, notes, progress)) for path in paths]
         num_repeated = notes.dropped[REPEATED]
         rows_of = _once_each(read_rows, notes)

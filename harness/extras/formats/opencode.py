@@ -43,7 +43,7 @@ class _Session(Conversation):
     def __init__(self, info: Record, notes: ReadNotes) -> None:
         super().__init__(text_of(info, "id"), notes)
         self.parent = text_of(info, "parentID")
-        self._began_ns = _instant_ns(info, "created") or 0
+        self._began_ns = self._instant_ns(info, "created") or 0
         self._ended_ns: list[int] = []
 
     def hold(self, tokens: Record) -> None:
@@ -65,7 +65,8 @@ class _Session(Conversation):
         """Read one message."""
         self.unread.num_rows += 1
         info, parts = record_of(message, "info"), records_of(message, "parts")
-        moment_ns, role = _instant_ns(info, "created"), text_of(info, "role")
+        created_ns, role = seconds_ns(record_of(info, "time").get("created"), NS_PER_MS), text_of(info, "role")
+        moment_ns = self.notes.date_ns(created_ns, NS_PER_MS)
         if role not in ("user", "assistant"):
             self.unread.unknown(f"role {role}", at)
         elif moment_ns is None:
@@ -106,7 +107,7 @@ class _Session(Conversation):
     def _take_tools(self, turn: Call, parts: list[Record]) -> None:
         for part in (part for part in parts if text_of(part, "type") == "tool"):
             state = record_of(part, "state")
-            start_ns, end_ns = _instant_ns(state, "start"), _instant_ns(state, "end")
+            start_ns, end_ns = self._instant_ns(state, "start"), self._instant_ns(state, "end")
             if start_ns is not None and end_ns is not None:
                 turn.tool_spans.append((start_ns, max(start_ns, end_ns)))
                 is_refused = is_refusal(text_of(state, "error"), end_ns - start_ns)
@@ -117,13 +118,15 @@ class _Session(Conversation):
 
     def _end_ns(self, info: Record, parts: list[Record]) -> int:
         """When the last text or reasoning ended, or the first tool started: the words of its call are of the answer."""
-        told = [_instant_ns(part, "end") for part in parts if text_of(part, "type") in ("text", "reasoning")]
-        tools = [_instant_ns(record_of(part, "state"), "start") for part in parts]
-        starts = [start for start in tools if start is not None]
-        ends = [end for end in told if end is not None]
+        said = (part for part in parts if text_of(part, "type") in ("text", "reasoning"))
+        ends = [end for part in said if (end := self._instant_ns(part, "end"))]
+        starts = [start for part in parts if (start := self._instant_ns(record_of(part, "state"), "start"))]
         self.notes.assume(NO_END, not ends)
-        ends += [min(starts)] if starts else []
-        return max(ends or [_instant_ns(info, "completed") or _instant_ns(info, "created") or 0])
+        ends += sorted(starts)[:1]
+        return max(ends or [self._instant_ns(info, "completed") or self._instant_ns(info, "created") or 0])
+
+    def _instant_ns(self, record: Record, name: str) -> int | None:
+        return seconds_ns(record_of(record, "time").get(name), self.notes.unit_ns(NS_PER_MS))
 
 
 def _counts(tokens: Record) -> tuple[int, int | None, int | None, int, int] | None:
@@ -138,10 +141,6 @@ def _counts(tokens: Record) -> tuple[int, int | None, int | None, int, int] | No
 def _values(tokens: Record) -> list[object]:
     cache = record_of(tokens, "cache")
     return [tokens.get("input"), cache.get("read"), cache.get("write"), tokens.get("output"), tokens.get("reasoning")]
-
-
-def _instant_ns(record: Record, name: str) -> int | None:
-    return seconds_ns(record_of(record, "time").get(name), NS_PER_MS)
 
 
 FORMAT = trace_format(__file__, "opencode", of_documents(opencode_logs), held_to=HELD_TO)

@@ -56,7 +56,7 @@ class _Tree:
 
     def read(self, document: Record, at: str, scope: str) -> None:
         """Read a document. scope: sets the short names of its file apart from those of other files."""
-        records = list(spans_in(document))
+        records = list(spans_in(document, self._notes))
         self._notes.holds(len(records))
         for place, record in enumerate(records):
             span = read_span(record, f"{at} span {place}", self._notes)

@@ -128,8 +128,8 @@ def read_span(record: Record, at: str, notes: ReadNotes) -> Span:
     if not operation and not has_model and not has_counts and _named(attributes, TOOL_NAMES):
         operation = "execute_tool"
     has_failed = _has_failed(record)
-    is_call = operation in CHATS or (operation not in PASSED and has_counts and (has_model or not operation))
-    is_call = is_call or (not operation and has_model)
+    tells = has_counts and has_model if operation else has_counts or has_model
+    is_call = operation in CHATS or (operation not in PASSED and tells)
     decision = text_of(attributes, "decision")
     asks = operation in TOOLS and (_named(attributes, TOOL_NAMES) in ASK_A_PERSON or decision == "reject")
     roles = {"call": is_call, "person": operation in PERSONS or asks, "tool": operation in TOOLS}

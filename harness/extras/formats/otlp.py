@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 
 from harness.clock import NS_PER_MS, NS_PER_US
+from harness.model.traces.account import ReadNotes
 from harness.model.traces.values import Record, list_of, record_of, records_of, seconds_ns, text_of
 
 DEEPEST_VALUE = 16
@@ -22,24 +23,24 @@ LOGS = ("resourceLogs", "resource_logs")
 EVENTS = {"api_response": "chat", "tool_call": "execute_tool", "user_prompt": "user_prompt"}
 
 
-def spans_in(document: Record) -> Iterator[Record]:
+def spans_in(document: Record, notes: ReadNotes) -> Iterator[Record]:
     """The spans of a document, with plain attributes, and instants as ``start_ns`` and ``end_ns`` or as texts."""
     if record_of(document, "trace"):
-        yield from spans_in(record_of(document["trace"]))
+        yield from spans_in(record_of(document["trace"]), notes)
     elif document.keys() & {*DOCUMENTS, *LOGS}:
-        yield from _of_otlp(document)
+        yield from _of_otlp(document, notes)
     elif "spans" in document or isinstance(document.get("data"), list):
         processes = record_of(document, "processes")
         for span in map(record_of, list_of(document.get("spans", document.get("data")))):
             if "spans" in span:
-                yield from spans_in(span)
+                yield from spans_in(span, notes)
             else:
-                yield _of_jaeger(span, processes) if "traceID" in span else _plain(span)
+                yield _of_jaeger(span, processes, notes) if "traceID" in span else _plain(span, notes)
     else:
-        yield _plain(document)  # a line may be one span by itself
+        yield _plain(document, notes)  # a line may be one span by itself
 
 
-def _plain(span: Record) -> Record:
+def _plain(span: Record, notes: ReadNotes) -> Record:
     """A flat span, as it is or as the SDK and Phoenix write it."""
     context = record_of(span, "context") or span
     found = {name: text_of(context, name).removeprefix("0x") for name in ("trace_id", "span_id")}
@@ -48,6 +49,7 @@ def _plain(span: Record) -> Record:
     resource = record_of(span, "resource", "attributes")
     status = span.get("status") or span.get("status_code")
     more: Record = {"status": status, "resource_attributes": resource} if context is not span else {}
+    more |= {name: notes.date_ns(at) for name in ("start_ns", "end_ns") if isinstance(at := span.get(name), int)}
     attributes = span.get("attributes")
     if isinstance(attributes, dict):
         more["attributes"] = dict(_dotted(record_of(attributes)))
@@ -63,9 +65,10 @@ def _dotted(values: Record, name: str = "", depth: int = 0) -> Iterator[tuple[st
             yield f"{name}{key}", value
 
 
-def _of_jaeger(span: Record, processes: Record) -> Record:
+def _of_jaeger(span: Record, processes: Record, notes: ReadNotes) -> Record:
     """A span of Jaeger's JSON, whose instants are in us and whose attributes are tags."""
-    start_us, spent_us = (_whole(span.get(name)) for name in ("startTime", "duration"))
+    start, spent = (_whole(span.get(name)) for name in ("startTime", "duration"))
+    start_ns = notes.date_ns(None if start is None else NS_PER_US * start, NS_PER_US)
     process = record_of(processes, text_of(span, "processID"))
     tags = [records_of(each, "tags") for each in (span, process)]
     attributes, resource = ({text_of(tag, "key"): tag.get("value") for tag in each} for each in tags)
@@ -77,8 +80,8 @@ def _of_jaeger(span: Record, processes: Record) -> Record:
         "trace_id": text_of(span, "traceID"),
         "span_id": text_of(span, "spanID"),
         "parent_span_id": next(above, ""),
-        "start_ns": None if start_us is None else NS_PER_US * start_us,
-        "end_ns": None if start_us is None or spent_us is None else NS_PER_US * (start_us + spent_us),
+        "start_ns": start_ns,
+        "end_ns": None if start_ns is None or spent is None else start_ns + notes.unit_ns(NS_PER_US) * spent,
         "status": attributes.get("otel.status_code"),
         "links": links,
         "attributes": attributes,
@@ -86,7 +89,7 @@ def _of_jaeger(span: Record, processes: Record) -> Record:
     }
 
 
-def _of_otlp(document: Record) -> Iterator[Record]:
+def _of_otlp(document: Record, notes: ReadNotes) -> Iterator[Record]:
     for of_resource in (each for key in (*DOCUMENTS, *LOGS) for each in records_of(document, key)):
         resource = _attributes(record_of(of_resource, "resource").get("attributes"))
         # Before OTLP 0.15 the scope was called an instrumentation library.
@@ -94,18 +97,18 @@ def _of_otlp(document: Record) -> Iterator[Record]:
             for of_scope in map(record_of, list_of(_of(of_resource, key))):
                 schema = _of(of_scope, "schemaUrl") or _of(of_resource, "schemaUrl")
                 for span in records_of(of_scope, "spans"):
-                    yield _flat(span, resource) | {"schema": schema}
+                    yield _flat(span, resource, notes) | {"schema": schema}
                 for record in map(record_of, list_of(_of(of_scope, "logRecords"))):
-                    yield _of_log(record, resource)
+                    yield _of_log(record, resource, notes)
 
 
-def _of_log(record: Record, resource: Record) -> Record:
+def _of_log(record: Record, resource: Record, notes: ReadNotes) -> Record:
     """A log record as the span that it tells of: it was written when that had ended."""
     attributes = _attributes(record.get("attributes"))
     event = text_of(attributes, "event.name") or text_of(record, "eventName") or text_of(record, "event_name")
     operation = EVENTS.get(event.rpartition(".")[2], "")
     operation = operation or text_of(attributes, "gen_ai.operation.name") or f"event {event}"
-    end_ns = _whole(_of(record, "timeUnixNano")) or _whole(_of(record, "observedTimeUnixNano"))
+    end_ns = notes.date_ns(_whole(_of(record, "timeUnixNano")) or _whole(_of(record, "observedTimeUnixNano")))
     spent_ns = seconds_ns(attributes.get("duration_ms") or 0, NS_PER_MS) or 0
     return {
         "trace_id": _of(record, "traceId"),
@@ -122,13 +125,13 @@ def _of(record: Record, name: str) -> object:
     return record.get(name, record.get(re.sub("([A-Z])", r"_\1", name).lower()))
 
 
-def _flat(span: Record, resource: Record) -> Record:
+def _flat(span: Record, resource: Record, notes: ReadNotes) -> Record:
     return {
         "trace_id": _of(span, "traceId"),
         "span_id": _of(span, "spanId"),
         "parent_span_id": _of(span, "parentSpanId"),
-        "start_ns": _whole(_of(span, "startTimeUnixNano")),
-        "end_ns": _whole(_of(span, "endTimeUnixNano")),
+        "start_ns": notes.date_ns(_whole(_of(span, "startTimeUnixNano"))),
+        "end_ns": notes.date_ns(_whole(_of(span, "endTimeUnixNano"))),
         "status": span.get("status"),
         "links": span.get("links"),
         "attributes": _attributes(span.get("attributes")),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 
+from harness.clock import NS_PER_S
 from harness.extras.formats.trajectories import UNSTATED, TrajectoryCalls, Usage, usage_of
 from harness.model.traces.account import CHARACTERS_PER_TOKEN, FILE, ReadNotes
 from harness.model.traces.base import trace_format
@@ -42,8 +43,8 @@ def _of_steps(document: Record, stats: Record, at: str, notes: ReadNotes) -> Tra
     found = TrajectoryCalls(0, notes)
     steps = records_of(document, "trajectory")
     queries = [records_of(step, "query") or records_of(step, "messages") for step in steps]
-    answers = [_length([step], "response", "tool_calls") for step in steps]
-    lengths = [(_length(query, *SAID), answer) for query, answer in zip(queries, answers, strict=True)]
+    pairs = zip(queries, steps, strict=True)
+    lengths = [(_length(query, *SAID), _length([step], "response", "tool_calls")) for query, step in pairs]
     if not steps or not all(sent for sent, _ in lengths):
         return found
     notes.holds(len(steps))
@@ -91,7 +92,7 @@ def _of_messages(messages: list[Record], at: str, notes: ReadNotes) -> Trajector
     latest_ns, is_typed, stamped = 0, False, list[tuple[int, int | None, Record]]()
     for message in messages:  # a message without a time stays behind the one before it
         stamp = record_of(message, "extra").get("timestamp", message.get("timestamp"))
-        moment_ns = instant_ns(stamp) if isinstance(stamp, str) else seconds_ns(stamp)
+        moment_ns = instant_ns(stamp) if isinstance(stamp, str) else notes.date_ns(seconds_ns(stamp), NS_PER_S)
         latest_ns = latest_ns if moment_ns is None else moment_ns
         stamped.append((latest_ns, moment_ns, message))
     in_order = notes.in_order(stamped, lambda each: each[0], "messages out of order of time")

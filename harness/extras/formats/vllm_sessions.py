@@ -208,8 +208,7 @@ def _server(record: Record) -> Recorder | None:
     if record.get("vllm_sessions") != 1 or not recorder or numbers is None:
         return None
     engine, part, opened_ns, unix_ns = numbers
-    effective = record_of(record, "effective")
-    is_caching = effective.get("enable_prefix_caching") is not False
+    is_caching = record_of(record, "effective").get("enable_prefix_caching") is not False
     size = (tokens_of(record.get("block_tokens")) or 0) if is_caching else 0
     return Recorder(recorder, engine, part, text_of(record, "boot"), unix_ns - opened_ns, size, record)
 
@@ -220,9 +219,8 @@ def _came(record: Record, server: Recorder, at: str) -> ObservedRequest | None:
     if numbers is None or like is None or not prompt:
         return None
     number, arrival_ns, queued_ns, known, blocks = numbers
-    if known > blocks or like >= number or (known == 0) != (like < 0):
-        return None
-    if server.block_tokens and blocks > prompt // server.block_tokens:
+    has_too_many = server.block_tokens and blocks > prompt // server.block_tokens
+    if known > blocks or like >= number or (known == 0) != (like < 0) or has_too_many:
         return None
     most = tokens_of(record.get("max_tokens"))
     instants_ns = (min(arrival_ns, queued_ns) + server.offset_ns, queued_ns + server.offset_ns)
@@ -264,16 +262,11 @@ def _recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | No
     seen = read_requests(files, notes, progress)
     sizes = {request.server.block_tokens for request in seen} - {0}
     notes.block_tokens = min(sizes, default=0)
-    ended: list[ObservedRequest] = []
-    for request in seen:
-        if request.is_own:
-            notes.drop(OWN, request.at)
-        elif request.end is None:
-            notes.drop(NOT_ENDED, request.at)
-        else:
-            ended.append(request)
+    ended = [request for request in seen if request.end is not None and not request.is_own]
     chains: dict[tuple[str, int], Chains] = {}
     for request in seen:
+        if request.is_own or request.end is None:
+            notes.drop(OWN if request.is_own else NOT_ENDED, request.at)
         chains.setdefault((request.server.recorder, request.server.part), Chains()).requests[request.number] = request
     trees: dict[int, list[ObservedRequest]] = {}
     roots: dict[int, ObservedRequest] = {}
@@ -332,8 +325,7 @@ class Links:
         """What it continues, where that was not over when it was queued: its client had left, or needed no end."""
         for place in sorted(self._places.get(request.number, ()), reverse=True):
             near = (each for each in self._tips[request.number, place] if each.stream_tokens <= request.prompt)
-            near = (each for each in near if each.blocks <= place < request.blocks)
-            fits = [each for each in near if each.number < request.number]
+            fits = [each for each in near if each.number < request.number and each.blocks <= place < request.blocks]
             if fits:
                 return fits[-1], fits[-1].stream_tokens
         return None

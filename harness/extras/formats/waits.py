@@ -242,7 +242,8 @@ def import_tracelab(  # noqa: PLR0913  # keywords with defaults, of one call
     )
     excluded = [{"name": tool, "calls": calls} for tool, calls in sorted(summary.excluded.items())]
     head = {"name": name, "description": f"tool calls of {summary.source}", "provenance": _provenance(summary)}
-    _write_waits(output, head, summary.tools, note, may_replace=may_replace, excluded=excluded)
+    waits = {"distribution": "mixture", "tool": [asdict(tool) for tool in summary.tools]}
+    _write_waits(output, head | {"waits": waits, "excluded": excluded}, note, may_replace=may_replace)
     return summary
 
 
@@ -351,22 +352,14 @@ def import_recorded_waits(
     }
     described = f"waits for tools of recorded agents ({chosen})"
     head = {"name": name, "description": described, "provenance": provenance}
-    _write_waits(output, head, [_quantiles("tools", waited_ms)], may_replace=may_replace)
+    waits = {"distribution": "mixture", "tool": [asdict(_quantiles("tools", waited_ms))]}
+    _write_waits(output, head | {"waits": waits}, may_replace=may_replace)
     return provenance
 
 
-def _write_waits(
-    output: Path,
-    head: dict[str, Any],
-    tools: Sequence[ToolQuantiles],
-    note: str = "",
-    *,
-    may_replace: bool,
-    **more: Any,
-) -> None:
+def _write_waits(output: Path, waits: dict[str, Any], note: str = "", *, may_replace: bool) -> None:
     """A distribution with where it comes from; without a time stamp, so that the same input gives the same file."""
-    waits = {"distribution": "mixture", "tool": [asdict(tool) for tool in tools]}
-    text = note + tomli_w.dumps({**head, "waits": waits, **more})
+    text = note + tomli_w.dumps(waits)
     parse_waits(tomllib.loads(text), where=str(output))  # Never hand out a file that would be refused.
     if output.is_file() and output.read_bytes() == text.encode():
         return

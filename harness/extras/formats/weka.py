@@ -84,9 +84,8 @@ class _Session:
         is_sure = starter is None or _is_near(began_ns, [starter.end_ns])
         self._notes.assume(UNSURE, self._is_relative and not is_sure)
         log = self.read(list_of(entry, "requests"), name, starter, began_ns, depth + 1)
-        if log and starter is None:
-            self._notes.assume(UNLINKED)
-        elif log and starter is not None:
+        self._notes.assume(UNLINKED, bool(log) and starter is None)
+        if log and starter is not None:
             starter.children[name] = max(call.end_ns for call in log)
             log[0].is_background = text_of(entry, "status") == "async_launched"
 

@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TypeVar
 
 import numpy as np
@@ -32,6 +33,8 @@ MOST_CHARACTERS_PER_TOKEN = 12
 CHARACTERS_OF_SLACK = 24
 # A file in a message, as OpenAI's and Anthropic's APIs take it.
 FILE = re.compile(r"""(?:;base64,|["']data["']: ?["'])[A-Za-z0-9+/]{64,}=*""")
+TIME_UNITS_NS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
+CENTURY_NS = range(946_684_800_000_000_000, 4_102_444_800_000_000_000)  # from 2000 to 2100
 PLACEHOLDER_TOKENS = 2
 PLACEHOLDER = "output tokens estimated from characters, 4 to a token: the recording has a placeholder"
 INCLUDED = "prompts whose cached tokens exceed them: their file counts the cache apart, so it is added"
@@ -84,6 +87,7 @@ class ReadNotes:
     first_at: dict[str, str] = field(default_factory=dict[str, str])
     block_tokens: int | None = None
     arrivals: Arrivals | None = None
+    has_bare_times: bool = False  # numbers of time were read, whose unit the person may say
 
     def holds(self, num_rows: int) -> None:
         """The row that was read last is a document of so many rows."""
@@ -173,12 +177,27 @@ class ReadNotes:
 
     def in_order(self, rows: Iterable[Row], number: Callable[[Row], int], what: str, slack: int = 0) -> list[Row]:
         """Rows sorted by a number; label as ``what`` those that stand behind one of a number above theirs and slack."""
-        given, highest, num_late = list(rows), -1, 0
-        for each in map(number, given):
-            num_late += each < highest - slack
-            highest = max(each, highest)
-        self.assume(f"{what}: sorted", num_late)
+        given = list(rows)
+        numbers = [*map(number, given)]
+        pairs = zip(numbers, accumulate(numbers, max), strict=True)
+        self.assume(f"{what}: sorted", sum(each < highest - slack for each, highest in pairs))
         return sorted(given, key=number)
+
+    def unit_ns(self, usual_ns: int) -> int:
+        """The unit of bare numbers of time: what the person says, else the format's own."""
+        self.has_bare_times = True
+        return self.options.time_unit_ns or usual_ns
+
+    def date_ns(self, given_ns: int | None, usual_ns: int = 1) -> int | None:
+        """An instant since 1970, given as in the format's own unit; labelled where it is no date of this century."""
+        if given_ns is None:
+            return None
+        moment_ns = given_ns * self.unit_ns(usual_ns) // usual_ns
+        if moment_ns not in CENTURY_NS:
+            fits = [unit for unit, ns in TIME_UNITS_NS.items() if given_ns * ns // usual_ns in CENTURY_NS]
+            hint = "".join(f": as {unit} they would be, which --time-unit {unit} says" for unit in fits)
+            self.assume(f"instants that are no date from 2000 to 2100{hint}")
+        return moment_ns
 
     def check_numbers(self, numbers: Collection[int], what: str) -> None:
         """Label as ``what`` the numbers that are missing between the lowest and the highest."""

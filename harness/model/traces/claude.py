@@ -196,8 +196,7 @@ class ClaudeLog(AgentLog):
             return f"{session}/{agent}"
         uuid = text_of(record, "uuid")
         root = self._side_roots.get(text_of(record, "parentUuid"), uuid)
-        if root == uuid:
-            self.notes.assume(UNLINKED)
+        self.notes.assume(UNLINKED, root == uuid)
         self._side_roots[uuid] = root
         return f"{session}/{root}"
 

@@ -88,6 +88,8 @@ def read_recordings(
         raise SpecError(what, where=", ".join(map(str, sources)), hint=hint)
     chosen, files = _one_format(_distinct(found, notes), kind, notes)
     recordings = list(_sound(TRACE_FORMATS[chosen].read(files, notes, progress), notes))
+    if notes.options.time_unit_ns and not notes.has_bare_times:
+        raise SpecError("has no bare numbers of time", where=str(files[0]), hint="Leave --time-unit out")
     if notes.options.since_ns or notes.options.until_ns:
         recordings = _part(recordings, notes, notes.arrivals or TRACE_FORMATS[chosen].arrivals, files[0])
     notes.check(sum(len(recording.requests) for recording in recordings))

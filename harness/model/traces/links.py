@@ -11,6 +11,7 @@ from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
 
+from harness.clock import NS_PER_S
 from harness.model.plan.model import WaitKind, has_ended
 from harness.model.traces.account import INCLUDED, NO_PROMPT, PLACEHOLDER_TOKENS, DrawnWaits, ReadNotes
 from harness.model.traces.base import Lines, Progress, Read, json_records, read_tables
@@ -21,6 +22,8 @@ from harness.model.traces.values import Record
 DEEPEST = 32  # sub-agents of sub-agents
 MOST_LOOKED_AT = 64
 SIBLINGS_WITHIN_NS = 2_000_000_000
+YEAR_NS = 365 * 86_400 * NS_PER_S
+YEARS = "more than a year, as of two clocks or in another unit"
 ROUNDED_NS = 200_000_000  # instants and waits may be rounded to a tenth of a second
 LABELS = read_tables(Path(__file__).with_name("labels.toml"))
 IN_CIRCLE, REPEATED, UNLINKED, LIKELY, AGAIN, TO_AGENT, MISSING = LABELS["agents"].values()
@@ -89,8 +92,7 @@ def _settle_counts(calls: Log, notes: ReadNotes) -> None:
         notes.assume(NO_READING, 0 if fits else sum(not _fits(call, *usual) for call in same))
         is_stated = any(call.total_tokens and _cache_of(call) for call in same) and bool(fits)
         is_cache_apart, is_reasoning_apart = fits[0] if fits else usual
-        if not is_cache_apart and any(_cache_of(call) > call.input_tokens for call in same):
-            is_cache_apart = True
+        is_cache_apart = is_cache_apart or any(_cache_of(call) > call.input_tokens for call in same)
         if is_cache_apart and not same[0].has_cache_apart:
             notes.assume(INCLUDED, len(same))
         elif not is_stated:
@@ -313,7 +315,7 @@ class _Tree:
         self._drawn = DrawnWaits(notes)
         pairs = (pair for group in by_session.values() for pair in pairwise(group))
         known = ((before, turn) for before, turn in pairs if turn.kind == "human" and not turn.unknown_wait)
-        self._people_ns = [ns for before, turn in known if (ns := turn.submitted_ns - before.end_ns) > 0]
+        self._people_ns = [ns for before, turn in known if 0 < (ns := turn.submitted_ns - before.end_ns) <= YEAR_NS]
         self._requests: list[RecordedRequest] = []
         self._calls: Log = []
         self._afters: list[tuple[int, ...]] = []
@@ -400,6 +402,7 @@ class _Tree:
         # What a sub-agent is asked first is its parent's, also where it goes on from a copy of its parent's calls.
         is_asked = self._by_session[call.session][0] is call and bool(call.parent) and call.kind == "human"
         kind: WaitKind = call.kind if after and earlier and not is_asked else "none"
+        call.unknown_wait = call.unknown_wait or YEARS * (wait_ns > YEAR_NS)
         if is_drawn := bool(call.unknown_wait) and bool(after):
             people_ns = self._people_ns if kind == "human" else None
             wait_ns = self._drawn.unknown(call.unknown_wait, call.session, call.index, people_ns)

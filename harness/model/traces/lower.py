@@ -214,9 +214,7 @@ def begun_at_a_drawn_instant(recording: Recording, rng: random.Random) -> tuple[
         if last_ns and not any(is_to_come[before] for before in request.after):
             waited_ns = instant_ns - (starts_ns[place] - request.wait_ns)
         # A warm-up request waits for nothing, so a request that continues its text must wait for it by name.
-        after = (
-            {*request.after, request.base} if request.base is not None and is_warm_up[request.base] else request.after
-        )
+        after = {*request.after, *(base for base in [request.base] if base is not None and is_warm_up[base])}
         kept.append(
             request._replace(
                 base=None if request.base is None else places[request.base],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any, cast
 
 from pydantic_core import from_json
@@ -57,8 +57,7 @@ def instant_ns(text: object) -> int | None:
     except ValueError:
         return None
     moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=timezone.utc)
-    since = moment - EPOCH
-    return (since.days * 86_400 + since.seconds) * 1_000_000_000 + since.microseconds * 1_000
+    return (moment - EPOCH) // timedelta(microseconds=1) * 1_000
 
 
 def first_of(record: Record, *names: str) -> object:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.clock import NS_PER_S
+from harness.clock import NS_PER_MS, NS_PER_S
 from harness.model.spec import ExperimentSpec
 from harness.model.traces.recording import TraceFile
 from harness.present.export.formats import named_format, write_runs
@@ -94,6 +94,22 @@ def test_spans_that_stand_twice_and_spans_around_the_same_call_count_once(tmp_pa
         "chats that wrap another chat: one call, instrumented twice": 1,
         "spans that came before": 1,
     }
+
+
+def test_instants_in_another_unit_are_labelled_and_read_in_the_unit_that_the_person_says(tmp_path: Path) -> None:
+    path, document = tmp_path / "in.json", otlp(list(spans()))
+    path.write_text(json.dumps(document))
+    right, rows = imported(path), document["resourceSpans"][0]["scopeSpans"][0]["spans"]
+    hint = "instants that are no date from 2000 to 2100: as ms they would be, which --time-unit ms says"
+    for num_off in (1, len(rows)):
+        for row in rows[:num_off]:
+            row |= {name: row[name][:13] for name in ("startTimeUnixNano", "endTimeUnixNano")}
+        path.write_text(json.dumps(document))
+        assert f"{2 * num_off} x {hint}" in imported(path).head.labels
+        if num_off == 1:
+            assert [one.is_drawn for one in imported(path).recordings[0].requests] == [False, True, False]
+    given = imported(path, time_unit_ns=NS_PER_MS)
+    assert (content(given), given.head.labels) == (content(right), right.head.labels)
 
 
 MESSAGE = [{"role": "assistant", "parts": [{"type": "text", "content": "word " * 400}], "finish_reason": "stop"}]

@@ -55,6 +55,19 @@ def test_of_a_sound_file_that_is_imported_whole_its_end_alone_is_said(tmp_path: 
     )
 
 
+HAVE_BARE_TIMES = ("agentic-mooncake", "bailian", "mooncake", "opencode", "swe-agent")
+
+
+def test_a_unit_of_time_that_is_given_is_that_of_the_times_or_is_refused(tmp_path: Path, kind: str) -> None:
+    path = written(tmp_path, kind, SOUND[kind]())
+    usual = content(imported(path))
+    if kind in HAVE_BARE_TIMES:
+        assert content(imported(path, time_unit_ns=50_000_000)) != usual
+    else:
+        with pytest.raises(SpecError, match="Leave --time-unit out"):
+            imported(path, time_unit_ns=50_000_000)
+
+
 @pytest.mark.parametrize("ending", ["", "\n"])
 def test_a_file_given_again_under_another_name_adds_nothing_and_is_counted(
     tmp_path: Path, kind: str, ending: str
