@@ -255,16 +255,6 @@ class PlannedRuns:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class _ResolvedCondition:
-    """What the replicates of a condition share."""
-
-    server: ServerSpec
-    workload: WorkloadSpec
-    cost_file: Path
-    cost_model: CostModel = field(repr=False)
-
-
 def resolve(spec: ExperimentSpec) -> PlannedRuns:
     """Every run of an experiment: replicate by replicate, the conditions of each in the experiment's order.
 
@@ -273,21 +263,32 @@ def resolve(spec: ExperimentSpec) -> PlannedRuns:
     Conditions with the same workload and treatment share one plan object in each replicate. Raises SpecError for an
     unknown cost model or wait distribution, and for a request that no KV slot of its server holds.
     """
-    resolved = {condition.name: _resolve_condition(spec, condition) for condition in spec.condition}
-    plans = _Plans(spec.base_seed)
+    resolved: dict[str, tuple[ServerSpec, WorkloadSpec, Path, CostModel]] = {}
+    for condition in spec.condition:
+        server = spec.server_of(condition)
+        cost_file = find_cost_file(server.cost_model)
+        # What a request carries besides its prompt changes no plan.
+        drawn_from = spec.workload_of(condition).model_copy(update={"request": RequestSpec()})
+        resolved[condition.name] = server, drawn_from, cost_file, load_cost_model(cost_file)
+    plans: dict[tuple[WorkloadSpec, int, Treatment], Plan] = {}
+
+    def plan_of(workload: WorkloadSpec, block: int, treatment: Treatment) -> Plan:
+        if (key := (workload, block, treatment)) not in plans:
+            is_drawn = treatment == "as-drawn"
+            drawn = build_plan(workload, spec.base_seed, block) if is_drawn else plan_of(workload, block, "as-drawn")
+            plans[key] = drawn.with_treatment(treatment)
+        return plans[key]
+
     runs: list[PlannedRun] = []
     for replicate in range(spec.replicates):
         for order_index, place in enumerate(order_of_block(spec.order, len(spec.condition), spec.turn_of(replicate))):
             condition = spec.condition[place]
-            shared = resolved[condition.name]
-            # What a request carries besides its prompt changes no plan.
-            drawn_from = shared.workload.model_copy(update={"request": RequestSpec()})
-            plan = plans.plan(drawn_from, spec.input_of(replicate), condition.treatment)
-            check_fits(plan, shared.server)
+            server, drawn_from, cost_file, costs = resolved[condition.name]
+            plan = plan_of(drawn_from, spec.input_of(replicate), condition.treatment)
+            check_fits(plan, server)
             _check_stream(plan, spec)
             period = period_of(spec, replicate, order_index)
-            files = (shared.cost_file, shared.cost_model)
-            runs.append(PlannedRun(spec, condition, replicate, len(runs), shared.server, plan, *files, period))
+            runs.append(PlannedRun(spec, condition, replicate, len(runs), server, plan, cost_file, costs, period))
     return PlannedRuns(spec, tuple(runs))
 
 
@@ -298,27 +299,3 @@ def _check_stream(plan: Plan, spec: ExperimentSpec) -> None:
             where="client.stream",
             hint="Set client.stream = true",
         )
-
-
-def _resolve_condition(spec: ExperimentSpec, condition: ConditionSpec) -> _ResolvedCondition:
-    server = spec.server_of(condition)
-    cost_file = find_cost_file(server.cost_model)
-    return _ResolvedCondition(server, spec.workload_of(condition), cost_file, load_cost_model(cost_file))
-
-
-class _Plans:
-    """The plans of an experiment, each drawn and treated once."""
-
-    def __init__(self, base_seed: int) -> None:
-        self._base_seed = base_seed
-        self._made: dict[tuple[WorkloadSpec, int, Treatment], Plan] = {}
-
-    def plan(self, workload: WorkloadSpec, block: int, treatment: Treatment) -> Plan:
-        key = (workload, block, treatment)
-        if key not in self._made:
-            self._made[key] = (
-                build_plan(workload, self._base_seed, block)
-                if treatment == "as-drawn"
-                else self.plan(workload, block, "as-drawn").with_treatment(treatment)
-            )
-        return self._made[key]
