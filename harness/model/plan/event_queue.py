@@ -78,15 +78,6 @@ class EventQueue:
         for next_session, next_request, wait_ns in following:
             heapq.heappush(self._due, ClientEvent(at_ns + wait_ns, SENDS, next_session, next_request, at_ns))
 
-    def with_enough(self, received: Iterable[tuple[int, int, int]]) -> list[tuple[int, int]]:
-        """Those of (session, request, tokens so far) whose client leaves with that many, in order."""
-        plan = self._plan
-        return sorted(
-            (session, request)
-            for session, request, tokens in received
-            if 0 < plan.request(session, request).abort_after_tokens <= tokens
-        )
-
 
 class VirtualClients:
     """The clients of a plan in virtual time, never late. A subclass is the server that they send to and leave."""
@@ -121,9 +112,10 @@ class VirtualClients:
             self.client_events.over(*key, end_ns)
         if not self.leaves_by_tokens:
             return
-        for key in self.client_events.with_enough((*key, self.num_tokens(key)) for key in received):
-            self.leave(key, end_ns)
-            self.client_events.over(*key, end_ns)
+        for key in sorted(received):
+            if 0 < self.plan.request(*key).abort_after_tokens <= self.num_tokens(key):
+                self.leave(key, end_ns)
+                self.client_events.over(*key, end_ns)
 
 
 def users_of(after: IntArray) -> IntArray:

@@ -10,9 +10,10 @@ import json
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import accumulate
 from pathlib import Path
 from statistics import NormalDist
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -34,20 +35,12 @@ _NORMAL = NormalDist()
 FloatArray = npt.NDArray[np.float64]
 
 
-class Distribution(Protocol):
-    """The latency of one tool, in milliseconds."""
-
-    def quantile_ms(self, u: float) -> float:
-        """Inverse CDF at ``u`` in (0, 1)."""
-        ...
-
-    def cdf(self, latency_ms: float) -> float:
-        """Share of calls that take at most ``latency_ms``."""
-        ...
-
-
 class ToolRow(Spec):
-    """One tool: its calls, and latencies that half, 90 % and 99 % of them do not exceed."""
+    """One tool: its calls, and latencies that half, 90 % and 99 % of them do not exceed.
+
+    As each distribution here it has ``quantile_ms``, the inverse CDF at u in (0, 1), and ``cdf``, the share of calls
+    that take at most so many ms.
+    """
 
     name: str = Field(min_length=1)
     calls: int = Field(ge=1)
@@ -214,15 +207,12 @@ class WaitDistribution:
     name: str
     tools: tuple[str, ...]
     calls: tuple[int, ...]
-    distributions: tuple[Distribution, ...]
+    distributions: tuple[ToolRow | SingleWait, ...]
     content_hash: str
 
     @cached_property
     def _running_totals(self) -> list[int]:
-        totals: list[int] = []
-        for calls in self.calls:
-            totals.append(calls + (totals[-1] if totals else 0))
-        return totals
+        return list(accumulate(self.calls))
 
     @property
     def total_calls(self) -> int:
