@@ -32,6 +32,7 @@ PATCH_ROOTS = (_PACKAGE.parent / "patches", _PACKAGE / "_data" / "patches")
 """In the checkout, and inside an installed wheel."""
 OVERLAY_FILE = "overlay.json"
 TRACE_OF_PATCH = b"[BUCKET] request_nums="
+_HASHES = ("sha256_before", "sha256_patch", "sha256_after")
 
 State = Literal["pristine", "patched", "unknown", "absent"]
 """State of the installed file. patched: it has the patch's line, however added."""
@@ -53,8 +54,7 @@ class Patch:
 
     @property
     def hashes(self) -> dict[str, str]:
-        names = ("sha256_before", "sha256_patch", "sha256_after")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in _HASHES}
 
     def record(self, version: str) -> dict[str, Any]:
         """The record for a run's manifest. version: of the package that it is applied to."""
@@ -124,15 +124,10 @@ def _load_manifest(path: Path) -> list[Patch]:
         table = load_toml(path)
         return [
             Patch(
-                name=str(entry["name"]),
                 path=path.parent / str(entry["file"]),
                 package=str(table["package"]),
                 versions=tuple(map(str, table["versions"])),
-                target=str(entry["target"]),
-                observes=str(entry["observes"]),
-                sha256_before=str(entry["sha256_before"]),
-                sha256_patch=str(entry["sha256_patch"]),
-                sha256_after=str(entry["sha256_after"]),
+                **{name: str(entry[name]) for name in ("name", "target", "observes", *_HASHES)},
             )
             for entry in table["patch"]
         ]
