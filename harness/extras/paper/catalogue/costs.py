@@ -8,7 +8,7 @@ Definitions: docs/reference/method-comparisons.md, "Decisions"; Tables IX, S8 an
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from harness.analysis.figures import RunFigures, cells, figure_at, same, totals
 from harness.analysis.stats import Interval, ratio, seconds, when_known
 from harness.clock import NS_PER_S
 from harness.extras.paper.rules.cases import Contrast, adjacent_ratios
+from harness.extras.paper.rules.decide import median_intervals
 from harness.judge.catalogue import Rows, table
 from harness.judge.decisions.verdicts import costs_of
 from harness.table import Cell
@@ -194,17 +195,11 @@ def saturation_table(experiment: ExperimentRuns) -> Rows:
             }
 
 
-class _Adjacent(NamedTuple):
-    """Cost ratios of a slot count to the next smaller one, by stratum; intervals of their median."""
+def _adjacent(experiment: ExperimentRuns) -> Iterator[tuple[str, dict[str, list[float]], Interval, Interval]]:
+    """(name, ratios by stratum, ``median_intervals`` of them) of a slot count and the next smaller one.
 
-    name: str
-    by_stratum: Mapping[str, Sequence[float]]
-    pooled: Interval
-    stratified: Interval
-
-
-def _adjacent(experiment: ExperimentRuns) -> Iterator[_Adjacent]:
-    """Adjacent slot counts: the values of the factor ``slots`` that conditions other than baselines have."""
+    Slot counts: the values of the factor ``slots`` that conditions other than baselines have.
+    """
     contrast = Contrast("slots", ("N",))
     changed = (experiment.factors[condition].get("slots") for condition, _baseline in experiment.compared())
     levels = sorted({value for value in changed if isinstance(value, int)})
@@ -212,30 +207,25 @@ def _adjacent(experiment: ExperimentRuns) -> Iterator[_Adjacent]:
         ratios = adjacent_ratios(experiment, contrast, smaller, larger)
         by_stratum = {stratum: values for stratum, values in ratios.items() if values}
         if by_stratum:
-            pooled = {"": [value for values in by_stratum.values() for value in values]}
-            intervals = (
-                stats.bootstrap_interval(strata, stats.Bootstrap(INTERVAL_SEED), unit="N x replicate comparisons")
-                for strata in (pooled, by_stratum)
-            )
-            yield _Adjacent(f"slots{smaller} -> slots{larger}", by_stratum, *intervals)
+            intervals = median_intervals(by_stratum, stats.Bootstrap(INTERVAL_SEED))
+            yield f"slots{smaller} -> slots{larger}", by_stratum, *intervals
 
 
 @table("adjacent levels", "Cost ratio between adjacent slot counts")
 def adjacent_table(experiment: ExperimentRuns) -> Rows:
     """Median ratio between adjacent slot counts, pooled and by N, with its bootstrap interval."""
-    for adjacent in _adjacent(experiment):
+    for name, by_stratum, pooled, _stratified in _adjacent(experiment):
         yield {
-            "pair": adjacent.name,
-            "comparisons": sum(map(len, adjacent.by_stratum.values())),
-            **cells(adjacent.pooled, {"median": "estimate"} | same("low", "high", "width")),
-            **{f"median_{stratum}": stats.median(values) for stratum, values in adjacent.by_stratum.items()},
+            "pair": name,
+            "comparisons": pooled.num_units,
+            **cells(pooled, {"median": "estimate"} | same("low", "high", "width")),
+            **{f"median_{stratum}": stats.median(values) for stratum, values in by_stratum.items()},
         }
 
 
 def adjacent_intervals(experiment: ExperimentRuns) -> dict[str, Interval]:
     """Bootstrap intervals of the median ratio between adjacent slot counts, pooled and stratified by N."""
     intervals: dict[str, Interval] = {}
-    for adjacent in _adjacent(experiment):
-        intervals[f"median {adjacent.name}"] = adjacent.pooled
-        intervals[f"median {adjacent.name}, by N"] = adjacent.stratified
+    for name, _by_stratum, pooled, stratified in _adjacent(experiment):
+        intervals |= {f"median {name}": pooled, f"median {name}, by N": stratified}
     return intervals

@@ -68,8 +68,8 @@ def injection_run_table(experiment: ExperimentRuns) -> Rows:
             "smallest_ratio": min((spike.ratio for spike in injection.spikes), default=None),
             "start_spread_ms": injection.start_spread_ms if injection.spikes else None,
             "end_spread_ms": injection.end_spread_ms if injection.spikes else None,
-            "other_crossings": len(injection.crossings),
-            "last_crossing_s": max((crossing.end_s for crossing in injection.crossings), default=None),
+            "other_crossings": len(injection.crossings_s),
+            "last_crossing_s": max(injection.crossings_s, default=None),
         }
 
 

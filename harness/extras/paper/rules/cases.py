@@ -55,7 +55,9 @@ def blocks_of(experiment: ExperimentRuns, with_waits: str, without: str) -> list
 def direction_cases(rule: DirectionRule, experiment: ExperimentRuns) -> Iterator[Case]:
     for with_waits, without in waits_pairs(experiment):
         blocks = blocks_of(experiment, with_waits, without)
-        yield Case(with_waits, len(blocks), partial(decide.decide_direction, rule, with_waits, blocks), with_waits)
+        occupancies = [block.occupancy for block in blocks], decide.pooled(blocks).occupancy
+        decision = partial(decide.decide_occupancies, rule, with_waits, *occupancies)
+        yield Case(with_waits, len(blocks), decision, with_waits)
 
 
 def occupancy_cases(rule: OccupancyPredictionRule, experiment: ExperimentRuns) -> Iterator[Case]:

@@ -44,11 +44,6 @@ def pooled(blocks: Sequence[PaddingPair]) -> PaddingPair:
     )
 
 
-def decide_direction(rule: DirectionRule, subject: str, blocks: Sequence[PaddingPair]) -> Decision:
-    """Direction of a padding difference from blocks of raw counts."""
-    return decide_occupancies(rule, subject, [block.occupancy for block in blocks], pooled(blocks).occupancy)
-
-
 def decide_occupancies(rule: DirectionRule, subject: str, occupancies: Sequence[float], pooled_r: float) -> Decision:
     """CONFIRMED when enough blocks and the pooled ratio lie outside the band on the same side, else NOT CONFIRMED."""
     places = [direction(occupancy, rule.band) for occupancy in occupancies]
@@ -85,24 +80,31 @@ def decide_occupancy_prediction(
     return Decision(rule.name, subject, Outcome.of(is_met), reason, "", numbers, sentence=sentence)
 
 
+def median_intervals(
+    ratios: Mapping[str, Sequence[float]], bootstrap: stats.Bootstrap
+) -> tuple[stats.Interval, stats.Interval]:
+    """Of the median ratio between adjacent levels, by stratum (N): of all ratios, and drawn within each stratum."""
+    pooled_ratios = [ratio for values in ratios.values() for ratio in values]
+    unit = "N x replicate comparisons"
+    return (
+        stats.bootstrap_interval(pooled_ratios, bootstrap, unit=unit),
+        stats.bootstrap_interval(ratios, bootstrap, unit=unit),
+    )
+
+
 def decide_saturation(rule: SaturationRule, subject: str, ratios: Mapping[str, Sequence[float]]) -> Decision:
     """SATURATED when the bootstrap interval of the median ratio contains 1 and is narrow enough.
 
     ratios: by stratum (N), the cost ratio between the adjacent levels in each replicate.
     """
-    pooled_ratios = [ratio for values in ratios.values() for ratio in values]
-    bootstrap = stats.Bootstrap(rule.seed, rule.resamples, rule.confidence)
-    plain, by_stratum = (
-        stats.bootstrap_interval(strata, bootstrap, unit="N x replicate comparisons")
-        for strata in ({"": pooled_ratios}, ratios)
-    )
+    plain, by_stratum = median_intervals(ratios, stats.Bootstrap(rule.seed, rule.resamples, rule.confidence))
     interval = by_stratum if rule.is_stratified else plain
     is_saturated = interval.contains(1.0) and interval.width <= rule.max_width + ROUNDING
     numbers: dict[str, Number] = {
         "median": interval.estimate,
         **{name: getattr(interval, name) for name in ("low", "high", "width")},
         "max_width": rule.max_width,
-        "num_comparisons": len(pooled_ratios),
+        "num_comparisons": interval.num_units,
         "seed": rule.seed,
     }
     label = "SATURATED" if is_saturated else "NOT SATURATED"
