@@ -72,14 +72,10 @@ def _catalogue_files(only: list[str]) -> list[Path]:
     paths = [find_shipped("experiments", name, what="experiment") for name in only or shipped_names("experiments")]
     if not paths:
         raise SpecError("no experiment ships with this installation", hint="Use a checkout: plans/experiments")
-    return [path for path in paths if only or (load_toml(path).get("analysis") and _is_general(path))]
-
-
-def _is_general(path: Path) -> bool:
-    """Whether an experiment can run on any backend; those that are about the real stack cannot."""
-    from harness.model.spec import load_toml
-
-    return not kind_named(load_toml(path).get("backend", DEFAULT_BACKEND)).has_stack
+    tables = {path: load_toml(path) for path in paths}
+    # Those that are about the real stack cannot run on any backend.
+    of_stack = {path for path, table in tables.items() if kind_named(table.get("backend", DEFAULT_BACKEND)).has_stack}
+    return paths if only else [path for path in paths if tables[path].get("analysis") and path not in of_stack]
 
 
 def _perform_all(specs: Sequence[ExperimentSpec], paths: Sequence[Path], runs: Path, *, resume: bool) -> None:
