@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from harness.analysis.reuse import INNER_BLOCKS, ReuseRule
 from harness.extras.replicas.figures import ReplicaFigures, Served, figures_of
 from harness.extras.replicas.policies import Policy
-from harness.extras.replicas.virtual import ReplicaRun
+from harness.extras.replicas.simulated import ReplicaRun
 from harness.model.engine import DECODE, PREFILL, CostModel, EngineConfig, Step
 from harness.model.engine.core import EngineCore, EngineRequest, StepEnd, StepStart
 from harness.model.engine.paged import PagedScheduler

@@ -21,10 +21,10 @@ from typing import NamedTuple
 import numpy as np
 
 from harness.compiled.records import IntArray, records_from
-from harness.extras.replicas.plans import plans_of
 from harness.extras.replicas.policies import POLICIES, Policy, RoutedRequest, policy_named
 from harness.extras.replicas.predicted import NO_RECORDS, DrawsOnReplicas
 from harness.extras.replicas.router import keys_of
+from harness.extras.replicas.routing import plans_of
 from harness.measure.records.schema import values_of
 from harness.model.engine import CostModel, EngineConfig
 from harness.model.engine.core import EngineCore, EngineRequest, StepEnd, StepStart

@@ -5,13 +5,13 @@ A router remembers what it sent to a replica in the tables of a second memory: k
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from harness.compiled import jit
-from harness.compiled.records import IntArray, Records, Several, new_records
-from harness.extras.replicas.plans import plans_of
+from harness.compiled.records import IntArray, Records, Several, new_records, record_as_dict
 from harness.extras.replicas.policies import (
     BLOCK_TOKENS,
     KEPT_BLOCKS,
@@ -27,6 +27,7 @@ from harness.model.engine.paged_steps import reset_paged
 from harness.model.engine.retention import find_second, put_second
 from harness.model.engine.steps import FAR
 from harness.model.plan.event_queue import whole_sessions
+from harness.model.plan.model import Plan, RequestPlan, SessionPlan
 from harness.model.sim.kernel.arrays import PlanArrays
 from harness.model.sim.kernel.arrivals import load_keys
 from harness.model.sim.plans import one_plan
@@ -118,6 +119,52 @@ def _whole(arrays: PlanArrays) -> IntArray:
             known[key] = whole_sessions(plan)
         parts.append(known[key])
     return np.concatenate(parts)
+
+
+def plans_of(arrays: PlanArrays) -> list[Plan]:
+    """The plans in these tables. Names of blocks are the numbers of their chains, which are equal where those are."""
+    return [_plan_of(arrays, place) for place in range(len(arrays.plans))]
+
+
+def _plan_of(arrays: PlanArrays, place: int) -> Plan:
+    plan = record_as_dict(arrays.plans, place)
+    first = plan["first_session"]
+    rows = [record_as_dict(arrays.sessions, first + session) for session in range(plan["num_sessions"])]
+    before: list[list[int]] = [[] for _ in rows]
+    for session, row in enumerate(rows):
+        for follower in arrays.followers[row["first_follower"] :][: row["num_followers"]].tolist():
+            before[follower].append(session)
+    return Plan(
+        source="simulated",
+        seed=0,
+        replicate=0,
+        treatment="as-drawn",
+        shared_prefix_tokens=plan["shared_prefix"],
+        token_id_range=(0, 2),
+        sessions=tuple(_session_of(arrays, session, row, before[session]) for session, row in enumerate(rows)),
+        block_tokens=plan["named_tokens"],
+    )
+
+
+def _session_of(arrays: PlanArrays, index: int, row: dict[str, int], before: Sequence[int]) -> SessionPlan:
+    after = row["after"]
+    requests = arrays.requests[row["first_request"] :][: row["num_requests"]]
+    columns = ("keep", "new", "generate", "wait_ns", "abort_ns", "abort_tokens")
+    return SessionPlan(
+        index,
+        row["start_ns"],
+        None if after < 0 else after,
+        None if row["continues"] < 0 else row["continues"],
+        tuple(
+            RequestPlan(keep, new, generate, wait_ns, abort_after_ns=abort_ns, abort_after_tokens=abort_tokens)
+            for keep, new, generate, wait_ns, abort_ns, abort_tokens in zip(
+                *(requests[name].tolist() for name in columns), strict=True
+            )
+        ),
+        also_after=tuple(session for session in before if session != after),
+        start_kind="tool" if row["is_start_waited"] else "none",
+        blocks=tuple(arrays.names[row["first_name"] :][: row["num_names"]].tolist()),
+    )
 
 
 @jit

@@ -23,7 +23,7 @@ from harness.model.sim.plans import plan_arrays
 from harness.model.spec import ExperimentSpec, ServerSpec
 from harness.model.spec.server import RouterSpec
 from harness.runner import run_experiment
-from tests.extras.replicas.test_virtual import PAGED, played
+from tests.extras.replicas.test_simulated_replicas import PAGED, played
 from tests.support.experiments import small_experiment
 from tests.support.naive_replicas import EmulatedReplicas, differences, drawn_case
 

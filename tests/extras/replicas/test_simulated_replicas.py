@@ -7,8 +7,8 @@ import pytest
 
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import PlanError
-from harness.extras.replicas.plans import plans_of
 from harness.extras.replicas.policies import policy_named
+from harness.extras.replicas.routing import plans_of
 from harness.model.engine import EngineConfig, load_cost_model
 from harness.model.plan.event_queue import ClientEvent
 from harness.model.plan.model import Plan, RequestPlan, SessionPlan
