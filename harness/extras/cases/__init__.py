@@ -5,5 +5,5 @@ from harness.plugins import Plugin
 PLUGIN = Plugin(
     name="cases",
     summary="`harness simulate --jsonl`: one simulation a line",
-    services={"simulation cases": "harness.extras.cases.commands:simulate_file"},
+    services={"simulation cases": "harness.extras.cases.cases:simulate_file"},
 )

@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from harness.cli.terminal import print_answers
 from harness.clock import NS_PER_S
 from harness.compiled.records import IntArray, Records, record_as_dict
 from harness.errors import HarnessError
@@ -197,6 +199,11 @@ class SimulationCase(_Part):
         if not self.fields or "requests" in self.fields:
             return REQUEST_COLUMNS
         return tuple(column for column in REQUEST_COLUMNS if f"requests.{column}" in self.fields)
+
+
+def simulate_file(path: Path) -> None:
+    """Print the result of every line of a file, or of standard input ("-") as each line comes."""
+    print_answers(path, simulate_jsonl if str(path) == "-" else simulate_batches)
 
 
 def simulate_jsonl(lines: Iterable[str]) -> Iterator[str]:
