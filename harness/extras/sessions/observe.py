@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import NamedTuple
 
 from harness.errors import ServerError, SpecError
 from harness.stacks.vllm.step_log import INSIDE
@@ -18,39 +17,33 @@ INSTALLER = "rbln-harness"
 EXAMPLE = "/var/log/vllm/sessions.jsonl"
 
 
-class SitePackages(NamedTuple):
-    """The site-packages of an environment that has vLLM."""
-
-    folder: Path
-
-    @property
-    def records(self) -> list[Path]:
-        """Folders by which an installed version of the recorder is known."""
-        return sorted(self.folder.glob(f"{PACKAGE}-*.dist-info"))
+def records_in(site_packages: Path) -> list[Path]:
+    """Folders by which an installed version of the recorder is known."""
+    return sorted(site_packages.glob(f"{PACKAGE}-*.dist-info"))
 
 
-def place_of(environment: Path) -> SitePackages:
-    """Where an environment keeps its packages; ServerError where it has no vLLM."""
+def place_of(environment: Path) -> Path:
+    """The site-packages of an environment; ServerError where it has no vLLM."""
     folders = [environment, *sorted(environment.glob("lib/python3.*/site-packages"))]
     if not environment.is_dir():
         raise SpecError("is no folder", where=str(environment), hint="Name the virtual environment that serves")
     for folder in folders:
         if (folder / "vllm" / "__init__.py").is_file():
-            return SitePackages(folder)
+            return folder
     raise ServerError(
         "has no vLLM", where=str(environment), hint="Name the virtual environment, or the folder that holds vllm"
     )
 
 
-def install(place: SitePackages) -> list[Path]:
+def install(place: Path) -> list[Path]:
     """Put the recorder there, over an older version of it; what was written."""
     check_ours(place)
     remove(place)
-    package, record = place.folder / PACKAGE, place.folder / _record().name
-    with SpecError.on_os_error("cannot be written", where=place.folder, hint="Run it as the owner of the environment"):
+    package, record = place / PACKAGE, place / _record().name
+    with SpecError.on_os_error("cannot be written", where=place, hint="Run it as the owner of the environment"):
         shutil.copytree(INSIDE / PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
         # Last: with its entry points vLLM finds it.
-        made = place.folder / f".{record.name}"
+        made = place / f".{record.name}"
         shutil.rmtree(made, ignore_errors=True)
         shutil.copytree(_record(), made)
         (made / "INSTALLER").write_text(f"{INSTALLER}\n")
@@ -58,22 +51,24 @@ def install(place: SitePackages) -> list[Path]:
     return [package, record]
 
 
-def remove(place: SitePackages) -> list[Path]:
+def remove(place: Path) -> list[Path]:
     """Remove what ``install`` put there; what was removed."""
     check_ours(place)
-    gone = [*place.records, *([place.folder / PACKAGE] if place.records else [])]
-    with SpecError.on_os_error("cannot be removed", where=place.folder, hint="Run it as the owner of the environment"):
+    records = records_in(place)
+    gone = [*records, *([place / PACKAGE] if records else [])]
+    with SpecError.on_os_error("cannot be removed", where=place, hint="Run it as the owner of the environment"):
         for folder in gone:
             shutil.rmtree(folder)
     return gone
 
 
-def check_ours(place: SitePackages) -> None:
+def check_ours(place: Path) -> None:
     """Refuse, as ServerError, an environment where something else has the name."""
-    foreign = [each for each in place.records if _installer(each) != INSTALLER]
-    if foreign or (not place.records and (place.folder / PACKAGE).exists()):
+    records = records_in(place)
+    foreign = [each for each in records if _installer(each) != INSTALLER]
+    if foreign or (not records and (place / PACKAGE).exists()):
         what = "is there and was not put there by this command"
-        where = str(foreign[0] if foreign else place.folder / PACKAGE)
+        where = str(foreign[0] if foreign else place / PACKAGE)
         raise ServerError(what, where=where, hint="Remove it as it was installed, then try again")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import ServerError
-from harness.extras.sessions.observe import install, kubernetes_lines, place_of, remove
+from harness.extras.sessions.observe import install, kubernetes_lines, place_of, records_in, remove
 from tests.support.command_line import harness
 
 
@@ -38,7 +38,7 @@ def test_it_is_found_by_its_entry_points_and_removed_whole(environment: Path) ->
     )
     done = subprocess.run(
         [sys.executable, "-c", script],
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(place.folder), "PYTHONDONTWRITEBYTECODE": "1"},
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(place), "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
         check=True,
@@ -52,11 +52,11 @@ def test_it_is_found_by_its_entry_points_and_removed_whole(environment: Path) ->
 def test_what_somebody_else_put_there_is_neither_overwritten_nor_removed(environment: Path) -> None:
     place = place_of(environment)
     install(place)
-    (place.records[0] / "INSTALLER").write_text("pip\n")
+    (records_in(place)[0] / "INSTALLER").write_text("pip\n")
     for act in (install, remove):
         with pytest.raises(ServerError, match="not put there by this command"):
             act(place)
-    assert (place.folder / "vllm_step_log" / "core.py").exists()
+    assert (place / "vllm_step_log" / "core.py").exists()
 
 
 def test_a_folder_without_vllm_is_refused(tmp_path: Path) -> None:
