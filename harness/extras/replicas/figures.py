@@ -149,15 +149,9 @@ def routing_of(valid: Sequence[SealedRun]) -> list[Routing]:
         reuse, counts = _reuse(figures), np.array([each.num_requests for each in figures]).sum(axis=0)
         shares = tuple((counts / max(counts.sum(), 1)).tolist())
         returns = sum(each.num_returns for each in figures)
-        home, kept, routing, eviction = (
-            _number(reuse[key]) for key in ("home", "kept", "lost_routing", "lost_eviction")
-        )
-        found.append(Routing(name, returns, home, kept, routing, eviction, shares))
+        lost = reuse["lost_routing"], reuse["lost_eviction"]
+        found.append(Routing(name, returns, reuse["home"], reuse["kept"], *lost, shares))
     return found
-
-
-def _number(cell: Cell) -> float | None:
-    return float(cell) if isinstance(cell, int | float) else None
 
 
 def _first_tokens(chunks: pa.Table) -> dict[RequestKey, int]:
@@ -267,15 +261,11 @@ def _steps(figures: Sequence[ReplicaFigures], replica: int) -> dict[str, Cell]:
     }
 
 
-class PolicyTables(NamedTuple):
-    """costs: what each policy costs, against the first. reuse: where the reuse of returning sessions went."""
+def compare_policies(played: Mapping[str, Sequence[ReplicaFigures]], origin: str) -> tuple[Table, Table]:
+    """What each policy costs, against the first; and where the reuse of returning sessions went.
 
-    costs: Table
-    reuse: Table
-
-
-def compare_policies(played: Mapping[str, Sequence[ReplicaFigures]], origin: str) -> PolicyTables:
-    """Conditions on the same plans. played: by condition, the figures of each plan; the first one is the baseline."""
+    played: by condition, the figures of each of the same plans; the first one is the baseline.
+    """
     names = list(played)
     base = played[names[0]]
     nums = sorted({len(each.device_s) for each in (figures[0] for figures in played.values())})
@@ -283,22 +273,20 @@ def compare_policies(played: Mapping[str, Sequence[ReplicaFigures]], origin: str
     costs: list[dict[str, Cell]] = []
     for name in names:
         figures = played[name]
-        row: dict[str, Cell] = {
-            "condition": name,
-            "device_s": _mean(each.total_device_s for each in figures),
-            "ratio": None,
-            "95 %": None,
-            "shown": "baseline" if name == names[0] else None,
-            "session_p90_s": _pooled(figures, "session_s", 90),
-            "ttft_p50_ms": _pooled(figures, "ttft_s", 50) * 1000,
-            "busiest": _mean(each.imbalance for each in figures),
-            "busy": _mean(each.busy for each in figures),
-        }
-        if name != names[0]:
-            row |= _against(figures, base, family)
-        costs.append(row)
+        is_base: dict[str, Cell] = {"ratio": None, "95 %": None, "shown": "baseline"}
+        costs.append(
+            {
+                "condition": name,
+                "device_s": _mean(each.total_device_s for each in figures),
+                **(is_base if name == names[0] else _against(figures, base, family)),
+                "session_p90_s": _pooled(figures, "session_s", 90),
+                "ttft_p50_ms": _pooled(figures, "ttft_s", 50) * 1000,
+                "busiest": _mean(each.imbalance for each in figures),
+                "busy": _mean(each.busy for each in figures),
+            }
+        )
     reuse = [{"condition": name, **_reuse(played[name])} for name in names]
-    return PolicyTables(
+    return (
         table_of(
             "cost of routing",
             f"{' or '.join(map(str, nums))} replicas, {len(base)} plans. device_s: modelled device time of all "
@@ -333,7 +321,7 @@ def _against(own: Sequence[ReplicaFigures], base: Sequence[ReplicaFigures], fami
     }
 
 
-def _reuse(figures: Sequence[ReplicaFigures]) -> dict[str, Cell]:
+def _reuse(figures: Sequence[ReplicaFigures]) -> dict[str, float | None]:
     reusable = sum(each.reusable_tokens for each in figures)
     returns = sum(each.num_returns for each in figures)
 
