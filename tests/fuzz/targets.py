@@ -43,8 +43,7 @@ from harness.model.plan.files import read_plan, write_plan
 from harness.model.plan.model import Plan
 from harness.model.plan.waits import load_waits
 from harness.model.spec import WorkloadSpec, load_experiment
-from harness.model.spec.changes import override_table
-from harness.model.spec.recorded import recorded_changes, recorded_command
+from harness.model.spec.changes import override_table, recorded_changes, recorded_command
 from harness.model.spec.rules import load_rule
 from harness.model.traces.importing import import_trace
 from harness.model.traces.lower import Lowering, sessions_of

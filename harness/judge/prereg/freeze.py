@@ -41,8 +41,8 @@ from harness.model.experiment import PlannedRuns, resolve
 from harness.model.plan.files import save_plan
 from harness.model.sim.draws import perturbation_of
 from harness.model.spec import ExperimentSpec, RulesName
+from harness.model.spec.changes import recorded_changes
 from harness.model.spec.experiment import DEFAULT_SEED
-from harness.model.spec.recorded import recorded_changes
 from harness.model.spec.rules import DecisionRule, find_rule, load_rule
 from harness.outputs import one_at_a_time, write_atomic
 from harness.shipped import find_shipped, shipped_names

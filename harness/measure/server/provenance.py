@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 
 from harness.clock import realtime_minus_monotonic_ns, utc_now
-from harness.model.spec.recorded import recorded_command
+from harness.model.spec.changes import recorded_command
 from harness.processes import num_cores
 
 SOURCE_ROOT = Path(__file__).resolve().parents[3]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.model.spec import ClientSpec, ConditionSpec, ExperimentSpec, LimitsSpec, ServerSpec, WorkloadSpec
-from harness.model.spec.recorded import KNOWN_KEYS, recorded_changes, recorded_command
+from harness.model.spec.changes import KNOWN_KEYS, recorded_changes, recorded_command
 from tests.support.command_line import harness
 
 SECRETS = [f"hx7Q{number:02d}zz" for number in range(31)]
