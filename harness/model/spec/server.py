@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple, cast
 from pydantic import (
     AfterValidator,
     Field,
+    FieldSerializationInfo,
     SerializerFunctionWrapHandler,
     field_serializer,
     field_validator,
@@ -429,21 +430,12 @@ class ServerSpec(Spec):
         return {key: value for key, value in table.items() if key not in unset}
 
     # Not as kinds of value: records of earlier versions have these keys, also where they are as by default.
-    @field_serializer("env", when_used="json")
-    def _env_without_secrets(self, env: dict[str, str]) -> dict[str, str]:
-        return redacted_env(env)
-
-    @field_serializer("url", "metrics_url", "device_metrics_url", when_used="json")
-    def _address_without_secrets(self, url: str) -> str:
-        return redacted_text(url)
-
-    @field_serializer("replica_urls", when_used="json")
-    def _addresses_without_secrets(self, urls: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(map(redacted_text, urls))
-
-    @field_serializer("extra_args", when_used="json")
-    def _arguments_without_secrets(self, words: tuple[str, ...]) -> tuple[str, ...]:
-        return redacted_arguments(words)
+    @field_serializer("env", "url", "metrics_url", "device_metrics_url", "replica_urls", "extra_args", when_used="json")
+    def _without_secrets(self, value: Any, info: FieldSerializationInfo) -> Any:
+        if info.field_name == "replica_urls":
+            return tuple(map(redacted_text, value))
+        redacted = {"env": redacted_env, "extra_args": redacted_arguments}.get(info.field_name, redacted_text)
+        return redacted(value)
 
     @field_validator("ssh")
     @classmethod
