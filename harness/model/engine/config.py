@@ -349,7 +349,8 @@ class EngineConfig(PagedSettings):
                 where="server.replicas",
                 hint="A run with --backend sim simulates them",
             )
-        written = {key: getattr(server, key) for key in SCALAR_OF}
+        written = {key: value for key in SCALAR_OF if (value := getattr(server, key)) is not None}
+        units = {key: SERVER_KEYS[key].unit for key in written}
         rules = server.rule_set()
         return cls(
             **server.shape._asdict(),
@@ -357,7 +358,10 @@ class EngineConfig(PagedSettings):
             rules=rules.name,
             drafts=modelled_drafts(server, rules),
             block_tokens=paged_block_tokens(server) if server.is_paged else PREFILL_CHUNK_TOKENS,
-            **{SCALAR_OF[key]: _scaled(key, value) for key, value in written.items() if value is not None},
+            **{
+                SCALAR_OF[key]: value if units[key] == 1 else round(value * units[key])
+                for key, value in written.items()
+            },
         )
 
     @classmethod
@@ -483,12 +487,6 @@ def modelled_drafts(server: ServerSpec, rules: RuleSet) -> Drafts:
 
 SCALAR_OF = {key: row.engine or key for key, row in SERVER_KEYS.items() if (row.engine or key) in PAGED_SCALARS}
 """The engine's name of each key that it takes over as it is, by its key."""
-
-
-def _scaled(key: str, value: Any) -> Any:
-    """A key's value in the engine's unit."""
-    unit = SERVER_KEYS[key].unit
-    return value if unit == 1 else round(value * unit)
 
 
 def paged_block_tokens(server: ServerSpec) -> int:

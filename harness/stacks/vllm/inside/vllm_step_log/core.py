@@ -327,9 +327,6 @@ class Observer:
             self._file.write({"absent": _absent(scheduler, scheduled, model_output)})
         self._observer_ns += now_ns() - ended_ns
 
-    def dropped(self, _began_ns: int, _scheduler: Any, _arguments: Any, _output: Any) -> None:
-        """Requests were aborted: the next step says which."""
-
     def _admitted(self, scheduler: Any, output: Any) -> list[list[Any]]:
         """The requests that begin, or begin again after a preemption, with this step."""
         admitted = []
