@@ -131,8 +131,8 @@ def test_the_file_says_where_its_numbers_come_from_and_is_never_written_over(tmp
         assert said in text
     model = load_cost_model(paths[0])
     assert "bucket_sd" not in perturbation_of(PerturbationSpec(), paths[0]).assumed
-    assert model.is_bucket_interpolated(8)
-    assert not model.is_bucket_interpolated(4)
+    assert 8 not in model.f_fs
+    assert 4 in model.f_fs
     assert model.is_prefill_extrapolated(2600)
     assert model.is_context_extrapolated(1, 5000)
 

@@ -194,7 +194,7 @@ def cause_of(own: Sequence[ChannelA], base: Sequence[ChannelA]) -> Cause | None:
     sizes = sorted(part for part in parts if isinstance(part, int))
     return Cause(
         sizes=tuple(sizes),
-        unmeasured=tuple(size for size in sizes if any(model.is_bucket_interpolated(size) for model in models)),
+        unmeasured=tuple(size for size in sizes if any(size not in model.f_fs for model in models)),
         has_prefill=PREFILL in parts,
         models=tuple(dict.fromkeys((model.name, model.source) for model in models)),
     )

@@ -427,7 +427,7 @@ def _decode(steps: pa.Table, contexts: IntArray, cost_model: CostModel) -> tuple
     for (b, n, context), count in zip(distinct, np.bincount(back).tolist(), strict=True):
         total_ns += count * cost_model.decode_step_ns(b, n, context)
         is_outside = has_contexts and cost_model.is_context_extrapolated(n, context)
-        if is_outside or cost_model.is_bucket_interpolated(b):
+        if is_outside or b not in cost_model.f_fs:
             extrapolated += count
     return total_ns, extrapolated
 

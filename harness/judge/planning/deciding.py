@@ -37,8 +37,7 @@ def unmeasured_in_words(model: CostModel, sizes: Iterable[int]) -> str:
     missing = model.interpolated_buckets(sorted(set(sizes)))
     if not missing:
         return ""
-    measured = [size for size in model.f_fs if not model.is_bucket_interpolated(size)]
-    inside = [size for size in missing if min(measured) < size < max(measured)]
+    inside = [size for size in missing if min(model.f_fs) < size < max(model.f_fs)]
     outside = [size for size in missing if size not in inside]
     parts = [
         f"{sizes_in_words(some)} {'were' if len(some) > 1 else 'was'} not measured, but {how}"

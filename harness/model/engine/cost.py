@@ -263,10 +263,6 @@ class CostModel:
             self._filled_fs[bucket] = _fill_in(self.f_fs, bucket)
         return self._filled_fs[bucket]
 
-    def is_bucket_interpolated(self, bucket: int) -> bool:
-        """Whether f(b) of this bucket was not measured."""
-        return bucket not in self.f_fs
-
     def decode_step_ns(self, bucket: int, num_seqs: int, context_tokens: int = 0) -> int:
         """Duration of a decode step of ``num_seqs`` requests whose sequences have ``context_tokens`` in sum."""
         return fs_to_ns(
@@ -342,7 +338,7 @@ class CostModel:
 
     def interpolated_buckets(self, buckets: Sequence[int]) -> tuple[int, ...]:
         """Those of ``buckets`` whose cost was not measured."""
-        return tuple(bucket for bucket in buckets if self.is_bucket_interpolated(bucket))
+        return tuple(bucket for bucket in buckets if bucket not in self.f_fs)
 
     def unmeasured_of(self, config: EngineConfig) -> tuple[int, ...]:
         """Those buckets of a server whose cost was not measured, at any number of tokens a request."""

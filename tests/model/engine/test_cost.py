@@ -16,7 +16,7 @@ PAPER = load_cost_model("paper")
 @pytest.mark.parametrize(("bucket", "ms"), [(6, 11.8975), (10, 14.0425), (16, 17.26), (24, 21.55), (32, 25.84)])
 def test_unmeasured_buckets_lie_on_the_line_through_their_neighbours(bucket: int, ms: float) -> None:
     assert PAPER.bucket_fs(bucket) == round(ms * FS_PER_MS)
-    assert PAPER.is_bucket_interpolated(bucket)
+    assert bucket not in PAPER.f_fs
 
 
 def test_measured_buckets_are_not_filled_in() -> None:
