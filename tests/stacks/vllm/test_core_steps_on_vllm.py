@@ -19,8 +19,7 @@ from harness.extras.sessions.commands import replay_files
 from harness.extras.twin.artifact import cached_artifact, twin_spec
 from harness.extras.twin.environment import TwinEnvironment, twin_variables
 from harness.stacks.vllm.core_steps import CoreStep, read_core_steps
-from harness.stacks.vllm.draft_steps import draft_figures
-from harness.stacks.vllm.step_log import INSIDE, read_step_log
+from harness.stacks.vllm.step_log import INSIDE, draft_figures, read_step_log
 from tests.differential.million import PAGED_TWIN
 from tests.support.checkout import ROOT
 from tests.support.vllm_on_cpu import named_environment, tiny_model

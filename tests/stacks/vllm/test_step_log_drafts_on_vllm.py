@@ -12,8 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from harness.stacks.vllm.draft_steps import draft_figures
-from harness.stacks.vllm.step_log import load_step_log
+from harness.stacks.vllm.step_log import draft_figures, load_step_log
 from tests.support.command_line import harness
 from tests.support.vllm_on_cpu import named_environment, serve_agents, serving, tiny_model
 
