@@ -7,6 +7,7 @@ Definitions: docs/reference/method.md, "Time in steps".
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -17,6 +18,7 @@ import pyarrow as pa
 
 from harness.analysis.cost.reconstruct import IntArray, Span, step_prices, union_of
 from harness.analysis.logs.engine_steps import step_spans
+from harness.analysis.stats import sum_or_none, when_known
 from harness.clock import ScaledClock
 from harness.measure.records.schema import values_of
 from harness.model.engine import CostModel
@@ -43,8 +45,7 @@ class StepGroup:
     modelled_ns: int | None
 
     def __add__(self, other: StepGroup) -> StepGroup:
-        known = self.modelled_ns is not None and other.modelled_ns is not None
-        modelled_ns = (self.modelled_ns or 0) + (other.modelled_ns or 0) if known else None
+        modelled_ns = when_known(operator.add, self.modelled_ns, other.modelled_ns)
         return StepGroup(self.num_steps + other.num_steps, self.measured_ns + other.measured_ns, modelled_ns)
 
     @property
@@ -83,9 +84,7 @@ class StepParts:
     @property
     def a_ns(self) -> int | None:
         """Channel A; None where a group has no price."""
-        prices = [group.modelled_ns for group in self.groups.values()]
-        known = [price for price in prices if price is not None]
-        return sum(known) if len(known) == len(prices) else None
+        return sum_or_none(group.modelled_ns for group in self.groups.values())
 
     @property
     def apart_ns(self) -> dict[str, int]:
