@@ -26,6 +26,7 @@ from harness.analysis.stats import (
     MIN_BEYOND,
     ROUNDING,
     FloatArray,
+    IntArray,
     Interval,
     NoInterval,
     effective_number,
@@ -41,8 +42,6 @@ from harness.measure.records.schema import rows_where, values_of
 from harness.model.plan.event_queue import UserTimelines, users_of
 from harness.model.spec import SloSpec, WindowSpec
 from harness.model.spec.sections import FOREVER_NS
-
-IntArray = NDArray[np.int64]
 
 
 class TokenChunks(NamedTuple):

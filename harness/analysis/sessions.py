@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from harness.analysis.cost.devices import estimate_of, independent_samples
 from harness.analysis.figures import RunFigures, cells, place_of
@@ -30,7 +29,7 @@ from harness.analysis.serving import (
     token_chunks,
     window_ns,
 )
-from harness.analysis.stats import ROUNDING, FloatArray, NoInterval, grouped, log_mean_values
+from harness.analysis.stats import ROUNDING, FloatArray, IntArray, NoInterval, grouped, log_mean_values
 from harness.clock import NS_PER_S
 from harness.kinds import kind_of_run
 from harness.measure.records.run import SealedRun, once_per_run
@@ -39,7 +38,6 @@ from harness.model.plan.event_queue import begun_in_the_middle, whole_sessions
 from harness.model.plan.model import Plan
 from harness.model.spec import ServerSpec
 
-IntArray = NDArray[np.int64]
 NS_PER_H = 3600 * NS_PER_S
 # Sessions of one run depend on each other: with fewer beyond a percentile than these, its intervals held too seldom,
 # with open arrivals in half of the experiments (docs/evidence/error-rates.md).

@@ -23,6 +23,7 @@ from harness.table import interval_text
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
 StatisticName = Literal["mean", "median"]
 DEFAULT_RESAMPLES = 10_000
 DEFAULT_LEVEL = 0.95

@@ -16,9 +16,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.calibration.fit_points import BLOCK_STEPS, FloatArray, PrefillPoint, StepPoint
+from harness.analysis.calibration.fit_points import BLOCK_STEPS, PrefillPoint, StepPoint
 from harness.analysis.cost.reconstruct import DEFAULT_TAU
-from harness.analysis.stats import DEFAULT_LEVEL, QUANTILE_METHOD, Interval, grouped
+from harness.analysis.stats import DEFAULT_LEVEL, QUANTILE_METHOD, FloatArray, Interval, grouped
 from harness.clock import NS_PER_MS
 from harness.errors import SpecError
 from harness.model.engine.config import PREFILL_CHUNK_TOKENS

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from harness.analysis.cost.reconstruct import drafter_passes, step_contexts, step_works
 from harness.analysis.logs.engine_steps import decode_contexts, step_log_of, step_spans
 from harness.analysis.run_tables import join_request_id
+from harness.analysis.stats import FloatArray, IntArray
 from harness.clock import NS_PER_MS, ScaledClock
 from harness.errors import SpecError
 from harness.measure.records.run import SealedRun
@@ -26,8 +26,6 @@ from harness.measure.records.schema import values_of
 from harness.model.engine import CostModel
 from harness.stacks.vllm.step_log import StepLog
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 # Median over blocks of 4 steps: lateness of a stamp cancels inside a block, and a stall of the host spoils few blocks.
 BLOCK_STEPS = 4
 # Steps left out at each end of a stretch: after a prefill the engine rebuilds its batch, and a stamp beside a prefill

@@ -15,15 +15,12 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from harness.analysis.cost.reconstruct import decode_step_ns, step_contexts
 from harness.analysis.figures import lateness
-from harness.analysis.stats import FloatArray, grouped, pooled_variance
+from harness.analysis.stats import FloatArray, IntArray, grouped, pooled_variance
 from harness.measure.records.run import SealedRun, once_per_run
 from harness.measure.records.schema import rows_where, values_of
-
-IntArray = NDArray[np.int64]
 
 
 def steady_steps(steps: pa.Table, kv_events: pa.Table) -> tuple[IntArray, IntArray]:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from harness.analysis.logs.engine_steps import attended_by_step, decode_contexts
 from harness.analysis.run_tables import join_request_id
+from harness.analysis.stats import IntArray
 from harness.clock import NS_PER_MS
 from harness.measure.records.schema import values_of
 from harness.model.engine import CostModel
@@ -25,7 +25,6 @@ from harness.model.engine.cost import US_PER_MS, size_name
 if TYPE_CHECKING:
     from harness.stacks.vllm.step_log import StepLog
 
-IntArray = NDArray[np.int64]
 Span = tuple[int, int]
 ToleranceRule = Literal["revised", "initial"]
 DEFAULT_TAU = 0.02

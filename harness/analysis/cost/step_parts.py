@@ -16,9 +16,9 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from harness.analysis.cost.reconstruct import IntArray, Span, step_prices, union_of
+from harness.analysis.cost.reconstruct import Span, step_prices, union_of
 from harness.analysis.logs.engine_steps import step_spans
-from harness.analysis.stats import sum_or_none, when_known
+from harness.analysis.stats import IntArray, sum_or_none, when_known
 from harness.clock import ScaledClock
 from harness.measure.records.schema import values_of
 from harness.model.engine import CostModel

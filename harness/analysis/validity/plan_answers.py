@@ -18,6 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from harness.analysis.run_tables import KEY_BITS, ROUNDING_NS, aborted_rows, request_keys
+from harness.analysis.stats import IntArray
 from harness.analysis.validity.evidence import Evidence
 from harness.clock import NS_PER_MS
 from harness.kinds import kind_of_run
@@ -28,7 +29,6 @@ from harness.measure.records.schema import ABORTED, rows_where, values_of
 if TYPE_CHECKING:
     from harness.model.plan.model import Plan
 
-IntArray = NDArray[np.int64]
 MAX_NAMED = 3
 # The status of HTTP for a request with too many bytes.
 TOO_LARGE = 413

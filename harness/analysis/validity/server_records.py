@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from harness.analysis.run_tables import (
     EXTERNAL_COUNTER,
@@ -22,6 +21,7 @@ from harness.analysis.run_tables import (
     counts_of,
     join_request_id,
 )
+from harness.analysis.stats import IntArray
 from harness.analysis.validity.evidence import Evidence
 from harness.analysis.validity.stalls import limits_of
 from harness.clock import NS_PER_S
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from harness.stacks.vllm.step_log import StepLog
 
     pass
-
-IntArray = NDArray[np.int64]
 
 
 def check_log_lines(run: Evidence) -> Iterator[Finding]:

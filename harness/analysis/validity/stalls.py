@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from harness.analysis.cost.reconstruct import union_ns
 from harness.analysis.logs.engine_steps import attended_by_step
+from harness.analysis.stats import IntArray
 from harness.clock import NS_PER_MS, ScaledClock
 from harness.measure.records.findings import finding
 from harness.measure.records.manifest import Finding, Manifest
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from harness.model.engine import CostModel
     from harness.stacks.vllm.step_log import StepLog
 
-IntArray = NDArray[np.int64]
 # Shorter stalls are no finding: garbage collection and neighbours cause them everywhere.
 NOTICED_MS = 200.0
 # Shorter times are those of a client that was on time.

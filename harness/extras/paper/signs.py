@@ -13,8 +13,8 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from harness.analysis.stats import FloatArray, IntArray
 from harness.extras.paper.printed import PRINTED, rendered
 from harness.model.engine.config import EngineConfig
 from harness.model.engine.cost import load_cost_model
@@ -24,8 +24,6 @@ from harness.model.sim.simulate import run_batch
 from harness.model.spec import RulesName, Treatment, WorkloadSpec
 from harness.processes import parallel_map
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 GRID = (1, 2, 4, 8)
 WIDER_GRID = (1, 2, 4, 6, 8)
 LIMIT, SLOT_TOKENS = 8, 8192

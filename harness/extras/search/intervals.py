@@ -13,8 +13,8 @@ from functools import lru_cache
 from statistics import NormalDist
 
 import numpy as np
-import numpy.typing as npt
 
+from harness.analysis.stats import FloatArray
 from harness.errors import SpecError
 from harness.extras.search.ablation import UNCHANGED, Ablation, with_arrivals_of
 from harness.extras.search.space import SpaceSpec
@@ -34,8 +34,6 @@ from harness.model.sim.kernel import arrays as layout
 from harness.model.sim.plans import Input, check_slots, input_arrays, joined
 from harness.model.sim.simulate import run_batch
 from harness.model.spec import ServerShape, Treatment
-
-FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)

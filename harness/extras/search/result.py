@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from harness.analysis.stats import FloatArray
 from harness.extras.search.evaluate import Evaluator, Row
 from harness.extras.search.intervals import SpacePredictor
 from harness.extras.search.space import Score, SpaceSpec
@@ -22,7 +23,6 @@ from harness.model.spec import ServerShape
 from harness.processes import parallel_map
 from harness.table import Cell, Table, interval_text, with_error
 
-FloatArray = npt.NDArray[np.float64]
 IndexArray = npt.NDArray[np.int64]
 
 TOP = 20

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from harness.analysis import stats
 from harness.analysis.cost.reconstruct import received_ns, with_tokens
 from harness.analysis.run_tables import join_request_id
+from harness.analysis.stats import IntArray
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import SpecError
 from harness.extras.paper.rules import InterferenceRule
@@ -26,7 +26,6 @@ from harness.judge.decisions.decide import Decision, Number, Outcome
 from harness.measure.records.run import SealedRun, by_condition
 from harness.measure.records.schema import rows_where, values_of
 
-IntArray = NDArray[np.int64]
 PREFILL_SUM, PREFILL_COUNT = "vllm:request_prefill_time_seconds_sum", "vllm:request_prefill_time_seconds_count"
 
 
