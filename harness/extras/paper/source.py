@@ -37,11 +37,7 @@ Rows = Sequence[Row]
 
 
 class NotRunError(Exception):
-    """A table's runs are not there. command: what makes them."""
-
-    def __init__(self, command: str) -> None:
-        super().__init__(command)
-        self.command = command
+    """A table's runs are not there. Its text is the command that makes them."""
 
 
 @dataclass(frozen=True)

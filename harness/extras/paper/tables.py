@@ -68,7 +68,7 @@ def _table(spec: TableSpec, source: PaperRuns) -> Table:
     try:
         cells = tuple(tuple(row) for row in _cells(spec, source))
     except NotRunError as missing:
-        notes = (f"Not run yet. Make it with: {missing.command}",)
+        notes = (f"Not run yet. Make it with: {missing}",)
         return Table(name, spec.caption, headings, (), "", notes, label)
     notes = (getattr(rows, spec.remark)(source), *spec.notes) if spec.remark else spec.notes
     if not cells:
