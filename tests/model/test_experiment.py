@@ -76,6 +76,6 @@ def test_a_request_that_no_slot_holds_is_refused_before_anything_is_made():
 
 
 def test_an_unknown_cost_model_is_refused_with_the_known_ones():
-    with pytest.raises(SpecError, match="no such cost model") as refused:
+    with pytest.raises(SpecError, match="unknown cost model 'guessed'") as refused:
         resolve(experiment(server={"cost_model": "guessed"}))
     assert "paper" in str(refused.value)

@@ -23,7 +23,7 @@ from harness.errors import SpecError
 from harness.model.engine.config import PAGED_BLOCK_TOKENS, PREFILL_CHUNK_TOKENS, EngineConfig, PagedConfig
 from harness.model.engine.state import FS_PER_NS
 from harness.model.spec import ServerShape, Spec, load_toml
-from harness.shipped import shipped_folder, shipped_names
+from harness.shipped import find_shipped
 
 FS_PER_US = 1_000 * FS_PER_NS
 FS_PER_MS = 1_000 * FS_PER_US
@@ -52,9 +52,6 @@ COEFFICIENTS: Mapping[str, tuple[str, int]] = {
 
 # Of a log ratio: a cost without an error that moves it by less does not matter.
 NEGLIGIBLE_CHANGE = 1e-6
-
-COSTS = "costs"
-"""The shipped folder of cost models."""
 
 
 def to_fs(value: Decimal | float | int | str, unit_fs: int) -> int:
@@ -466,24 +463,9 @@ class CostFile(Spec):
     calibration: dict[str, Any] = Field(default_factory=dict, description="where the numbers come from, for readers")
 
 
-def cost_model_names() -> tuple[str, ...]:
-    """Names of the cost models that come with the harness."""
-    return tuple(shipped_names(COSTS))
-
-
 def find_cost_file(name_or_path: str | Path) -> Path:
     """The file of a shipped cost model, or of a user's own; SpecError lists the known names."""
-    text = str(name_or_path)
-    if text.endswith(".toml") or "/" in text:
-        path = Path(text)
-        if path.is_file():
-            return path
-    else:
-        folder = shipped_folder(COSTS)
-        if folder is not None and (path := folder / f"{text}.toml").is_file():
-            return path
-    known = ", ".join(cost_model_names()) or "none"
-    raise SpecError("no such cost model", where=text, hint=f"Give a .toml file, or one of: {known}")
+    return find_shipped("costs", str(name_or_path), what="cost model")
 
 
 def load_cost_model(name_or_path: str | Path) -> CostModel:

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from harness.errors import SpecError
-from harness.model.engine import EngineConfig, cost_model_names, load_cost_model
+from harness.model.engine import EngineConfig, load_cost_model
 from harness.model.engine.cost import FS_PER_MS, find_cost_file
+from harness.shipped import shipped_names
 
 PAPER = load_cost_model("paper")
 
@@ -72,9 +73,9 @@ def test_context_models_meet_the_measured_step_times() -> None:
 
 
 def test_every_shipped_file_loads_and_says_where_it_comes_from() -> None:
-    assert {"paper", "context-1-2-4-8", "operational-prefill-1-2-4-8"} <= set(cost_model_names())
+    assert {"paper", "context-1-2-4-8", "operational-prefill-1-2-4-8"} <= set(shipped_names("costs"))
     config = EngineConfig(8, (1, 2, 4, 8), 8)
-    for name in cost_model_names():
+    for name in shipped_names("costs"):
         model = load_cost_model(name)
         assert model.name == name
         assert model.source
