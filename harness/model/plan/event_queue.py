@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -32,11 +32,15 @@ class ClientEvent(NamedTuple):
     trigger_ns: int = 0
 
 
-class EventQueue:
-    """When a client that is never late does what a plan says; at one instant it leaves first, then sends by session."""
+class VirtualClients:
+    """The clients of a plan in virtual time, never late; at one instant they leave first, then send by session.
+
+    A subclass is the server that they send to and leave.
+    """
 
     def __init__(self, plan: Plan) -> None:
-        self._plan, self._followers = plan, Followers(plan)
+        self.plan, self._followers = plan, Followers(plan)
+        self.leaves_by_tokens = any(request.abort_after_tokens for request in plan.requests)
         self._open = set[tuple[int, int]]()
         self._due = [
             ClientEvent(session.start_offset_ns, SENDS, session.index, 0)
@@ -44,47 +48,6 @@ class EventQueue:
             if session.after is None
         ]
         heapq.heapify(self._due)
-
-    @property
-    def next_ns(self) -> int | None:
-        """When the next event is due; None: nothing is left to do but to wait for answers."""
-        while self._due and self._due[0].what == LEAVES and self._due[0][2:4] not in self._open:
-            heapq.heappop(self._due)  # the answer ended before its client would have left
-        return self._due[0].at_ns if self._due else None
-
-    def events(self, until_ns: int, *, is_step_over: bool = False) -> Iterator[ClientEvent]:
-        """Everything that is due by then, in order; what is sent at the very end of a step comes after it."""
-        last = (until_ns, SENDS) if is_step_over else (until_ns, SENDS + 1)
-        while self.next_ns is not None and self._due[0][:2] < last:
-            event = heapq.heappop(self._due)
-            at_ns, what, *key, _ = event
-            if what == SENDS:
-                self._open.add((event.session, event.request))
-                if after_ns := self._plan.request(*key).abort_after_ns:
-                    heapq.heappush(self._due, ClientEvent(at_ns + after_ns, LEAVES, event.session, event.request))
-            else:
-                self.over(event.session, event.request, at_ns)
-            yield event
-
-    def over(self, session: int, request: int, at_ns: int) -> None:
-        """A request has ended, or was left: what follows it becomes due."""
-        self._open.discard((session, request))
-        requests = self._plan.sessions[session].requests
-        if request + 1 < len(requests):
-            following = [(session, request + 1, requests[request].wait_after_ns)]
-        else:
-            ready = self._followers.completed(session)
-            following = [(follower, 0, self._plan.sessions[follower].start_offset_ns) for follower in ready]
-        for next_session, next_request, wait_ns in following:
-            heapq.heappush(self._due, ClientEvent(at_ns + wait_ns, SENDS, next_session, next_request, at_ns))
-
-
-class VirtualClients:
-    """The clients of a plan in virtual time, never late. A subclass is the server that they send to and leave."""
-
-    def __init__(self, plan: Plan) -> None:
-        self.plan, self.client_events = plan, EventQueue(plan)
-        self.leaves_by_tokens = any(request.abort_after_tokens for request in plan.requests)
 
     def send(self, event: ClientEvent) -> None:
         """A client sends a request."""
@@ -98,24 +61,52 @@ class VirtualClients:
         """Tokens that a request has received."""
         raise NotImplementedError
 
+    @property
+    def next_event_ns(self) -> int | None:
+        """When the next event is due; None: nothing is left to do but to wait for answers."""
+        while self._due and self._due[0].what == LEAVES and self._due[0][2:4] not in self._open:
+            heapq.heappop(self._due)  # the answer ended before its client would have left
+        return self._due[0].at_ns if self._due else None
+
     def act_until(self, now_ns: int, *, is_step_over: bool = False) -> None:
-        """Do what is due by now."""
-        for event in self.client_events.events(now_ns, is_step_over=is_step_over):
-            if event.what == LEAVES:
-                self.leave((event.session, event.request), event.at_ns)
-            else:
-                self.send(event)
+        """Do everything that is due by now, in order; what is sent at the very end of a step comes after it."""
+        last = (now_ns, SENDS) if is_step_over else (now_ns, SENDS + 1)
+        while self.next_event_ns is not None and self._due[0][:2] < last:
+            event = heapq.heappop(self._due)
+            at_ns, what, *_ = event
+            key = (event.session, event.request)
+            if what == LEAVES:
+                self._over(key, at_ns)
+                self.leave(key, at_ns)
+                continue
+            self._open.add(key)
+            if after_ns := self.plan.request(*key).abort_after_ns:
+                heapq.heappush(self._due, ClientEvent(at_ns + after_ns, LEAVES, *key))
+            self.send(event)
 
     def step_ended(self, finished: Iterable[tuple[int, int]], received: Iterable[tuple[int, int]], end_ns: int) -> None:
         """What follows a finished request becomes due. Clients that have received enough tokens leave."""
         for key in finished:
-            self.client_events.over(*key, end_ns)
+            self._over(key, end_ns)
         if not self.leaves_by_tokens:
             return
         for key in sorted(received):
             if 0 < self.plan.request(*key).abort_after_tokens <= self.num_tokens(key):
                 self.leave(key, end_ns)
-                self.client_events.over(*key, end_ns)
+                self._over(key, end_ns)
+
+    def _over(self, key: tuple[int, int], at_ns: int) -> None:
+        """A request has ended, or was left: what follows it becomes due."""
+        self._open.discard(key)
+        session, request = key
+        requests = self.plan.sessions[session].requests
+        if request + 1 < len(requests):
+            following = [(session, request + 1, requests[request].wait_after_ns)]
+        else:
+            ready = self._followers.completed(session)
+            following = [(follower, 0, self.plan.sessions[follower].start_offset_ns) for follower in ready]
+        for next_session, next_request, wait_ns in following:
+            heapq.heappush(self._due, ClientEvent(at_ns + wait_ns, SENDS, next_session, next_request, at_ns))
 
 
 def users_of(after: IntArray) -> IntArray:

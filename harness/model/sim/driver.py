@@ -121,7 +121,7 @@ class VirtualDriver(VirtualClients):
                     self.started(server, start)
             self._began_ns = now_ns
             due = [ends_ns[-1] for ends_ns in self._ends_ns if ends_ns]
-            if (next_ns := self.client_events.next_ns) is not None:
+            if (next_ns := self.next_event_ns) is not None:
                 due.append(next_ns)
             if not due:
                 break
@@ -143,7 +143,7 @@ class VirtualDriver(VirtualClients):
         ends_ns = core.equal_ends_ns() if self.takes_equal_steps else [start.end_ns]
         if len(ends_ns) == 1:
             return ends_ns
-        next_ns, until_ns = self.client_events.next_ns, self.next_look_ns
+        next_ns, until_ns = self.next_event_ns, self.next_look_ns
         if self._may_leave and next_ns is not None:
             # Who leaves has the tokens of every step before.
             until_ns = min(until_ns, next_ns)
