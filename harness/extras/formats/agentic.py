@@ -116,7 +116,7 @@ def _calls(
         if record.get("input_length") is None and (text := text_of(record, "text_input")):
             record = record | {"input_length": tokens_in(len(text))}
             notes.assume("prompt tokens estimated from the characters of text_input, 4 to a token")
-        lengths, named = blocks.lengths_of(record, notes), names.numbers(record.get("hash_ids"))
+        lengths, named = blocks.lengths_of(record), names.numbers(record.get("hash_ids"))
         times = _times(record, unit_ns)
         is_sound = isinstance(record.get("wait_for") or [], list) and record.get("prefix_reset") in (None, True, False)
         if lengths is None or named is None or times is None or not is_sound:
@@ -132,7 +132,7 @@ def _calls(
         before = [str(each) for each in list_of(wait_for)] if isinstance(wait_for, list) else None
         own = (place, identity), identity if isinstance(name, (str, int)) else "", at, session, before
         left_ns = seconds_ns(record.get("abort_after_ms"), NS_PER_MS) or 0
-        left_tokens = min(tokens_of(record.get("abort_after_tokens")) or 0, lengths[1] - 1)
+        left_tokens = min(tokens_of(record.get("abort_after_tokens")) or 0, max(lengths[1] - 1, 0))
         has_delay = first_of(record, "delay", "delay_ms") is not None
         told = named, bool(record.get("prefix_reset")), kind, tokens_of(record.get("keep_tokens"))
         return _Call(*own, has_delay, *times, *lengths, *told, left_ns, left_tokens)
@@ -298,7 +298,8 @@ def _recording(tree: list[_Call], block_tokens: int, notes: ReadNotes) -> Record
             notes.assume(why, bool(why) and call.prompt >= streamed)
         wait_ns = call.wait_ns if after else max((call.at_ns or 0) - start_ns, 0) + call.wait_ns
         kind: WaitKind = call.kind or ("tool" if after and call.is_drawn else "none")
-        lengths, left = (call.prompt, keep, call.generate), (call.abort_ns, 0 if call.abort_ns else call.abort_tokens)
+        lengths = (call.prompt, keep, notes.answered(call.generate))
+        left = (call.abort_ns, 0 if call.abort_ns else call.abort_tokens)
         requests.append(RecordedRequest(base, after, wait_ns, kind, *lengths, call.blocks, *left, call.is_drawn))
         last[call.key[0], call.session] = call
     return Recording(hidden_name(f"{tree[0].key[0]}/{tree[0].key[1]}"), start_ns, tuple(requests))

@@ -65,13 +65,11 @@ class NameOrder:
             self._highest = max(self._highest, name if isinstance(name, int) else -1)
 
 
-def lengths_of(record: Record, notes: ReadNotes) -> tuple[int, int] | None:
+def lengths_of(record: Record) -> tuple[int, int] | None:
     """(prompt, answer) in tokens, by either name that Mooncake's writers use; None where they make no request."""
     prompt = tokens_of(first_of(record, "input_length", "input_tokens"))
     generate = tokens_of(first_of(record, "output_length", "output_tokens"))
-    if not prompt or generate is None:
-        return None
-    return prompt, notes.answered(generate)
+    return (prompt, generate) if prompt and generate is not None else None
 
 
 def settled_block_tokens(lengths: Iterable[tuple[int, int]], usual: int, notes: ReadNotes, where: str) -> int:

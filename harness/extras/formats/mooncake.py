@@ -59,7 +59,7 @@ def _rows(path: Path, unit_ns: int, notes: ReadNotes, progress: Progress | None)
         at_ns, names = seconds_ns(record.get("timestamp"), unit_ns), record.get("hash_ids")
         if at_ns is None or blocks.BlockNames().numbers(names) is None:
             return None
-        lengths, chat = blocks.lengths_of(record, notes), record.get("chat_id")
+        lengths, chat = blocks.lengths_of(record), record.get("chat_id")
         notes.assume(BY_ARRIVAL, lengths is not None and record.get("parent_chat_id") not in (None, -1))
         return lengths and _Row(at_ns, *lengths, tuple(names or ()), None if chat is None else repr(chat))
 
@@ -113,7 +113,8 @@ def _named(
                 continue
             numbers = shared.numbers([f"{place} {name!r}" if is_anew else name for name in row.names]) or ()
             whole = numbers[: row.prompt // block_tokens]
-            requests[-1].append((row.at_ns, RecordedRequest(None, (), 0, "none", row.prompt, 0, row.generate, whole)))
+            lengths = (row.prompt, 0, notes.answered(row.generate))
+            requests[-1].append((row.at_ns, RecordedRequest(None, (), 0, "none", *lengths, whole)))
     return requests
 
 

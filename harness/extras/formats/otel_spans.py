@@ -202,7 +202,7 @@ def _call(record: Record, span: Span, notes: ReadNotes) -> Call | str:
     for name in attributes.keys() - COUNTS:
         if LIKE_CACHED.search(name) and tokens_of(attributes[name]) is not None and TYPE_NAME.fullmatch(name):
             notes.assume(f"counts by a name that is not known, {name}: not read")
-    call = Call("", span.start_ns, span.end_ns, prompt or 0, counts["cached"], notes.answered(generate), at=span.at)
+    call = Call("", span.start_ns, span.end_ns, prompt or 0, counts["cached"], generate, at=span.at)
     call.messages, call.agent = messages, span.service
     call.created_tokens, call.total_tokens = counts["created"] or 0, counts["total"] or None
     call.reasoning_tokens = counts["reasoning"] or 0

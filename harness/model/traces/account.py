@@ -38,6 +38,7 @@ CENTURY_NS = range(946_684_800_000_000_000, 4_102_444_800_000_000_000)  # from 2
 PLACEHOLDER_TOKENS = 2
 PLACEHOLDER = "output tokens estimated from characters, 4 to a token: the recording has a placeholder"
 INCLUDED = "prompts whose cached tokens exceed them: their file counts the cache apart, so it is added"
+NO_TOKEN = "answers of no token taken as 1 token"
 NO_PROMPT = "calls whose usage counts no prompt token"
 
 
@@ -159,7 +160,7 @@ class ReadNotes:
 
     def answered(self, tokens: int) -> int:
         """The tokens of an answer, at least 1."""
-        self.assume("answers of no token taken as 1 token", tokens == 0)
+        self.assume(NO_TOKEN, tokens == 0)
         return max(tokens, 1)
 
     def likely_tokens(self, tokens: int, characters: int) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from harness.errors import PlanError, SpecError
 from harness.model.traces import base, claude
-from harness.model.traces.account import PLACEHOLDER_TOKENS, TYPE_NAME, ReadNotes, ReadOptions
+from harness.model.traces.account import NO_TOKEN, PLACEHOLDER_TOKENS, TYPE_NAME, ReadNotes, ReadOptions
 from harness.model.traces.base import Progress, TraceFormat, by_type, json_records, opened, read_tables, sha256_of
 from harness.model.traces.recording import Arrivals, Recording, TraceHead, check_recording, trace_sha256, write_trace
 from harness.model.traces.values import Record, list_of, parsed_json, record_of
@@ -90,15 +90,15 @@ def read_recordings(
     recordings = list(_sound(TRACE_FORMATS[chosen].read(files, notes, progress), notes))
     if notes.options.time_unit_ns and not notes.has_bare_times:
         raise SpecError("has no bare numbers of time", where=str(files[0]), hint="Leave --time-unit out")
+    answers = [request.generate_tokens for recording in recordings for request in recording.requests]
+    num_short = sum(tokens <= PLACEHOLDER_TOKENS for tokens in answers) - notes.assumed[NO_TOKEN]
+    if num_short > SHARE_OF_SHORT_ANSWERS * len(answers):
+        notes.assume(f"answers of 1 or 2 tokens, of {len(answers)}: they may be placeholders", num_short)
     if notes.options.since_ns or notes.options.until_ns:
         recordings = _part(recordings, notes, notes.arrivals or TRACE_FORMATS[chosen].arrivals, files[0])
     notes.check(sum(len(recording.requests) for recording in recordings))
     if not recordings:
         raise _nothing_read(files, chosen, notes, is_given=kind != "auto")
-    answers = [request.generate_tokens for recording in recordings for request in recording.requests]
-    num_short = sum(tokens <= PLACEHOLDER_TOKENS for tokens in answers)
-    if num_short > SHARE_OF_SHORT_ANSWERS * len(answers):
-        notes.assume(f"answers of 1 or 2 tokens, of {len(answers)}: they may be placeholders", num_short)
     return chosen, recordings, notes
 
 

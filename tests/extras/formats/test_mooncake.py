@@ -137,6 +137,17 @@ def test_names_that_are_not_chained_are_labelled_and_no_prefix_is_counted_that_i
     assert ceiling(tmp_path).startswith("0.0 %")
 
 
+def test_an_answer_of_no_token_is_no_placeholder_and_hides_none(tmp_path: Path) -> None:
+    rows = [row | {"output_length": 0 if place < 2 else 90} for place, row in enumerate(arrivals())]
+    assert imported(written(tmp_path, rows)).head.labels == ("2 x answers of no token taken as 1 token",)
+    rows[2]["output_length"] = 1
+    copy = written(tmp_path, [*rows, rows[-1] | {"timestamp": 99_000}], "b")
+    for files in ([written(tmp_path, rows, "a")], [written(tmp_path, rows, "a"), copy]):
+        labels = imported(*files).head.labels
+        assert "2 x answers of no token taken as 1 token" in labels
+        assert [label[:30] for label in labels if "placeholder" in label] == ["1 x answers of 1 or 2 tokens, "]
+
+
 def test_equal_rows_of_one_file_are_kept_and_labelled_and_an_answer_of_no_token_is(tmp_path: Path) -> None:
     rows = [row | {"timestamp": 2500 * place} for place, row in enumerate(list(arrivals()) * 3)]
     rows += [rows[-1], rows[-1] | {"output_length": 0}]

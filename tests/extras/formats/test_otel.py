@@ -134,6 +134,17 @@ def test_a_placeholder_beside_a_long_answer_is_estimated_and_labelled(tmp_path: 
     assert any("placeholder" in label for label in trace.head.labels)
 
 
+def test_an_answer_of_no_token_is_no_placeholder_and_hides_none(tmp_path: Path) -> None:
+    flat = list(spans())[:3]
+    flat[0]["attributes"] |= {"gen_ai.usage.output_tokens": 0}
+    for num_short in (0, 1):
+        flat[1]["attributes"] |= {"gen_ai.usage.output_tokens": 90 - 89 * num_short}
+        (tmp_path / "in.json").write_text(json.dumps({"spans": [*flat, flat[0]]}))
+        labels = imported(tmp_path / "in.json").head.labels
+        assert "1 x answers of no token taken as 1 token" in labels
+        assert sum("placeholder" in label for label in labels) == num_short
+
+
 def test_an_image_in_a_message_is_no_text(tmp_path: Path) -> None:
     rows = list(spans())
     url = "data:image/png;base64," + "iVBORw0KGgo" * 1000
