@@ -31,14 +31,10 @@ class BlockNames:
 
     def numbers(self, names: object) -> tuple[int, ...] | None:
         """None where names are no list, or one of them is neither a number nor a text; () where they are null."""
-        numbers: list[int] = []
-        if not isinstance(names, (list, tuple)) and names is not None:
+        given = cast("Sequence[object]", () if names is None else names)
+        if not isinstance(given, (list, tuple)) or not all(isinstance(name, (int, str)) for name in given):
             return None
-        for name in cast("Sequence[object]", names or ()):
-            if not isinstance(name, (int, str)):
-                return None
-            numbers.append(self._numbers.setdefault(name, len(self._numbers)))
-        return tuple(numbers)
+        return tuple(self._numbers.setdefault(name, len(self._numbers)) for name in given)
 
 
 @dataclass

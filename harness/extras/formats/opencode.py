@@ -44,7 +44,6 @@ class _Session(Conversation):
         super().__init__(text_of(info, "id"), notes)
         self.parent = text_of(info, "parentID")
         self._began_ns = self._instant_ns(info, "created") or 0
-        self._ended_ns: list[int] = []
 
     def hold(self, tokens: Record) -> None:
         """Compare the sums that the session states with those of its calls."""
@@ -58,7 +57,7 @@ class _Session(Conversation):
 
     def log(self) -> Log:
         """The calls so far; those from before the session began are its parent's."""
-        mark_replay(self.calls, self._ended_ns, self._began_ns, is_fork=False)
+        mark_replay(self.calls, [turn.end_ns for turn in self.calls], self._began_ns, is_fork=False)
         return self.known()
 
     def take(self, message: Record, at: str) -> None:
@@ -100,7 +99,6 @@ class _Session(Conversation):
         turn.total_tokens = tokens_of(tokens.get("total")) or None
         turn.has_cache_apart = turn.has_reasoning_apart = True
         turn.provider = text_of(info, "providerID")
-        self._ended_ns.append(ended_ns)
         self._take_tools(turn, parts)
         self.is_compacted = info.get("summary") is True
 

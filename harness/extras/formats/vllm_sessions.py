@@ -27,19 +27,15 @@ Block = tuple[int, int]
 
 
 class Recorder(NamedTuple):
-    """The recorder that wrote a file, and the file's number. offset_ns: what is added to the file's instants."""
+    """The recorder that wrote a file, and the file's number. offset_ns: what is added to its instants, by ``clock``."""
 
     recorder: str
     engine: int
     part: int
-    boot: str
+    clock: str
     offset_ns: int
     block_tokens: int
     header: Record
-
-    @property
-    def clock(self) -> str:
-        return self.boot or self.recorder
 
 
 class End(NamedTuple):
@@ -210,7 +206,7 @@ def _server(record: Record) -> Recorder | None:
     engine, part, opened_ns, unix_ns = numbers
     is_caching = record_of(record, "effective").get("enable_prefix_caching") is not False
     size = (tokens_of(record.get("block_tokens")) or 0) if is_caching else 0
-    return Recorder(recorder, engine, part, text_of(record, "boot"), unix_ns - opened_ns, size, record)
+    return Recorder(recorder, engine, part, text_of(record, "boot") or recorder, unix_ns - opened_ns, size, record)
 
 
 def _came(record: Record, server: Recorder, at: str) -> ObservedRequest | None:

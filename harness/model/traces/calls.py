@@ -255,9 +255,12 @@ class Conversation:
 
     def call(self, name: str, turn: Call, moment_ns: int, tool: str) -> None:
         """This turn called a tool. name: by which its result is known."""
+        if name and name in self._answered and name not in self._tools:
+            turn.unknown_wait = self.lost = BACK
+        else:
+            self._unanswered.add(name)
         self._tools[name] = (turn, moment_ns, tool in ASK_A_PERSON)
         turn.num_agents += tool in START_AN_AGENT
-        self._unanswered.add(name)
 
     def result(self, name: str, moment_ns: int, said: object = "", ran_ms: object = None) -> Call | None:
         """A tool's result, an input: a person's where one was asked, or did not allow it. Returns the tool's call."""

@@ -158,6 +158,15 @@ def test_where_the_clock_was_set_back_rows_keep_the_order_of_their_numbers_or_of
     assert not any("running totals" in label for label in trace.head.labels)
 
 
+def test_a_result_that_is_stamped_before_its_call_is_there_and_the_clock_is_what_is_wrong(tmp_path: Path) -> None:
+    rows = list(codex_rows("a", 4))[:-1]
+    rows[7] |= {"timestamp": at(11.0)}  # its call is stamped at 13 s, and the row behind it at 23 s
+    trace = imported(written(tmp_path, rows))
+    assert [one.is_drawn for one in trace.recordings[0].requests] == [False, True, True, False]
+    assert f"2 x waits that are unknown: {BACK}" in trace.head.labels
+    assert not any("missing" in label for label in trace.head.labels)
+
+
 def test_input_that_leaves_out_the_cache_by_the_sum_of_its_count_holds_it(tmp_path: Path) -> None:
     rows = list(codex_rows("x"))
     for row in rows:
