@@ -19,6 +19,7 @@ from harness.model.traces.values import Record, instant_ns, record_of, records_o
 DEEPEST = 16
 MOST_STEPS = 1 << 20
 VERSION = "ATIF-"
+ASKING = ("user", "system")
 HELD_TO = "1.7"
 NOT_THERE = "trajectories that go on in a file that is not among these"
 PASSED = {"no call": "a step of the agent that asked no model"}
@@ -39,6 +40,8 @@ def atif_logs(lines: Lines, notes: ReadNotes) -> Iterator[Log]:
     begun_in = {names[path]: session for session, path in continued if path in names}
     sessions = {call.session for _, log in logs for call in log}
     for folder, log in logs:
+        if log[0].session in begun_in and log[0].kind == "human":  # the program itself goes on, with a summary
+            log[0].kind, log[0].inputs_ns = "none", (None, None)
         for call in log:
             for _ in range(len(begun_in)):
                 call.index += MOST_STEPS * (call.session in begun_in)
@@ -73,12 +76,15 @@ def _steps(given: list[Record], session: str, at: str, notes: ReadNotes) -> Traj
     rows = notes.in_order(given, _number, "steps out of order of their id")
     notes.check_numbers([*map(_number, rows)], "steps")
     steps = TrajectoryCalls(len(rows), notes)
+    said = {kind: {text_of(step, "timestamp") for step in rows if text_of(step, "source") == kind} for kind in ASKING}
     for step in rows:
         place, moment_ns = f"{at}, step {_number(step)}", instant_ns(step.get("timestamp"))
         if step.get("is_copied_context") is True:
             notes.leave("steps that are copied from another trajectory", place, 1)
-        elif text_of(step, "source") in ("user", "system"):
-            steps.ask(moment_ns, is_human=text_of(step, "source") == "user")
+        elif text_of(step, "source") in ASKING:
+            # A program writes both at once, as when it made a summary: no person, and no tool.
+            is_by_program = bool(steps.calls) and all(text_of(step, "timestamp") in each for each in said.values())
+            steps.ask(moment_ns, is_human=None if is_by_program else text_of(step, "source") == "user")
             for call in steps.calls[-1:]:
                 call.children |= dict.fromkeys(_children(step), UNTIMED)
             notes.assume(UNLINKED, len(_children(step)) * (not steps.calls))

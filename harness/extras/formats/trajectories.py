@@ -37,7 +37,7 @@ class TrajectoryCalls(Conversation):
         super().__init__("", notes)
         self.unread.num_rows = num_rows
 
-    def ask(self, moment_ns: int | None, *, is_human: bool, is_hint: bool = False) -> None:
+    def ask(self, moment_ns: int | None, *, is_human: bool | None, is_hint: bool = False) -> None:
         """A row asks the model, as ``take_input``; one without a time comes with the row before."""
         self.notes.part()
         moment_ns = max(self._inputs, default=(UNTIMED, False))[0] if moment_ns is None else moment_ns

@@ -37,6 +37,20 @@ def test_a_person_is_waited_for_from_the_answer_to_the_message(tmp_path: Path) -
     assert not trace.head.labels
 
 
+@pytest.mark.parametrize(("system_s", "kind", "wait_s"), [(None, "human", 6), (4, "human", 6), (9, "none", 10)])
+def test_a_message_that_a_program_writes_beside_its_own_notice_is_no_persons(
+    tmp_path: Path, system_s: int | None, kind: str, wait_s: int
+) -> None:
+    document = atif_document("s", 2)
+    written = [("system", system_s), ("user", 9)] if system_s else [("user", 9)]
+    document["steps"][2:2] = [{"step_id": 2, "source": source, "timestamp": at(when)} for source, when in written]
+    document["steps"].insert(0, {"step_id": 0, "source": "system", "timestamp": at(0)})
+    trace = trace_of(tmp_path, [document])
+    last = trace.recordings[0].requests[1]
+    assert (last.wait_kind, last.wait_ns // NS_PER_S) == (kind, wait_s)
+    assert (f"1 x {GAPS}" in trace.head.labels) == (kind == "none")
+
+
 def test_steps_without_times_get_drawn_waits_and_without_cached_tokens_the_conversation_before(tmp_path: Path) -> None:
     document = atif_document("s")
     for step in document["steps"]:
@@ -143,5 +157,8 @@ def test_a_trajectory_goes_on_in_the_file_that_it_names(tmp_path: Path, has_time
     assert [one.keep_tokens for one in recording.requests] == [0, 1000, 1000, 1000]
     assert [one.is_drawn for one in recording.requests] == [False, *[not has_times] * 3]
     assert (f"3 x {GAPS}" in trace.head.labels) == has_times
+    handed = {"step_id": 4, "source": "user", "timestamp": at(22), "message": "x"}
+    asked = trace_of(tmp_path, [more | {"steps": [*more["steps"][:3], handed, *more["steps"][3:]]}], [begun])
+    assert [one.wait_kind for one in asked.recordings[0].requests] == ["none", "tool", "none", "tool"]
     alone = trace_of(tmp_path / "alone", [begun | {"continued_trajectory_ref": "another.json"}])
     assert [f"1 x {NOT_THERE}" in each.head.labels for each in (trace, alone)] == [False, True]
