@@ -130,7 +130,9 @@ def _one_format(files: list[tuple[Path, bool]], kind: str, notes: ReadNotes) -> 
         if found is not None:
             kinds[path] = found
         elif is_searched or (path.stat().st_size == 0 and len(files) > 1):
-            notes.leave("files in no known format", str(path))
+            end = "".join(path.suffixes[-2:])
+            what = f"files ending in {end}: {OTHER_ENDS[end]}" if end in OTHER_ENDS else "files in no known format"
+            notes.leave(what, str(path))
         else:
             raise _unknown_format(path)
     if not kinds:

@@ -176,7 +176,12 @@ def test_a_branch_goes_on_from_the_call_that_its_parent_event_stands_behind(tmp_
     state = {"id": "c", "agent": {}, "stats": {"usage_to_metrics": {"agent": {"token_usages": usages}}}}
     (folder / "base_state.json").write_text(json.dumps(state))
     for place, (name, _) in enumerate(prompts):
-        asked = {"kind": "MessageEvent", "source": "user", "id": f"u{name}", "timestamp": at(20 * place)}
+        asked: dict[str, Any] = {
+            "kind": "MessageEvent",
+            "source": "user",
+            "id": f"u{name}",
+            "timestamp": at(20 * place),
+        }
         action = {"kind": "ActionEvent", "source": "agent", "id": name, "timestamp": at(20 * place + 3)}
         action |= {"llm_response_id": name, "parent_id": f"u{name}"}
         asked["parent_id"] = (None, "a", "a", "b")[place]  # c goes on from a, and d from b
@@ -188,12 +193,16 @@ def test_a_branch_goes_on_from_the_call_that_its_parent_event_stands_behind(tmp_
     assert [one.after for one in recording.requests] == [(), (0,), (1,), (2,)]
 
 
-@pytest.mark.parametrize("history", [None, "x", {}, []])
-def test_a_line_whose_history_is_no_list_of_events_is_broken(tmp_path: Path, history: object) -> None:
+@pytest.mark.parametrize(("history", "is_broken"), [("x", True), ({}, True), (None, False), ([], False)])
+def test_a_line_without_events_is_an_instance_that_failed_and_one_whose_history_is_no_list_is_broken(
+    tmp_path: Path, history: object, *, is_broken: bool
+) -> None:
     lines = [{"instance_id": "a", "history": [*openhands_events("a")]}, {"instance_id": "b", "history": history}]
     source = tmp_path / "output.jsonl"
     source.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    assert imported(source).head.broken == {"no event": 1}
+    head = imported(source).head
+    assert head.broken == ({"no event": 1} if is_broken else {})
+    assert any("failed before it began" in reason for reason in head.passed) != is_broken
 
 
 def test_a_hook_that_blocks_an_action_is_no_person(tmp_path: Path) -> None:
