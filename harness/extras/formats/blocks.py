@@ -54,8 +54,7 @@ class NameOrder:
         """The names of the next row, and the numbers that they got."""
         before = -1
         for name, number in zip(names, numbers, strict=True):
-            if self._before.setdefault(number, before) != before:
-                self.num_unchained += 1
+            self.num_unchained += self._before.setdefault(number, before) != before
             before = number
             self.is_numbered = self.is_numbered and isinstance(name, int) and 0 <= name <= self._highest + 1
             self._highest = max(self._highest, name if isinstance(name, int) else -1)

@@ -94,18 +94,17 @@ class ReadNotes:
         """The row that was read last is a document of so many rows."""
         self.num_rows += num_rows - 1
 
-    def call(self, num_calls: int = 1) -> None:
-        """A row is a call, or holds so many."""
+    def call(self) -> None:
+        """A row is a call."""
         self.num_calls += 1
-        self.num_more += num_calls - 1
 
     def part(self, num_rows: int = 1) -> None:
         """Rows are parts of calls, or what came between two."""
         self.num_parts += num_rows
 
-    def pass_over(self, reason: str, num_rows: int = 1) -> None:
-        """Rows are known, and say nothing of a call, or what another row says too."""
-        self.passed[reason] += num_rows
+    def pass_over(self, reason: str) -> None:
+        """A row is known, and says nothing of a call, or what another row says too."""
+        self.passed[reason] += 1
 
     def passes(self, kind: str, reasons: Mapping[str, str]) -> bool:
         """Pass over a row whose type is one of these; says whether it is."""
@@ -264,7 +263,7 @@ class Unread:
 
     def __init__(self, notes: ReadNotes) -> None:
         self._notes = notes
-        self.num_rows = self._num = self._num_new = self._num_between = 0
+        self.num_rows = self._num = self._num_before = self._num_between = 0
 
     def unknown(self, kind: str, at: str) -> None:
         """A row is of a type that the reader does not know."""
@@ -279,12 +278,11 @@ class Unread:
     def add(self) -> None:
         """A row is missing."""
         self._num += 1
-        self._num_new += 1
 
     def begin(self, *, is_first: bool) -> None:
         """A call began."""
-        self._num_between += 0 if is_first else self._num_new
-        self._num_new = 0
+        self._num_between += 0 if is_first else self._num - self._num_before
+        self._num_before = self._num
 
     @property
     def why(self) -> str:

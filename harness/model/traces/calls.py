@@ -257,8 +257,7 @@ class Conversation:
         """This turn called a tool. name: by which its result is known."""
         if name and name in self._answered and name not in self._tools:
             turn.unknown_wait = self.lost = BACK
-        else:
-            self._unanswered.add(name)
+        self._unanswered.add(name)
         self._tools[name] = (turn, moment_ns, tool in ASK_A_PERSON)
         turn.num_agents += tool in START_AN_AGENT
 
