@@ -17,7 +17,7 @@ from pathlib import Path
 
 from harness.clock import NS_PER_S, MonotonicClock
 from harness.errors import HarnessError
-from harness.extras.twin.artifact import cached_artifact, twin_spec
+from harness.extras.twin.backend import cached_artifact, twin_spec
 from harness.extras.twin.environment import find_twin, known_stacks, twin_variables
 from harness.stacks.rbln.rules.kv_rules import AUTO, NATIVE, rule_set
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.extras.twin.artifact import cached_artifact, twin_spec
+from harness.extras.twin.backend import cached_artifact, twin_spec
 from harness.extras.twin.environment import TwinEnvironment, twin_variables
 from harness.stacks.rbln.rules.kv_rules import AUTO, rule_set
 from tests.differential.million import PAGED_TWIN, TWIN_RULES

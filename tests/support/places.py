@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.extras.twin.artifact import cached_artifact, twin_spec
-from harness.extras.twin.backend import step_costs
+from harness.extras.twin.backend import cached_artifact, step_costs, twin_spec
 from harness.extras.twin.environment import INSIDE, SETTINGS_VARIABLE, TwinEnvironment, twin_variables
 from harness.measure.records.run import SealedRun
 from harness.measure.records.store import RunStore

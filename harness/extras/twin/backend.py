@@ -5,15 +5,15 @@ Artifact and overlay are written once and reused; settings, log format and devic
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from harness.errors import ServerError
-from harness.extras.twin.artifact import TWIN_MODEL, cached_artifact, twin_exporter, twin_spec
-from harness.extras.twin.environment import INSIDE, find_twin, installed_twins, twin_variables
+from harness.errors import ServerError, SpecError
+from harness.extras.twin.environment import INSIDE, TwinEnvironment, find_twin, installed_twins, twin_variables
 from harness.kinds import KINDS
 from harness.measure.records import layout
 from harness.measure.server.doctor import Check
@@ -35,7 +35,7 @@ from harness.runner.backends.base import (
 )
 from harness.runner.run import LaunchOptions
 from harness.stacks.rbln.launch.artifacts import check_artifact, read_artifact
-from harness.stacks.rbln.launch.compile import CompileSpec, Exporter
+from harness.stacks.rbln.launch.compile import RECORD_FILE, CompileSpec, Exporter, compile_artifact
 from harness.stacks.rbln.launch.devices import read_devices, require_idle
 from harness.stacks.rbln.launch.releases import usable_with
 from harness.stacks.rbln.launch.serving import ServedArtifact, ServeSetup, check_installed, serve_plan
@@ -43,6 +43,9 @@ from harness.stacks.rbln.launch.serving import ServedArtifact, ServeSetup, check
 INSTALL = "harness server twin install"
 NUM_DEVICES = 4
 STAND_IN_SMI = INSIDE / "rbln_smi.py"
+TWIN_MODEL = "twin-qwen3-4b"
+TWIN_WRITER = INSIDE / "write_artifact.py"
+"""Optimum-rbln's classes write the artifact; nothing is compiled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +154,32 @@ class TwinBackend(ServerBackend):
                 overlays=twin.folder / "overlays",
             ),
         )
+
+
+def twin_exporter(twin: TwinEnvironment) -> Exporter:
+    """The command that writes an artifact in the twin's environment."""
+    return Exporter(twin.python, TWIN_WRITER, dict(twin.stamp.get("versions", {})), twin_variables(twin), free_gib=0.1)
+
+
+def twin_spec(**parameters: object) -> CompileSpec:
+    """The specification with these keys of CompileSpec; SpecError names every key that is wrong."""
+    return CompileSpec.from_table({"model": TWIN_MODEL, **parameters}, where="artifact")
+
+
+def cached_artifact(twin: TwinEnvironment, spec: CompileSpec) -> Path:
+    """The folder of the artifact in the twin's own registry, written when missing."""
+    return compile_artifact(spec, twin.folder / "artifacts", twin_exporter(twin)).folder
+
+
+def copy_artifact(twin: TwinEnvironment, spec: CompileSpec, folder: Path) -> Path:
+    """Copy the artifact to ``folder``, which must not exist, or be empty or an earlier artifact."""
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / RECORD_FILE).is_file():
+        raise SpecError("holds other files", where=str(folder), hint="Choose another folder")
+    source = cached_artifact(twin, spec)
+    with ServerError.on_os_error("cannot be written", where=folder):
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(source, folder)
+    return folder
 
 
 def artifact_spec(server: ServerSpec) -> CompileSpec:

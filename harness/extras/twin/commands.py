@@ -59,7 +59,7 @@ def artifact(
 
     Example: `harness server twin artifact artifacts/qwen3 --max-num-seqs 8 --decode-buckets 1,2,4,8`
     """
-    from harness.extras.twin.artifact import copy_artifact, twin_spec
+    from harness.extras.twin.backend import copy_artifact, twin_spec
     from harness.extras.twin.environment import find_twin
 
     try:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import ExitCode, HarnessError, ServerError, SpecError
-from harness.extras.twin.artifact import cached_artifact, copy_artifact, twin_spec
+from harness.extras.twin.backend import cached_artifact, copy_artifact, twin_spec
 from harness.extras.twin.environment import (
     COMMON_LOCK,
     STAMP_FILE,

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.extras.twin.artifact import cached_artifact, twin_exporter, twin_spec
-from harness.extras.twin.backend import step_costs
+from harness.extras.twin.backend import cached_artifact, step_costs, twin_exporter, twin_spec
 from harness.extras.twin.environment import INSIDE, SETTINGS_VARIABLE, TwinEnvironment, twin_variables
 from harness.measure.records.run import SealedRun
 from harness.model.engine import load_cost_model

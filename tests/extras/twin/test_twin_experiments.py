@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from harness.extras.twin.artifact import cached_artifact, twin_spec
+from harness.extras.twin.backend import cached_artifact, twin_spec
 from harness.extras.twin.environment import TwinEnvironment
 from harness.measure.records.run import SealedRun
 from harness.runner.paired import compare_pair

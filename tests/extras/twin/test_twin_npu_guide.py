@@ -18,8 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.extras.twin.artifact import TWIN_WRITER
-from harness.extras.twin.backend import step_costs
+from harness.extras.twin.backend import TWIN_WRITER, step_costs
 from harness.extras.twin.environment import INSIDE, SETTINGS_VARIABLE, TwinEnvironment, twin_variables
 from harness.model.engine import load_cost_model
 from harness.stacks.rbln.launch.compile import DEFAULT_FREE_GIB, EXPORT, GIB

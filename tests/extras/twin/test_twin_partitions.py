@@ -14,8 +14,7 @@ import httpx
 import numpy as np
 import pytest
 
-from harness.extras.twin.artifact import cached_artifact, twin_spec
-from harness.extras.twin.backend import TwinBackend
+from harness.extras.twin.backend import TwinBackend, cached_artifact, twin_spec
 from harness.extras.twin.environment import TwinEnvironment
 from harness.extras.twin.inside.twin_device import expected_tokens
 from harness.model.engine import EngineConfig, Scheduler, load_cost_model

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.extras.twin.artifact import cached_artifact, twin_spec
+from harness.extras.twin.backend import cached_artifact, twin_spec
 from harness.extras.twin.environment import TwinEnvironment
 from harness.measure.records.store import RunStore
 from tests.support.places import Place

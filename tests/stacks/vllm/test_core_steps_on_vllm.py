@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from harness.extras.sessions.commands import replay_files
-from harness.extras.twin.artifact import cached_artifact, twin_spec
+from harness.extras.twin.backend import cached_artifact, twin_spec
 from harness.extras.twin.environment import TwinEnvironment, twin_variables
 from harness.stacks.vllm.core_steps import CoreStep, read_core_steps
 from harness.stacks.vllm.step_log import INSIDE, draft_figures, read_step_log
