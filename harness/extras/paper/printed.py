@@ -17,7 +17,7 @@ from typing import NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from harness.clock import NS_PER_S
-from harness.extras.search.ablation import ABLATIONS, LABEL, with_arrivals_of
+from harness.extras.search.intervals import ABLATIONS, LABEL, with_arrivals_of
 from harness.extras.search.result import TOP, SearchResult, sensitivity
 from harness.extras.search.run import search
 from harness.extras.search.space import load_space

@@ -70,8 +70,7 @@ def ratios(
 
     Example: `harness predict ratios paper --ablation lru-slots --ablation no-waits`
     """
-    from harness.extras.search.ablation import LABEL, UNCHANGED, ablation
-    from harness.extras.search.intervals import SpacePredictor
+    from harness.extras.search.intervals import LABEL, UNCHANGED, SpacePredictor, ablation
     from harness.extras.search.space import load_space
     from harness.judge.planning.deciding import deciding_sizes, sizes_in_words
 

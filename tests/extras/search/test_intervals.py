@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from harness.errors import SpecError
-from harness.extras.search.ablation import ABLATIONS
-from harness.extras.search.intervals import SpacePredictor
+from harness.extras.search.intervals import ABLATIONS, SpacePredictor
 from harness.extras.search.space import DrawsSpec, SpaceSpec, parse_space
 from harness.model.engine import EngineConfig, load_cost_model
 from harness.model.experiment import build_plan

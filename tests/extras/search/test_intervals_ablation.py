@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from harness.errors import SpecError
-from harness.extras.search.ablation import ABLATIONS, ablation, with_arrivals_of
+from harness.extras.search.intervals import ABLATIONS, ablation, with_arrivals_of
 from harness.model.engine import EngineConfig, load_cost_model
 from harness.model.experiment import build_plan
 from harness.model.plan.model import Plan, RequestPlan, SessionPlan
