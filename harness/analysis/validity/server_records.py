@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from harness.analysis.logs.derived import Derived
     from harness.stacks.vllm.step_log import StepLog
 
-    pass
-
 
 def check_log_lines(run: Evidence) -> Iterator[Finding]:
     """Findings about the lines of a run's log. requests: REQUESTS schema."""
@@ -166,24 +164,17 @@ def check_scrapes(run: Evidence) -> Iterator[Finding]:
             else "other models too, which are left out"
         )
         yield finding("other-models", f"the metrics count {what}: {named}")
+    do, severity = (None, "invalid") if limits_of(run.manifest).needs_metrics else ("", "warning")
     if run.manifest.observation.has_metrics and not run.derived.tables["metrics"].num_rows:
-        is_needed = limits_of(run.manifest).needs_metrics
-        yield finding(
-            "metrics-missing",
-            f"none of {run.derived.num_scrapes} scrapes has a readable body with samples",
-            do=None if is_needed else "",
-            severity="invalid" if is_needed else "warning",
-        )
+        evidence = f"none of {run.derived.num_scrapes} scrapes has a readable body with samples"
+        yield finding("metrics-missing", evidence, do=do, severity=severity)
     elif run.derived.num_failed_scrapes:
         evidence = f"{run.derived.num_failed_scrapes} of {run.derived.num_scrapes} scrapes have no readable body"
         readable = set(run.derived.tables["metrics"]["scrape"].unique().to_pylist())
         ends = {"first": 0, "last": run.derived.num_scrapes - 1}
         if lost := [name for name, scrape in ends.items() if scrape not in readable]:
-            is_needed = limits_of(run.manifest).needs_metrics
             evidence += f", the {' and the '.join(lost)} among them"
-            yield finding(
-                "scrape-failed", evidence, do=None if is_needed else "", severity="invalid" if is_needed else "warning"
-            )
+            yield finding("scrape-failed", evidence, do=do, severity=severity)
         else:
             yield finding("scrape-failed", evidence)
 
