@@ -62,8 +62,6 @@ class SearchResult:
     """A row for each candidate, in enumeration order."""
     baseline: Row
     """The baseline's figures on the same plans."""
-    num_simulations: int
-    """Those of this process, which are all where it works alone."""
 
     @cached_property
     def rows(self) -> pa.Table:

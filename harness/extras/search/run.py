@@ -59,9 +59,7 @@ def search(
         ledger = _searched(space_json, len(evaluator.candidates), workers, on_progress)
         ledger = ledger.replace_schema_metadata({_IDENTITY: identity})
         write_atomic(path, [_parquet(ledger)], what="the ledger")
-    result = SearchResult(
-        space, ledger, evaluator.figures_row(space.baseline.shape, evaluator.groups), evaluator.num_simulated
-    )
+    result = SearchResult(space, ledger, evaluator.figures_row(space.baseline.shape, evaluator.groups))
     if result.rows.num_rows == 0:
         raise SpecError(
             "no candidate meets the constraints", where=space.name, hint=f"See the column `excluded` of {LEDGER}"

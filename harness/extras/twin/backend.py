@@ -62,7 +62,6 @@ class TwinBackend(ServerBackend):
     folder: Path | None = None
     timing: str = "period"
     faults: tuple[dict[str, Any], ...] = ()
-    extra_flags: tuple[str, ...] = ()
 
     def check_server(self, server: ServerSpec) -> None:
         check_compiled_server(server)
@@ -136,7 +135,7 @@ class TwinBackend(ServerBackend):
         write_config(files["config"], settings)
         command = (sys.executable, str(STAND_IN_SMI), "-j")
         return serve_plan(
-            server.model_copy(update={"extra_args": (*self.extra_flags, *server.extra_args)}),
+            server,
             ServedArtifact(artifact, config, TWIN_MODEL),
             Stack(twin.vllm, dict(twin.stamp.get("versions", {})), twin.site_packages),
             ServeSetup(
