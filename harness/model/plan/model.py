@@ -237,20 +237,18 @@ def _with_equal_waits(plan: Plan) -> tuple[SessionPlan, ...]:
     if num_waits == 0:
         return plan.sessions
     mean_ns, remainder = divmod(plan.total_wait_ns, num_waits)
-    sessions: list[SessionPlan] = []
-    waits_before = 0
-    for session in plan.sessions:
-        start_ns = session.start_offset_ns
-        if session.is_start_waited:
-            start_ns = mean_ns + (1 if waits_before < remainder else 0)
-            waits_before += 1
-        waited = [
-            replace(request, wait_after_ns=mean_ns + (1 if waits_before + position < remainder else 0))
-            for position, request in enumerate(session.requests[:-1])
-        ]
-        waits_before += len(waited)
-        sessions.append(replace(session, start_offset_ns=start_ns, requests=(*waited, session.requests[-1])))
-    return tuple(sessions)
+    waits_ns = (mean_ns + (place < remainder) for place in range(num_waits))
+    return tuple(
+        replace(
+            session,
+            start_offset_ns=next(waits_ns) if session.is_start_waited else session.start_offset_ns,
+            requests=(
+                *(replace(request, wait_after_ns=next(waits_ns)) for request in session.requests[:-1]),
+                session.requests[-1],
+            ),
+        )
+        for session in plan.sessions
+    )
 
 
 def check_plan(plan: Plan) -> None:
