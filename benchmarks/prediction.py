@@ -196,7 +196,7 @@ def figures(
     """Device ns, completed requests, reused and all re-arrivals of an emulated run, or of the space's window in it."""
     steps = [
         end
-        for end in run_virtually(plan, ServerSpec.of_shape(candidate, space.rules), costs, lasting_ns)
+        for end in run_virtually(plan, ServerSpec(**candidate._asdict(), rules=space.rules), costs, lasting_ns)
         if end.requests
     ]
     arrays = plan_arrays([plan])

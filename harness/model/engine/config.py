@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from harness.model.spec import ServerShape, ServerSpec
 from harness.model.spec.server import DEFAULTS, HARNESS_KEYS, SERVER_KEYS
 from harness.stacks.rbln.rules.decode_graphs import decode_queries
 from harness.stacks.rbln.rules.kv_rules import AUTO, RULE_SETS, RuleSet, check_active_limit, is_paged, rule_set
-from harness.stacks.vllm.graph_rules import GraphFlags, graphs_of
+from harness.stacks.vllm.graph_rules import Graph, GraphFlags, graphs_of
 
 PREFILL_CHUNK_TOKENS = 128
 """Tokens of one prefill device call on RBLN-CA; also the size of an inner block. Source: vllm-rbln 0.11.1."""
@@ -33,7 +33,6 @@ CPU_BLOCK_TOKENS = 128
 PAGED_STEP_TOKENS = 2048
 """Default token budget of a step of ``vllm serve`` on a device of less than 70 GiB; 8,192 on H100 and H200, 16,384 from
 160 GiB. Source: vLLM 0.30.0, engine/arg_utils.py, get_batch_defaults."""
-GraphMode = Literal["FULL", "PIECEWISE", "NONE"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,14 +259,14 @@ class PagedConfig(PagedSettings):
         own = (size for size in self.capture_sizes if query <= size <= query * self.max_num_seqs)
         return tuple(own) if self.full_sizes is None else self.full_sizes
 
-    def graph_of(self, tokens: Sequence[int]) -> tuple[GraphMode, int]:
+    def graph_of(self, tokens: Sequence[int]) -> tuple[Graph, int]:
         """The mode of the CUDA graph that a step of requests of so many tokens runs with, and its size."""
         num_tokens, query = sum(tokens), 1 + self.drafts.num_drafts
         if num_tokens == 0:
             return "NONE", 0
         return self.graph(num_tokens, is_uniform=max(tokens) == query and num_tokens == query * len(tokens))
 
-    def graph(self, num_tokens: int, *, is_uniform: bool) -> tuple[GraphMode, int]:
+    def graph(self, num_tokens: int, *, is_uniform: bool) -> tuple[Graph, int]:
         """As ``graph_of``. is_uniform: each request has one token and all its drafts.
 
         Source: v1/cudagraph_dispatcher.py, v1/worker/gpu/cudagraph_utils.py, with the mode FULL_AND_PIECEWISE.

@@ -16,7 +16,7 @@ from harness.compiled import bind, compiled
 from harness.compiled.records import IntArray, Records, record_as_dict
 from harness.errors import PlanError
 from harness.model.engine import paged_steps
-from harness.model.engine.config import EngineConfig, GraphMode, PagedConfig
+from harness.model.engine.config import EngineConfig, PagedConfig
 from harness.model.engine.cost import CostModel
 from harness.model.engine.paged_state import NO_PIN, PagedPart, PagedRow, PagedState, new_paged_state
 from harness.model.engine.scheduler import (
@@ -33,6 +33,7 @@ from harness.model.engine.scheduler import (
     StepPart,
 )
 from harness.model.engine.state import ROW_GONE
+from harness.stacks.vllm.graph_rules import Graph
 
 _FUNCTIONS: Any = (
     paged_steps.reset_paged,
@@ -364,7 +365,7 @@ class PagedScheduler(SchedulerRows[PagedState]):
             if rows["status"][row] != ROW_GONE
         ), sum(cached)
 
-    def _graph(self, step: dict[str, int]) -> tuple[GraphMode, int]:
+    def _graph(self, step: dict[str, int]) -> tuple[Graph, int]:
         """See ``PagedConfig.graph``. step: the fields of ``PagedStep``."""
         if self.config.never_mixes:
             return "FULL", self.config.padded(step["num_decodes"])

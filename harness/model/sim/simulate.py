@@ -76,7 +76,7 @@ def simulate(
     server: ServerSpec | EngineConfig,
     cost_model: CostModel | None = None,
     *,
-    max_steps_per_advance: int | None = None,
+    max_steps_per_advance: int = FAR,
 ) -> SimResult:
     """Simulate one plan on one freshly started server.
 
@@ -84,12 +84,9 @@ def simulate(
     decode steps taken at once; it changes the speed, never the result.
     Raises PlanError when a request does not fit a slot or can never be admitted.
     """
-    if isinstance(server, EngineConfig):
-        config = server
-        model = load_cost_model("paper") if cost_model is None else cost_model
-    else:
-        config = EngineConfig.from_server(server)
-        model = load_cost_model(server.cost_model) if cost_model is None else cost_model
+    is_config = isinstance(server, EngineConfig)
+    config = server if is_config else EngineConfig.from_server(server)
+    model = cost_model or load_cost_model("paper" if is_config else server.cost_model)
     arrays = plan_arrays([plan])
     check_slots(arrays, config)
     outcome = run_arrays(arrays, config, model, max_steps_per_advance)
@@ -125,7 +122,7 @@ def _run(  # noqa: PLR0913  # what a call of the kernel depends on
     cost: layout.CostArrays,
     *,
     room: tuple[int, int] = (0, 0),
-    max_steps: int | None = None,
+    max_steps: int = FAR,
     evicts_by_last_use: bool = False,
 ) -> layout.SimOutcome:
     """room: for records of steps and of evictions. Raises PlanError when a request can never be admitted."""
@@ -133,7 +130,7 @@ def _run(  # noqa: PLR0913  # what a call of the kernel depends on
     state = new_state(config, most_requests, with_events=False, evicts_by_last_use=evicts_by_last_use)
     outcome = layout.new_outcome(arrays, config, *room)
     tables = SlotRun(arrays, state, layout.new_scratch(arrays), outcome, cost)
-    run_plans(tables, 0, len(arrays.plans), FAR if max_steps is None else max_steps)
+    run_plans(tables, 0, len(arrays.plans), max_steps)
     check_admitted(outcome, hint="Give more kv_slots or shorter prompts")
     return outcome
 
@@ -142,7 +139,7 @@ def run_arrays(
     arrays: layout.PlanArrays,
     config: EngineConfig,
     costs: CostModel | layout.CostArrays,
-    max_steps: int | None = None,
+    max_steps: int = FAR,
 ) -> layout.SimOutcome:
     """Run one plan with every step and eviction recorded; raises PlanError when a request can never be admitted.
 
@@ -150,7 +147,7 @@ def run_arrays(
     """
     if config.rule_set.is_paged:
         assert isinstance(costs, CostModel), "tables of costs are for the compiled simulator"
-        return run_paged(arrays, config, [costs], with_records=True, max_steps=FAR if max_steps is None else max_steps)
+        return run_paged(arrays, config, [costs], with_records=True, max_steps=max_steps)
     num_requests = len(arrays.requests)
     if isinstance(costs, CostModel):
         check_times(arrays, config, [costs])

@@ -586,11 +586,6 @@ class ServerSpec(Spec):
             self.max_num_seqs, self.decode_buckets, self.num_kv_slots, self.slot_tokens, active, self.num_gpu_blocks
         )
 
-    @classmethod
-    def of_shape(cls, shape: ServerShape, rules: str) -> ServerSpec:
-        """A server of this shape, otherwise with the defaults."""
-        return cls(**shape._asdict(), rules=rules)
-
 
 SERVER_KEYS: Mapping[str, ServerKey] = {
     name: ServerKey(**cast("dict[str, Any]", field.json_schema_extra))
