@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from harness.analysis.cost.padding import Padding, padding, steps_by_n_b, total_padding
+from harness.analysis.cost.padding import Padding, padding_of, steps_by_n_b
 from harness.analysis.cost.reconstruct import ChannelA, channel_b, modelled, residual_ns, together, waiting_session_ns
 from harness.analysis.cost.step_parts import StepParts, step_parts
 from harness.analysis.energy import Energy, run_energy
@@ -186,7 +186,6 @@ class Figures:
 
     a: ChannelA | None
     b_ns: int | None
-    padding: Padding
     has_steps: bool
     steps_by_n_b: Mapping[tuple[int, int], int]
     computed_prefill_tokens: int | None
@@ -235,6 +234,10 @@ class Figures:
     def num_evictions(self) -> int | None:
         """Slot evictions; None without KV lines in the log."""
         return None if self.evictions is None else sum(self.evictions.values())
+
+    @property
+    def padding(self) -> Padding:
+        return padding_of(self.steps_by_n_b)
 
     @property
     def histogram(self) -> dict[int, int]:
@@ -313,7 +316,6 @@ def sums_over(runs: Sequence[RunFigures]) -> dict[str, Any]:
     return {
         "a": total("a", ChannelA(0, 0)),
         "b_ns": total("b_ns"),
-        "padding": total_padding(run.padding for run in runs),
         "has_steps": bool(runs) and all(run.has_steps for run in runs),
         "steps_by_n_b": dict(sorted(steps.items())),
         "computed_prefill_tokens": total("computed_prefill_tokens"),
@@ -372,7 +374,6 @@ def figures_at(run: SealedRun, cost_model: CostModel) -> RunFigures:
         baseline=run.manifest.baseline,
         a=a,
         b_ns=channel_b(requests, engine_of),
-        padding=padding(steps),
         has_steps=is_observed,
         drafts="" if log is None else log.acceptance,
         steps_by_n_b=steps_by_n_b(steps),

@@ -17,9 +17,9 @@ from tests.support.analysis_tables import request_row, requests_table, steps_tab
 
 def test_padding_and_histogram_of_a_step_log() -> None:
     steps = steps_table((6, 8), (6, 8), (5, 8), (1, 1))
-    assert pad.padding(steps) == (7, 25)
+    assert pad.padding_of(pad.steps_by_n_b(steps)) == (7, 25)
     assert pad.steps_by_n_b(steps) == {(1, 1): 1, (5, 8): 1, (6, 8): 2}
-    assert pad.padding(steps_table()).ratio is None
+    assert pad.padding_of(pad.steps_by_n_b(steps_table())).ratio is None
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,9 @@ Definitions: docs/reference/method.md, "Padding".
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-import numpy as np
 import pyarrow as pa
 
 
@@ -31,11 +30,10 @@ def steps_by_n_b(steps: pa.Table) -> dict[tuple[int, int], int]:
     return dict(sorted(Counter(pairs).items()))
 
 
-def padding(steps: pa.Table) -> Padding:
-    """Padded and total bucket positions over decode steps."""
-    n, b = steps.column("n").to_numpy(), steps.column("b").to_numpy()
-    bucket_slots = int(b.sum(dtype=np.int64))
-    return Padding(bucket_slots - int(n.sum(dtype=np.int64)), bucket_slots)
+def padding_of(steps: Mapping[tuple[int, int], int]) -> Padding:
+    """Padded and total bucket positions over decode steps by (n, b)."""
+    bucket_slots = sum(b * count for (_n, b), count in steps.items())
+    return Padding(bucket_slots - sum(n * count for (n, _b), count in steps.items()), bucket_slots)
 
 
 def total_padding(paddings: Iterable[Padding]) -> Padding:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.cost.padding import Padding
+from harness.analysis.cost.padding import Padding, padding_of
 
 # 2^16 subsets are enumerated in milliseconds; above that the same sum is taken as an integral.
 MAX_ENUMERATED = 16
@@ -22,8 +22,7 @@ BucketRule = Mapping[int, int]
 
 def padding_of_histogram(histogram: StepHistogram, rule: BucketRule) -> Padding:
     """The padding that h(n) has under a bucket rule b(n)."""
-    bucket_slots = sum(count * rule[n] for n, count in histogram.items())
-    return Padding(bucket_slots - sum(count * n for n, count in histogram.items()), bucket_slots)
+    return padding_of({(n, rule[n]): count for n, count in histogram.items()})
 
 
 def bucket_rule(buckets: Sequence[int], histogram: StepHistogram) -> dict[int, int]:

@@ -17,7 +17,7 @@ import pyarrow as pa
 from harness.analysis.compare.answer import result_of
 from harness.analysis.compare.measures import Value
 from harness.analysis.compare.ratio import Family, blocks_of, paired_ratio
-from harness.analysis.cost.padding import steps_by_n_b
+from harness.analysis.cost.padding import padding_of, steps_by_n_b, total_padding
 from harness.analysis.cost.reconstruct import received_ns, union_ns, with_tokens
 from harness.analysis.figures import costs_of_servers
 from harness.analysis.logs.replicas import engines_of, servers_in
@@ -250,14 +250,13 @@ def of_each_replica(played: Mapping[str, Sequence[ReplicaFigures]], origin: str)
 
 
 def _steps(figures: Sequence[ReplicaFigures], replica: int) -> dict[str, Cell]:
-    batches = [(n, b, count) for each in figures for (n, b), count in each.batches[replica].items()]
-    steps = sum(count for _n, _b, count in batches)
-    requests, positions = (sum(batch[place] * batch[2] for batch in batches) for place in (0, 1))
+    steps = sum(sum(each.batches[replica].values()) for each in figures)
+    padded, positions = total_padding(padding_of(each.batches[replica]) for each in figures)
     return {
         "steps": steps,
-        "n": requests / steps if steps else None,
+        "n": (positions - padded) / steps if steps else None,
         "b": positions / steps if steps else None,
-        "padding": 1 - requests / positions if positions else None,
+        "padding": padded / positions if positions else None,
     }
 
 

@@ -13,7 +13,6 @@ from harness.analysis.compare.channels import Comparison, check_independence, ch
 from harness.analysis.compare.ratio import Family, Verdict
 from harness.analysis.compare.stopping import main_blocks
 from harness.analysis.cost.agreement import MAX_TAU, Agreement, Channels
-from harness.analysis.cost.padding import Padding
 from harness.analysis.cost.reconstruct import ChannelA
 from harness.analysis.cost.step_parts import StepGroup, StepParts
 from harness.analysis.figures import Lateness, ReuseFigures, RunFigures
@@ -33,7 +32,6 @@ def run(
         baseline="base",
         a=ChannelA(decode_ns=a_ms * 1_000_000, prefill_ns=0),
         b_ns=b_ms * 1_000_000,
-        padding=Padding(0, 1),
         has_steps=True,
         steps_by_n_b={},
         prompt_tokens=prompt,
