@@ -20,9 +20,9 @@ import pyarrow as pa
 from harness.analysis import Evidence, check_run
 from harness.analysis.figures import Lateness
 from harness.analysis.logs.derive import derive_tables
-from harness.analysis.logs.derived import Derived
 from harness.analysis.logs.engine_steps import read_run_steps
 from harness.analysis.logs.glance import REARRIVAL_P99_MS, START_SPREAD_MS
+from harness.analysis.logs.parse import Derived
 from harness.analysis.reuse import with_known_zeros
 from harness.analysis.run_tables import CACHED_COUNTER, counter_increment
 from harness.clock import NS_PER_MS, NS_PER_S, MonotonicClock, ScaledClock, realtime_minus_monotonic_ns

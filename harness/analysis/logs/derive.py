@@ -16,7 +16,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from harness.analysis.logs.derived import Derived
 from harness.analysis.logs.engine_steps import (
     in_each_server,
     measured_since_ns,
@@ -24,7 +23,7 @@ from harness.analysis.logs.engine_steps import (
     step_files,
     steps_table,
 )
-from harness.analysis.logs.parse import ParseCounts, metrics_table, parse_log
+from harness.analysis.logs.parse import Derived, ParseCounts, metrics_table, parse_log
 from harness.analysis.logs.replicas import merged_derived, merged_metrics, replicas_in_headers, servers_of
 from harness.clock import ScaledClock
 from harness.errors import RecordsError

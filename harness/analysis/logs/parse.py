@@ -20,6 +20,7 @@ import pyarrow as pa
 from harness.measure.records import schema
 from harness.stacks.rbln.rules import log_grammar as ev
 from harness.stacks.rbln.rules.log_grammar import LineContent, LogEvent, looks_needed, read_message
+from harness.stacks.vllm.step_log import StepLog
 
 # A longer line is foreign (a traceback dump, a model listing): it is skipped, so that memory stays constant.
 MAX_LINE_BYTES = 1 << 20
@@ -411,3 +412,37 @@ class SlotWalk:
         if not self.first:
             offset = 0 if isinstance(event, ev.EqualSteps) else event.end_offset
             self.first = what + (f" (the line that ends at byte {offset} of server.log)" if offset else "")
+
+
+@dataclass(slots=True)
+class Derived:
+    """What a run's raw files say. tables: by name, in their schemas; the rest is what the tables cannot hold.
+
+    log_ns_source: "created" (microsecond stamps of the logging call), "received" (when the harness read the line) or
+    "none". steps_source: "bucket-log", "iteration-log" (then b is the smallest configured bucket >= n), "step-log" (the
+    pure decode steps of ``step_log``) or "none". step_log_problem: why a step log cannot be read. slots: what
+    contradicts itself in the lines about slots. counters: of the scrapes, that fell. parts: of several replicas, what
+    the files of each say. in_headers: see ``replicas_in_headers``. other_models: left out
+    of the same metrics.
+    """
+
+    tables: dict[str, pa.Table]
+    counts: ParseCounts
+    log_ns_source: str = "none"
+    steps_source: str = "none"
+    num_bucket_lines: int = 0
+    num_iteration_lines: int = 0
+    num_kv_lines: int = 0
+    num_preemptions: int = 0
+    num_scrapes: int = 0
+    num_failed_scrapes: int = 0
+    faults: tuple[str, ...] = ()
+    failed_copies: tuple[str, ...] = ()
+    settings: dict[str, str] = field(default_factory=dict[str, str])
+    step_log: StepLog | None = None
+    step_log_problem: str = ""
+    slots: SlotWalk = field(default_factory=SlotWalk)
+    counters: CounterWatch = field(default_factory=CounterWatch)
+    parts: tuple[Derived, ...] = ()
+    in_headers: Mapping[str, int] = field(default_factory=dict[str, int])
+    other_models: tuple[str, ...] = ()

@@ -19,9 +19,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from harness.analysis.logs.derived import Derived
 from harness.analysis.logs.engine_steps import step_log_of, step_logs_of
-from harness.analysis.logs.parse import ParseCounts, SlotWalk
+from harness.analysis.logs.parse import Derived, ParseCounts, SlotWalk
 from harness.analysis.run_tables import RequestKey, join_request_id
 from harness.clock import NS_PER_MS, ScaledClock
 from harness.errors import RecordsError

@@ -15,7 +15,7 @@ from harness.analysis.run_tables import RequestKey, request_keys
 from harness.measure.records.manifest import Manifest
 
 if TYPE_CHECKING:
-    from harness.analysis.logs.derived import Derived
+    from harness.analysis.logs.parse import Derived
     from harness.model.engine import CostModel
     from harness.model.plan.model import Plan
 

@@ -34,7 +34,7 @@ from harness.model.spec import ServerSpec
 from harness.stacks.vllm.step_log import draft_figures
 
 if TYPE_CHECKING:
-    from harness.analysis.logs.derived import Derived
+    from harness.analysis.logs.parse import Derived
     from harness.stacks.vllm.step_log import StepLog
 
 

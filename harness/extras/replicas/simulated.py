@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.analysis.logs.derive import of_simulator
-from harness.analysis.logs.derived import Derived
+from harness.analysis.logs.parse import Derived
 from harness.analysis.logs.replicas import merged_derived, merged_metrics, replicas_in_headers
 from harness.errors import SpecError
 from harness.extras.replicas.policies import BLOCK_TOKENS, Policy, RoutedRequest, policy_named

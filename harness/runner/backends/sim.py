@@ -18,8 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from harness.analysis.logs.derive import ToRunClock, collect, of_simulator
-from harness.analysis.logs.derived import Derived
-from harness.analysis.logs.parse import ParseCounts, Scrape, samples_of, table_of_scrapes
+from harness.analysis.logs.parse import Derived, ParseCounts, Scrape, samples_of, table_of_scrapes
 from harness.clock import NS_PER_S, NS_PER_US, ScaledClock, utc_now
 from harness.kinds import KINDS, kind_named
 from harness.measure.client.rows import RequestRows

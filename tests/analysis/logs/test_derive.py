@@ -12,8 +12,7 @@ import pytest
 
 from harness.analysis.cost.reconstruct import step_contexts
 from harness.analysis.logs.derive import ToRunClock, collect, derive_tables, of_model, rebuild
-from harness.analysis.logs.derived import Derived
-from harness.analysis.logs.parse import ParseCounts, metrics_table, parse_log
+from harness.analysis.logs.parse import Derived, ParseCounts, metrics_table, parse_log
 from harness.analysis.run_tables import join_request_id
 from harness.errors import RecordsError
 from harness.measure.records.manifest import ClockRecord

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from harness.analysis import Evidence, check_run
 from harness.analysis.logs.derive import derive_tables
-from harness.analysis.logs.derived import Derived
-from harness.analysis.logs.parse import ParseCounts
+from harness.analysis.logs.parse import Derived, ParseCounts
 from harness.analysis.validity.server_records import check_log_lines
 from harness.measure.records import layout
 from harness.measure.records.manifest import Finding

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.analysis.logs.derive import of_model
-from harness.analysis.logs.derived import Derived
-from harness.analysis.logs.parse import ParseCounts, metrics_table
+from harness.analysis.logs.parse import Derived, ParseCounts, metrics_table
 from harness.analysis.validity.evidence import Evidence
 from harness.analysis.validity.server_records import (
     check_counts,

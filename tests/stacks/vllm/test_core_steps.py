@@ -14,9 +14,8 @@ import pytest
 
 from harness.analysis import Evidence
 from harness.analysis.cost.step_parts import StepParts, step_parts
-from harness.analysis.logs.derived import Derived
 from harness.analysis.logs.engine_steps import check_step_log, decode_contexts, step_spans
-from harness.analysis.logs.parse import ParseCounts, metrics_table
+from harness.analysis.logs.parse import Derived, ParseCounts, metrics_table
 from harness.analysis.validity.server_records import check_log_lines
 from harness.clock import ScaledClock
 from harness.errors import RecordsError
