@@ -4,18 +4,33 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from harness.extras.twin.inside.twin_device import expected_tokens
+from harness.extras.twin.inside.twin_device import EMPTY, draw, fold
 from harness.measure.records.run import SealedRun
 from harness.model.plan.model import Plan
 from harness.model.plan.tokens import TokenStreams
 from harness.model.spec import ExperimentSpec
 from harness.runner import run_experiment
 from tests.support.experiments import UNHURRIED
+
+
+def expected_tokens(prompt: Sequence[int], count: int, low: int, high: int) -> list[int]:
+    """The ``count`` tokens that a device without faults generates after ``prompt``."""
+    number, total = EMPTY, 0
+    for position, token in enumerate(prompt):
+        number = fold(number, int(token), position)
+        total += number
+    tokens: list[int] = []
+    for position in range(len(prompt), len(prompt) + count):
+        tokens.append(draw(total, low, high))
+        number = fold(number, tokens[-1], position)
+        total += number
+    return tokens
 
 
 def run_on_twin(folder: Path, name: str, workload: dict[str, Any], server: dict[str, Any] | None = None) -> SealedRun:

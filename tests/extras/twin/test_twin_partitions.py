@@ -16,12 +16,12 @@ import pytest
 
 from harness.extras.twin.backend import TwinBackend, cached_artifact, twin_spec
 from harness.extras.twin.environment import TwinEnvironment
-from harness.extras.twin.inside.twin_device import expected_tokens
 from harness.model.engine import EngineConfig, Scheduler, load_cost_model
 from harness.model.plan.blocks import token_block_keys
 from harness.model.spec import ServerSpec
 from harness.runner.run import LaunchOptions
 from tests.support.processes import serving
+from tests.support.twin_runs import expected_tokens
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]
 

@@ -173,20 +173,6 @@ def draw(total: int, low: int, high: int) -> int:
     return low + fold(total & MASK, 0, 0) % (high - low)
 
 
-def expected_tokens(prompt: Sequence[int], count: int, low: int, high: int) -> list[int]:
-    """The ``count`` tokens that a device without faults generates after ``prompt``."""
-    number, total = EMPTY, 0
-    for position, token in enumerate(prompt):
-        number = fold(number, int(token), position)
-        total += number
-    tokens: list[int] = []
-    for position in range(len(prompt), len(prompt) + count):
-        tokens.append(draw(total, low, high))
-        number = fold(number, tokens[-1], position)
-        total += number
-    return tokens
-
-
 class KvMemory:
     """``num_slots`` physical slots of ``slot_tokens`` positions each, all unwritten at first.
 

@@ -14,11 +14,11 @@ from harness.extras.twin.inside.twin_device import (
     DeviceShape,
     Settings,
     costs_from,
-    expected_tokens,
     now_ns,
     settings_from,
 )
 from harness.model.engine import load_cost_model
+from tests.support.twin_runs import expected_tokens
 
 LOW, HIGH = 300, 2000
 PROMPT = [(7 * place + 1) % 1500 for place in range(300)]
