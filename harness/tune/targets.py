@@ -19,7 +19,7 @@ from harness.model.engine.cost import CostModel
 from harness.model.engine.state import STEP_PREFILL
 from harness.model.sim.kernel import arrays as layout
 from harness.model.sim.plans import one_plan
-from harness.model.sim.simulate import run_arrays
+from harness.model.sim.simulate import run_batch
 from harness.model.spec import ServerSpec, SloSpec
 from harness.table import interval_text
 from harness.tune.setups import Setup
@@ -122,7 +122,7 @@ def gaps_ns(arrays: layout.PlanArrays, config: EngineConfig, model: CostModel) -
     gaps: list[FloatArray] = []
     for plan in range(len(arrays.plans)):
         alone = one_plan(arrays, plan)
-        outcome = run_arrays(alone, config, model)
+        outcome = run_batch(alone, config, model, with_records=True)
         steps = outcome.steps[: int(outcome.totals["num_step_records"][0])]
         steps = steps[steps["kind"] != STEP_PREFILL]
         count = steps["count"]

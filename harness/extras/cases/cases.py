@@ -26,7 +26,7 @@ from harness.model.plan.model import RequestPlan, SessionPlan
 from harness.model.sim.draws import Draws, Perturbation, draw, run_draws
 from harness.model.sim.kernel import arrays as layout
 from harness.model.sim.plans import check_slots, one_plan, session_arrays
-from harness.model.sim.simulate import run_arrays, run_paged
+from harness.model.sim.simulate import run_batch, run_paged
 from harness.model.spec import RulesName, ServerSpec
 from harness.model.spec.server import keys_of
 from harness.processes import parallel_map
@@ -268,7 +268,7 @@ def run_case(case: SimulationCase) -> dict[str, Any]:
     check_durations(config, model)
     arrays = session_arrays([_sessions_of(case)], [0], [0])
     check_slots(arrays, config)
-    outcome = run_arrays(arrays, config, model)
+    outcome = run_batch(arrays, config, model, with_records=True)
     never = np.flatnonzero(outcome.requests["completed_ns"] == 0)
     if never.size:
         raise ValueError(
@@ -308,7 +308,7 @@ def run_draw(draws: Draws, config: EngineConfig, plan: int) -> tuple[layout.Plan
         return alone.arrays, run_paged(
             alone.arrays, config, alone.models, alone.noise_seeds, alone.noise, with_records=True
         )
-    return alone.arrays, run_arrays(alone.arrays, config, alone.costs(config))
+    return alone.arrays, run_batch(alone.arrays, config, alone.costs(config), with_records=True)
 
 
 def outcome_of_plan(arrays: layout.PlanArrays, outcome: layout.SimOutcome, plan: int) -> layout.SimOutcome:

@@ -19,7 +19,7 @@ from harness.model.engine.state import STEP_PREFILL
 from harness.model.plan.event_queue import UserTimelines, users_of
 from harness.model.sim.kernel import arrays as layout
 from harness.model.sim.plans import check_slots, one_plan
-from harness.model.sim.simulate import run_arrays
+from harness.model.sim.simulate import run_batch
 from harness.model.spec import WindowSpec
 
 
@@ -49,7 +49,7 @@ def window_figures(
     """
     alone = one_plan(arrays, plan)
     check_slots(alone, config)
-    outcome = run_arrays(alone, config, costs)
+    outcome = run_batch(alone, config, costs, with_records=True)
     user = users_of(alone.sessions["after"])[alone.requests["session"]]
     timelines = UserTimelines.of(user, outcome.requests["completed_ns"])
     full_until_ns = timelines.last_full_ns()

@@ -6,7 +6,7 @@ when a request does not fit the server.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -88,81 +88,74 @@ def simulate(
     config = server if is_config else EngineConfig.from_server(server)
     model = cost_model or load_cost_model("paper" if is_config else server.cost_model)
     arrays = plan_arrays([plan])
-    check_slots(arrays, config)
-    outcome = run_arrays(arrays, config, model, max_steps_per_advance)
+    outcome = run_batch(arrays, config, model, with_records=True, max_steps=max_steps_per_advance)
     return _result(arrays, outcome, model.unmeasured_of(config))
 
 
-def run_batch(
+def run_batch(  # noqa: PLR0913  # what a call of the kernel depends on
     arrays: layout.PlanArrays,
     config: EngineConfig,
     costs: CostModel | layout.CostArrays,
     *,
+    with_records: bool = False,
+    max_steps: int = FAR,
     evicts_by_last_use: bool = False,
 ) -> layout.SimOutcome:
-    """Many plans, each on a fresh server: their sums and every request, without records of steps.
+    """Many plans, each on a fresh server: their sums and every request.
 
-    costs: a model under paged rules; tables may differ from plan to plan. evicts_by_last_use: slots go by last use
-    (filled, read by a look-up, or finished) instead of by allocation, which no released server does.
+    costs: a model under paged rules; tables may differ from plan to plan. with_records: steps and evictions of the last
+    plan. max_steps: see ``simulate``. evicts_by_last_use: slots go by last use (filled, read by a look-up, or finished)
+    instead of by allocation, which no released server does.
     Raises PlanError when a request does not fit a slot or can never be admitted.
     """
     check_slots(arrays, config)
     if config.rule_set.is_paged:
         assert isinstance(costs, CostModel), "tables of costs are for the compiled simulator"
-        return run_paged(arrays, config, [costs])
-    if isinstance(costs, CostModel):
-        check_times(arrays, config, [costs])
-        costs = layout.cost_arrays(config, costs)
-    return _run(arrays, config, costs, evicts_by_last_use=evicts_by_last_use)
-
-
-def _run(  # noqa: PLR0913  # what a call of the kernel depends on
-    arrays: layout.PlanArrays,
-    config: EngineConfig,
-    cost: layout.CostArrays,
-    *,
-    room: tuple[int, int] = (0, 0),
-    max_steps: int = FAR,
-    evicts_by_last_use: bool = False,
-) -> layout.SimOutcome:
-    """room: for records of steps and of evictions. Raises PlanError when a request can never be admitted."""
-    most_requests = int(arrays.plans["num_requests"].max())
-    state = new_state(config, most_requests, with_events=False, evicts_by_last_use=evicts_by_last_use)
-    outcome = layout.new_outcome(arrays, config, *room)
-    tables = SlotRun(arrays, state, layout.new_scratch(arrays), outcome, cost)
-    run_plans(tables, 0, len(arrays.plans), max_steps)
-    check_admitted(outcome, hint="Give more kv_slots or shorter prompts")
-    return outcome
-
-
-def run_arrays(
-    arrays: layout.PlanArrays,
-    config: EngineConfig,
-    costs: CostModel | layout.CostArrays,
-    max_steps: int = FAR,
-) -> layout.SimOutcome:
-    """Run one plan with every step and eviction recorded; raises PlanError when a request can never be admitted.
-
-    costs: a model under paged rules.
-    """
-    if config.rule_set.is_paged:
-        assert isinstance(costs, CostModel), "tables of costs are for the compiled simulator"
-        return run_paged(arrays, config, [costs], with_records=True, max_steps=max_steps)
-    num_requests = len(arrays.requests)
+        return run_paged(arrays, config, [costs], with_records=with_records, max_steps=max_steps)
     if isinstance(costs, CostModel):
         check_times(arrays, config, [costs])
     cost = layout.cost_arrays(config, costs) if isinstance(costs, CostModel) else costs
-    step_room, eviction_room = 8 * num_requests + 64, 2 * num_requests + 64
+    num_requests = len(arrays.requests)
+    step_room = 8 * num_requests + 64
     if len(cost.noise) > 1 or cost.other["context_fs"][0]:
         # Almost every decode step has its own duration, so few steps share a record.
         step_room = min(int(arrays.requests["generate"].sum()) + step_room, 5 * step_room)
+    most_requests = int(arrays.plans["num_requests"].max())
+    state = new_state(config, most_requests, with_events=False, evicts_by_last_use=evicts_by_last_use)
+    scratch = layout.new_scratch(arrays)
+    return _played(
+        lambda outcome: run_plans(SlotRun(arrays, state, scratch, outcome, cost), 0, len(arrays.plans), max_steps),
+        arrays,
+        config,
+        room=(step_room, 2 * num_requests + 64) if with_records else None,
+        hint="Give more kv_slots or shorter prompts",
+    )
+
+
+def _played(
+    play: Callable[[layout.SimOutcome], None],
+    arrays: layout.PlanArrays,
+    config: EngineConfig,
+    *,
+    room: tuple[int, int] | None,
+    hint: str,
+) -> layout.SimOutcome:
+    """What ``play`` gives; anew with more room until it holds every step and eviction of the last plan.
+
+    room: for how many of each to begin with; None: nobody asks for them. hint: to PlanError where a request can never
+    be admitted.
+    """
     while True:
-        outcome = _run(arrays, config, cost, room=(step_room, eviction_room), max_steps=max_steps)
-        totals = record_as_dict(outcome.totals, 0)
-        steps, evictions = totals["num_step_records"], totals["num_eviction_records"]
-        if steps <= step_room and evictions <= eviction_room:
+        outcome = layout.new_outcome(arrays, config, *(room or (0, 0)))
+        play(outcome)
+        check_admitted(outcome, hint)
+        if room is None:
             return outcome
-        step_room, eviction_room = max(step_room, steps), max(eviction_room, evictions)
+        used = record_as_dict(outcome.totals, len(arrays.plans) - 1)
+        needed = used["num_step_records"], used["num_eviction_records"]
+        if needed[0] <= room[0] and needed[1] <= room[1]:
+            return outcome._replace(steps=outcome.steps[: needed[0]], evictions=outcome.evictions[: needed[1]])
+        room = needed
 
 
 def _result(arrays: layout.PlanArrays, outcome: layout.SimOutcome, interpolated: tuple[int, ...]) -> SimResult:
@@ -170,8 +163,8 @@ def _result(arrays: layout.PlanArrays, outcome: layout.SimOutcome, interpolated:
     same = ("decode_ns", "prefill_ns", "end_ns", "computed_tokens", "cached_tokens", "preemptions")
     return SimResult(
         requests=_request_table(arrays, outcome.requests),
-        steps=_step_table(outcome.steps[: totals["num_step_records"]]),
-        evictions=_eviction_table(outcome.evictions[: totals["num_eviction_records"]]),
+        steps=_step_table(outcome.steps),
+        evictions=_eviction_table(outcome.evictions),
         decode_histogram=tuple(int(value) for value in outcome.histogram[0]),
         wait_session_ns=totals["wait_ns"],
         num_decode_steps=totals["decode_steps"],
@@ -257,18 +250,15 @@ def run_paged(  # noqa: PLR0913  # what a call of the kernel depends on
     cost = paged_costs(config.paged, cost_models, most_decodes, noise_seeds, noise)
     state = new_paged_state(config.paged, int(arrays.plans["num_requests"].max()))
     scratch = layout.new_scratch(arrays, knows_returns=bool(config.keep_kv_ns))
-    room = (len(arrays.requests) * 16 + 64, 0) if with_records else (0, 0)
-    while True:
-        outcome = layout.new_outcome(arrays, config, *room)
-        run_paged_plans(PagedRun(arrays, state, scratch, outcome, cost), 0, len(arrays.plans), max_steps)
-        check_admitted(outcome, hint="Give more num_gpu_blocks or shorter prompts")
-        if not with_records:
-            return outcome
-        used = record_as_dict(outcome.totals, len(arrays.plans) - 1)
-        needed = used["num_step_records"], used["num_eviction_records"]
-        if needed[0] <= room[0] and needed[1] <= room[1]:
-            return outcome._replace(steps=outcome.steps[: needed[0]], evictions=outcome.evictions[: needed[1]])
-        room = needed
+    return _played(
+        lambda outcome: run_paged_plans(
+            PagedRun(arrays, state, scratch, outcome, cost), 0, len(arrays.plans), max_steps
+        ),
+        arrays,
+        config,
+        room=(len(arrays.requests) * 16 + 64, 0) if with_records else None,
+        hint="Give more num_gpu_blocks or shorter prompts",
+    )
 
 
 def check_admitted(outcome: layout.SimOutcome, hint: str) -> None:

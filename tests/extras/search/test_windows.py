@@ -18,7 +18,7 @@ from harness.model.experiment import build_plan
 from harness.model.plan.model import Plan, RequestPlan, SessionPlan
 from harness.model.sim import plan_arrays, simulate
 from harness.model.sim.kernel.arrays import PlanArrays
-from harness.model.sim.simulate import run_arrays
+from harness.model.sim.simulate import run_batch
 from harness.model.spec import WindowSpec, WorkloadSpec
 
 COST = load_cost_model("paper")
@@ -36,7 +36,7 @@ def test_a_window_over_the_whole_life_counts_everything_once() -> None:
     plan = closed(6, 4)
     arrays = plan_arrays([plan])
     result = simulate(plan, EIGHT)
-    whole = window_stats(arrays, run_arrays(arrays, EIGHT, COST), 0, result.end_ns + 1)
+    whole = window_stats(arrays, run_batch(arrays, EIGHT, COST, with_records=True), 0, result.end_ns + 1)
     assert whole.device_ns == result.device_ns
     assert whole.wait_session_ns == result.wait_session_ns
     assert whole.completed == plan.num_requests
@@ -52,14 +52,14 @@ def test_a_request_that_its_client_leaves_before_it_is_admitted_waits_for_no_pre
     )
     plan = Plan("drawn", 0, 0, "as-drawn", 0, (1000, 150_000), sessions)
     arrays, one = plan_arrays([plan]), EngineConfig(4, (1, 2, 4), 5, rules="paper")
-    outcome = run_arrays(arrays, one, COST)
+    outcome = run_batch(arrays, one, COST, with_records=True)
     assert outcome.requests["admitted_ns"].min() == -1
     assert window_stats(arrays, outcome, 0, 1 << 50).wait_session_ns == simulate(plan, one).wait_session_ns == 0
 
 
 def test_windows_side_by_side_add_up_to_the_whole() -> None:
     arrays = plan_arrays([closed(6, 4)])
-    outcome = run_arrays(arrays, EIGHT, COST)
+    outcome = run_batch(arrays, EIGHT, COST, with_records=True)
     edges = [0, 1_234_567_891, 5_000_000_000, 9_999_999_999, 1 << 50]
     parts = [window_stats(arrays, outcome, first, last) for first, last in pairwise(edges)]
     whole = window_stats(arrays, outcome, 0, 1 << 50)
@@ -72,7 +72,7 @@ def test_the_window_begins_when_every_user_has_finished_so_many_requests() -> No
     arrays = plan_arrays([plan])
     found = window_figures(arrays, 0, EIGHT, COST, WindowSpec(after_requests=4, measure_s=3.0))
     user = users_of(arrays.sessions["after"])[arrays.requests["session"]]
-    completed = run_arrays(arrays, EIGHT, COST).requests["completed_ns"]
+    completed = run_batch(arrays, EIGHT, COST, with_records=True).requests["completed_ns"]
     finished = [int((completed[user == one] <= found.start_ns).sum()) for one in range(5)]
     assert min(finished) == 4
     assert found.end_ns - found.start_ns == 3 * NS_PER_S
@@ -88,7 +88,7 @@ def test_a_window_that_outlasts_a_user_is_refused() -> None:
 
 def device_s_per_request_of_halves(arrays: PlanArrays) -> list[float]:
     whole = window_figures(arrays, 0, EIGHT, COST, WindowSpec(after_requests=6, measure_s=60))
-    outcome = run_arrays(arrays, EIGHT, COST)
+    outcome = run_batch(arrays, EIGHT, COST, with_records=True)
     edges = np.linspace(whole.start_ns, whole.end_ns, 3).astype(np.int64).tolist()
     halves = [window_stats(arrays, outcome, *part) for part in pairwise(edges)]
     return [half.device_ns / NS_PER_S / half.completed for half in halves]
@@ -103,7 +103,7 @@ def test_a_closed_population_is_steady_after_its_first_requests() -> None:
 
 def test_the_beginning_of_a_life_is_not_steady() -> None:
     arrays = plan_arrays([closed(8, 6)])
-    outcome = run_arrays(arrays, EIGHT, COST)
+    outcome = run_batch(arrays, EIGHT, COST, with_records=True)
     start = window_stats(arrays, outcome, 0, 2 * NS_PER_S)
     later = window_stats(arrays, outcome, 10 * NS_PER_S, 20 * NS_PER_S)
     assert start.cached_tokens == 0
