@@ -496,6 +496,9 @@ def _seal(run: PlannedRun, context: RunContext, writer: RunWriter, measured: _Me
     for each in all_shown:
         findings += launch_findings(each, needs_observer=needs_observer)
     findings += replicas_findings(run.label, all_shown, launch.effective)
+    if log is not None and run.server.is_paged and not launch.is_ours:
+        do = "Name the step log that this server writes"
+        findings += [finding("setting-differs", each, do=do) for each in unlike_metrics(log, shown)]
     server, version = run.server, manifest.vllm_version if run.server.is_vllm else manifest.serving_version
     stack = f"{'vllm' if server.is_vllm else 'vllm-rbln'} {version}" if version else ""
     # Of vllm-rbln the launch read the rules in its sources.
@@ -515,6 +518,18 @@ def settings_in_force(
     in_force = shown.effective({**paged, **stated, **({} if log is None else log.settings)})
     # Paged KV memory has no slots.
     return {key: value for key, value in in_force.items() if not (server.is_paged and key == "usable_kv_slots")}
+
+
+def unlike_metrics(log: StepLog, shown: LaunchFacts) -> list[str]:
+    """ "block_size: 128 in its step log, 64 in its metrics", of each setting of paged KV memory that both show."""
+    metrics = {**shown.effective(), **shown.paged(log.settings.get("num_gpu_blocks"))}
+    # Those of several engines are added up in the metrics.
+    keys = ("block_size", "prefix_caching", *(["num_gpu_blocks"] if log.num_declared_engines == 1 else []))
+    return [
+        f"{key}: {logged} in its step log, {metrics[key]} in its metrics"
+        for key in keys
+        if key in metrics and (logged := log.settings.get(key)) not in (None, metrics[key])
+    ]
 
 
 class RunTables(NamedTuple):

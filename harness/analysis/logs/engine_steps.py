@@ -260,6 +260,10 @@ def _findings(log: StepLog, manifest: Manifest) -> Iterator[Finding]:
             "step-log-damaged",
             f"{log.num_damaged} lines of the step log are damaged and left out, first {log.first_damaged!r}",
         )
+    if manifest.planned_requests and manifest.num_replicas == 1 and not log.steps.num_rows:
+        yield finding(
+            "steps-missing", "the step log has no step of this run", do="Name the file that this server writes"
+        )
     yield from _check_engines(log, manifest)
     if log.unknown_rules:
         yield finding(

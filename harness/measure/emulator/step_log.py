@@ -180,7 +180,7 @@ class StepTraceFile:
     """Appends records to a file from another thread."""
 
     def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._writer = BackgroundWriter(self._fd, name="trace-writer")
 
     def append(self, record: dict[str, Any] | list[Any]) -> None:

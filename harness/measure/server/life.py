@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 from urllib.parse import urlsplit
 
 from harness.clock import NS_PER_MS, NS_PER_S, Clock, MonotonicClock
@@ -38,9 +38,9 @@ class LaunchPlan:
     its first answer is in ``requested``. findings: they hold for every run on this server. scratch_variable: gives the
     server a folder for its sockets. read_offset: for a log that another host stamps, that host's wall clock minus our
     monotonic clock and the uncertainty, ns. appended: files that a server of somebody else appends to, and where the
-    first line of each and what is appended during the run are kept. warms_up: the server answers requests before the
-    measured part. replicas: the servers behind the router that this launches. start: starts it all, where one process
-    is not all.
+    header in force of each and what is appended during the run are kept. warms_up: the server answers requests before
+    the measured part. replicas: the servers behind the router that this launches. start: starts it all, where one
+    process is not all.
     """
 
     backend: str
@@ -161,12 +161,27 @@ class AttachedServer(ServerHandle):
         return ExitReport(pid=0, returncode=None, was_asked=False, killed=(), stop_ns=0, log_bytes=0, is_port_free=None)
 
     def _keep_appended(self) -> None:
-        """Copy the first line of each file, and what was appended since the run began."""
+        """Copy of each file the header in force, and what was appended since the run began."""
         for (source, kept), offset in zip(self._appended, self._offsets, strict=True):
             with ServerError.on_os_error("cannot be copied", where=source), source.open("rb") as file:
-                first = file.readline()
-                file.seek(max(offset, len(first)))
-                kept.write_bytes(without_secrets(first + file.read()))
+                header, line = header_before(file, offset)
+                kept.write_bytes(without_secrets(header + line + file.read()))
+
+
+def header_before(file: BinaryIO, offset: float = math.inf) -> tuple[bytes, bytes]:
+    """The last header before the first record at ``offset`` or later, and that record; a file's first line is one.
+
+    A server that is started again writes another: an object with columns. The file is then read up to that record.
+    """
+    header = file.readline()
+    at = len(header)
+    for line in file:
+        if line.startswith(b"{") and b'"columns"' in line:
+            header = line
+        elif at >= offset:
+            return header, line
+        at += len(line)
+    return header, b""
 
 
 def start_server(launch: LaunchPlan, *, log_path: Path, stamps_path: Path, clock: Clock) -> ServerHandle:

@@ -19,7 +19,16 @@ from harness.measure.records.findings import finding
 from harness.measure.records.manifest import Observation
 from harness.measure.server.ask import HTTP_OK, Reply
 from harness.measure.server.doctor import Check
-from harness.measure.server.life import MODELS, VERSION, LaunchPlan, get_at, get_metrics, model_entry, stated_version
+from harness.measure.server.life import (
+    MODELS,
+    VERSION,
+    LaunchPlan,
+    get_at,
+    get_metrics,
+    header_before,
+    model_entry,
+    stated_version,
+)
 from harness.measure.server.once import once
 from harness.measure.server.probe import Needs, probe
 from harness.measure.server.tokenizer import forget_text_sizes, remember_vocabulary, text_sizes_of
@@ -30,7 +39,7 @@ from harness.model.spec.server import PAGED_KEYS, keys_applied_by
 from harness.plugins import BackendKind
 from harness.redact import redacted_text
 from harness.runner.backends.base import FirstExperiment, ServerBackend
-from harness.runner.run import LaunchOptions, settings_in_force
+from harness.runner.run import LaunchOptions, settings_in_force, unlike_metrics
 from harness.secrets import without_secrets
 from harness.stacks.rbln.launch.launch_log import LaunchFacts, read_metrics
 from harness.stacks.rbln.rules.kv_rules import PAGED, is_paged
@@ -90,7 +99,11 @@ class AttachedBackend(ServerBackend):
         )
         report = probe(endpoint_of(run.server), needs)
         remember_vocabulary(endpoint_of(run.server), report.vocabulary)
-        return (*report.problems, *_silent_replicas(run.server))
+        return (*report.problems, *_silent_replicas(run.server), *self._unlike_metrics(run.server))
+
+    def _unlike_metrics(self, server: ServerSpec) -> list[str]:
+        log = _header_in_force(server)
+        return unlike_metrics(log, facts_of(server)) if log is not None and server.is_paged else []
 
     def ask_ahead(self, runs: Sequence[PlannedRun]) -> None:
         if all(run.plan.prompt_form == "token-ids" for run in runs):
@@ -124,7 +137,7 @@ class AttachedBackend(ServerBackend):
             return (
                 ServingStack.vllm if is_paged(str(facts.emulator.get("rules", ""))) else ServingStack.rbln
             ), "the emulator's metrics"
-        header = _first_header(server)
+        header = _header_in_force(server)
         if header is not None and (found := stack_of(header.engine_settings.get("scheduler"))) is not None:
             return found, "the scheduler's class in its step log"
         if facts.paged().get("block_size", 0) % PREFILL_CHUNK_TOKENS:
@@ -207,19 +220,19 @@ def facts_of(server: ServerSpec) -> LaunchFacts:
 def _in_force(server: ServerSpec, facts: LaunchFacts, *, has_paged: bool) -> dict[str, Any]:
     """The settings that metrics, list of models and step log show. has_paged: with the blocks of paged KV memory."""
     models = _shown_by_models(get_at(endpoint_of(server), MODELS), server.model)
-    return settings_in_force(server, facts, models, _first_header(server), has_paged=has_paged)
+    return settings_in_force(server, facts, models, _header_in_force(server), has_paged=has_paged)
 
 
-def _first_header(server: ServerSpec) -> StepLog | None:
-    """The first line of the server's step log, of replicas that of the first; None without one."""
+def _header_in_force(server: ServerSpec) -> StepLog | None:
+    """The header in force of the server's step log, of replicas that of the first; None without one."""
     return next(map(_header_at, _step_logs(server)), None)
 
 
 def _header_at(step_log: str) -> StepLog:
-    """The first line of a step log; ServerError where it cannot be read."""
+    """The last header of a step log; ServerError where it cannot be read."""
     try:
         with open(step_log, "rb") as file:
-            return read_step_log(without_secrets(file.readline()), where=step_log)
+            return read_step_log(without_secrets(header_before(file)[0]), where=step_log)
     except (OSError, RecordsError) as error:
         what = error.what if isinstance(error, RecordsError) else f"cannot be read ({error.strerror})"
         raise ServerError(

@@ -22,6 +22,7 @@ from harness.measure.server.life import AttachedServer, LaunchPlan
 from harness.model.spec import ExperimentSpec, ServerSpec
 from harness.runner import run_experiment
 from harness.runner.backends.attached import AttachedBackend
+from harness.runner.progress import RunSealed
 from harness.secrets import note_secrets
 from tests.support.emulator_process import Emulator, end, start_ready
 from tests.support.experiments import one_condition
@@ -187,3 +188,33 @@ def test_a_server_that_takes_connections_and_says_nothing_is_refused_at_the_limi
             server.wait_healthy(endpoint.host, endpoint.port, deadline_s=0.5)
     # One question alone may take a minute in these tests.
     assert monotonic_ns() - began_ns < 30 * NS_PER_S
+
+
+def test_the_step_log_of_a_run_is_that_of_the_server_that_ran_it(tmp_path: Path) -> None:
+    """A header says what its server was started with: the last one holds, and the metrics are asked too."""
+    step_log, stale = tmp_path / "steps.jsonl", tmp_path / "stale.jsonl"
+    paged = {"rules": "vllm-paged", "cost_model": "emulated-gpu", "num_gpu_blocks": 900, "block_size": 128}
+    emulator = start_ready(tmp_path / "server", server=paged, step_log_path=str(step_log), time_scale=10.0)
+
+    def spec(log: Path, **changes: Any) -> ExperimentSpec:
+        server = {"rules": "vllm-paged", "num_gpu_blocks": 900, "block_size": 128, "step_log": str(log), **changes}
+        return one_condition("attached", "attached", replicates=2, server={"url": emulator.address, **server})
+
+    def restarted(event: object) -> None:
+        if isinstance(event, RunSealed):
+            with step_log.open("ab") as file:
+                file.write(header.replace(b'"block_size":128', b'"block_size":64'))
+
+    try:
+        header = step_log.read_bytes().splitlines(keepends=True)[0]
+        first, second = run_experiment(spec(step_log), runs_root=tmp_path / "runs", on_progress=restarted).runs
+        assert first.is_valid
+        both = "setting-differs: block_size: 64 in its step log, 128 in its metrics"
+        assert {"setting-differs: block_size: requested 128, in force 64", both} <= set(second.invalid_reasons)
+        with pytest.raises(ServerError, match="block_size: 64 in its step log, 128 in its metrics"):
+            run_experiment(spec(step_log), runs_root=tmp_path / "again")
+        stale.write_bytes(header)
+        runs = run_experiment(spec(stale), runs_root=tmp_path / "stale").runs
+        assert {run.invalid_reasons for run in runs} == {("steps-missing: the step log has no step of this run",)}
+    finally:
+        end(emulator)
