@@ -19,7 +19,7 @@ from harness.model.spec import ExperimentSpec, ServerSpec, TuneSpec
 from harness.model.spec.server import VALUE_LEVERS
 from harness.stacks.vllm.launch import key_arguments
 from harness.table import with_error
-from harness.tune.confirm import BEST, NOT_MEASURED, SMALLEST, Confirmed, Measured
+from harness.tune.confirm import BEST, MOST_BLOCKS, NOT_MEASURED, SMALLEST, Confirmed, Measured, plans_in_words
 from harness.tune.diagnose import Diagnosis
 from harness.tune.explore import Explored
 from harness.tune.plans import MARGIN
@@ -97,20 +97,28 @@ def answer(
         rests = _second(_beside_prediction(explored), _felt(explored, proposal), borrowed)
         return Answer("predicted", sentence, proposal, why=measured.why, rests=rests)
     better = [name for name in (SMALLEST, BEST) if name in by_name and by_name[name].is_better]
+    made = modelled(spec, backend)
+    where = f" ({made})" if made else ""
     if not better:
-        return _not_less(base, options, measured.shown, measured.why, borrowed)
+        first = measured.shown[0]
+        option = options[first.name]
+        felt = f"{made or 'measured'} {first.felt}" if first.felt else _felt(explored, option)
+        plans = f"on {plans_in_words(spec, first.num_blocks)}{where}"
+        given = _not_less(
+            base, option, measured, [plans, f"predicted {100 * option.saving:.1f} % less", felt], borrowed
+        )
+        is_open = given.state == "not told apart" and not (first.verdict or first.apart or measured.why)
+        return replace(given, rests=f"{given.rests} {_what_may_tell(first, made)}") if is_open else given
     # The smallest change that is shown to pay, unless the larger one is shown to pay more.
     chosen = BEST if measured.best_is_better and BEST in better else better[0]
     shown = by_name[chosen]
     beside = [name for name in by_name if name != chosen]
     rest = _beside(beside[0], options[beside[0]], by_name[beside[0]]) if beside else explored.alike_in_words
-    where = f" ({made})" if (made := modelled(spec, backend)) else ""
     sentence = _sentence("{change}: {result}", base, options[chosen], f"{shown.words}, confirmed{where}.")
     shares = [shown.share.share_words if shown.share else "", _todays_share(shown)]
     felt = f"{made or 'measured'} {shown.felt}" if shown.felt else _felt(explored, options[chosen])
-    rests = _second(
-        f"on {shown.num_blocks} new plans{where}", *shares, rest, felt, shown.excess, shown.left_open, shown.beside
-    )
+    plans = f"on {plans_in_words(spec, shown.num_blocks)}{where}"
+    rests = _second(plans, *shares, rest, felt, shown.excess, shown.left_open, shown.beside)
     return Answer("confirmed", sentence, options[chosen], measured.shown, measured.why, rests=rests)
 
 
@@ -185,7 +193,8 @@ def sessions_answer(  # noqa: PLR0913, PLR0917  # what a tune knows at its end
     option = next((each for each in explored.options if others and each.setup == others[0].setup), None)
     where = f" ({made})" if (made := modelled(spec, backend)) else ""
     plans = max((point.num_runs for each in capacities for point in each.points), default=0)
-    measured = f"on {plans} new plans at each number{where}{_too_few(capacities, (spec.tune or TuneSpec()).percentile)}"
+    few = _too_few(capacities, (spec.tune or TuneSpec()).percentile)
+    measured = f"on {plans_in_words(spec, plans)} at each number{where}{few}"
     is_told = all(each.has_boundary for each in capacities)
     base, chosen, state, rests = today.setup.label, None, "keep", [measured, borrowed]
     if option is None or not others:
@@ -234,14 +243,19 @@ def _beside(name: str, option: Option, shown: Confirmed) -> str:
     return f"{OTHERS_IN_WORDS[name]}: {option.words}: {shown.words}{not_less}"
 
 
-def _not_less(base: str, options: dict[str, Option], measured: Sequence[Confirmed], why: str, borrowed: str) -> Answer:
-    first = measured[0]
-    option = options[first.name]
-    rests = [f"on {first.num_blocks} new plans", f"predicted {100 * option.saving:.1f} % less"]
-    if all(each.verdict in ("equal", "more") for each in measured):
+def _what_may_tell(shown: Confirmed, made: str) -> str:
+    """What a person can do where plans did not tell a candidate from today's."""
+    ways = ["a quieter host"] * (made != "simulated")
+    ways += ["more plans by a longer --budget"] * (shown.num_blocks < MOST_BLOCKS)
+    return f"To tell them apart: {' or '.join(ways)}, with --runs of a new folder." if ways else ""
+
+
+def _not_less(base: str, option: Option, measured: Measured, rests: list[str], borrowed: str) -> Answer:
+    first = measured.shown[0]
+    if all(each.verdict in ("equal", "more") for each in measured.shown):
         what = "costs more" if first.verdict == "more" else f"costs the same within {100 * MARGIN:g} %"
         sentence = _sentence("Keep {base}: {change} {result}", base, option, f"{what} ({first.words}).")
-        return _kept(sentence, "; ".join(rests), borrowed, measured, why)
+        return _kept(sentence, "; ".join(filter(None, rests)), borrowed, measured.shown, measured.why)
     told = "not told apart"
     if first.verdict == "less" and first.share is not None:
         told = "out of the targets" if first.share.verdict == "fails" else "not shown within the targets"
@@ -252,7 +266,7 @@ def _not_less(base: str, options: dict[str, Option], measured: Sequence[Confirme
     if first.share is not None and first.share.verdict == "open":
         share += f"; {first.share.num_runs} runs cannot show more than {100 * first.share.most_shown:.1f} %"
     rest = _second(*rests, share, _todays_share(first), withheld, first.beside, borrowed)
-    return Answer("not told apart", sentence, None, tuple(measured), why, rests=rest)
+    return Answer("not told apart", sentence, None, measured.shown, measured.why, rests=rest)
 
 
 def _most(explored: Explored) -> str:

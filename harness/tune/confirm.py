@@ -6,7 +6,7 @@ Its file is written, and fixed with the predictions, before the first of its run
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ from harness.judge.planning.power import blocks_until_decided
 from harness.judge.planning.rare_plans import left_open_in_words
 from harness.kinds import kind_named, kind_of_run
 from harness.measure.records.run import SealedRun
+from harness.model.experiment import build_plan
 from harness.model.plan.build import derive_seed
 from harness.model.spec import ConditionSpec, ExperimentSpec, ServerSpec, StopSpec, parse_experiment
 from harness.model.spec.sections import Basis
@@ -79,6 +80,17 @@ def plain_table(spec: ExperimentSpec) -> dict[str, Any]:
 def unchanged(spec: ExperimentSpec, name: str) -> dict[str, Any]:
     """What runs today, as a condition of this name."""
     return {"name": name, "treatment": base_condition(spec).treatment}
+
+
+def is_repeated(spec: ExperimentSpec) -> bool:
+    """Whether every plan has the same sessions, as of a recording that is replayed whole."""
+    workload = spec.workload_of(base_condition(spec))
+    return build_plan(workload, 1, 0).sessions == build_plan(workload, 1, 1).sessions
+
+
+def plans_in_words(spec: ExperimentSpec, count: int) -> str:
+    """ "12 new plans", "12 repeats of the same sessions"."""
+    return f"{count} repeats of the same sessions" if is_repeated(spec) else f"{count} new plans"
 
 
 def _set_keys(part: BaseModel) -> dict[str, Any]:
@@ -262,10 +274,12 @@ class Confirmed:
             interval = f" ({interval_text(100 * ends[0], 100 * ends[1], 1)})"
         return f"{100 * abs(self.saving):.1f} % {side} {what}{interval}"
 
-    def lines(self) -> tuple[str, str]:
+    def lines(self) -> Iterator[str]:
         """What it shows, as lines of text."""
         beside = f"; {self.beside}" if self.beside else ""
-        return f"{self.name}: {self.words} on {self.num_blocks} plans{beside}", f"  {self.left_open}"
+        yield f"{self.name}: {self.words} on {self.num_blocks} plans{beside}"
+        if self.left_open:
+            yield f"  {self.left_open}"
 
 
 class Measured(NamedTuple):
@@ -295,7 +309,7 @@ def confirmed(spec: ExperimentSpec, runs: Sequence[SealedRun]) -> tuple[Confirme
             beside=beside.get(looks.condition, ""),
             felt="" if summary is None else _felt(summary, looks.condition),
             excess=excess_of(spec.stop.budget),
-            left_open=left_open_in_words(spec, looks.condition, looks.num_seen),
+            left_open="" if is_repeated(spec) else left_open_in_words(spec, looks.condition, looks.num_seen),
         )
         for looks in status.comparisons
         if looks.num_blocks

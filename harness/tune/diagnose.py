@@ -182,12 +182,12 @@ def _unknowns(valid: Sequence[SealedRun]) -> Iterator[tuple[bool, str]]:
     yield not has_rules(valid[0]), "nothing shows the rules of this server; write them: server.rules"
     is_silent = any(run.reuse.num_rearrivals and run.reuse.num_reused is None for run in figures)
     yield is_silent, "the server does not state what it reused (--enable-prompt-tokens-details)"
-    has_log = step_log_of(valid[0]) is not None
-    steps = (
-        "its step log does not show the sizes of steps; start the server with --cudagraph-metrics"
-        if has_log
-        else "no log shows the steps of this server; start it with its step log (docs/guides/vllm-steps.md)"
-    )
+    if step_log_of(valid[0]) is not None:
+        steps = "its step log does not show the sizes of steps; start the server with --cudagraph-metrics"
+    elif server.is_vllm and not server.step_log and not kind_of_run(valid[0].manifest.backend).is_restarted:
+        steps = "[server] names no step_log; step_log = FILE, of its VLLM_CORE_STEPS_FILE, counts device time"
+    else:
+        steps = "no log shows the steps of this server; start it with its step log (docs/guides/vllm-steps.md)"
     yield not all(run.has_steps for run in figures), steps
     costs = "no costs of this server are known; fit them (harness server calibrate) and name them: server.cost_model"
     yield not has_costs(valid[0]), costs

@@ -16,7 +16,7 @@ from harness.model.spec import ExperimentSpec, TuneSpec
 from harness.present.report.svg import INK, MUTED, PAGE_WIDTH_IN, Sheet, condition_color
 from harness.table import interval_text, with_error
 from harness.tune.answer import Answer, changes, modelled, to_copy
-from harness.tune.confirm import BASE, BEST, SMALLEST, Confirmed, base_of, candidates_of
+from harness.tune.confirm import BASE, BEST, SMALLEST, Confirmed, base_of, candidates_of, is_repeated
 from harness.tune.diagnose import Diagnosis
 from harness.tune.explore import Explored
 from harness.tune.predict import Option
@@ -82,7 +82,9 @@ def assumed(found: TuneResult) -> str:
 
 def _seen(found: TuneResult) -> str:
     """What came of the plans that confirmed: "measured"; where no server ran, "simulated on new plans"."""
-    return "simulated on new plans" if _made(found) == "simulated" else "measured"
+    if _made(found) != "simulated":
+        return "measured"
+    return "simulated again" if is_repeated(found.spec) else "simulated on new plans"
 
 
 def _head(found: TuneResult) -> tuple[str, str]:
@@ -115,7 +117,7 @@ def _bars(found: TuneResult, base: Baseline) -> str:
     if after is not None and after.device_ns is not None and option is not None:
         mean = after.device_ns / after.num_runs / (before.device_ns / before.num_runs)
         rows.append(_bar(option.setup.label, after, _share_in_answer(found, option) or mean))
-        note += " Both on the same new plans."
+        note += " Both on the same plans."
     kinds = [loss.kind for loss in before.losses]
     keys = "".join(
         f'<span><i class="key {name}"></i>{escape(words)}</span>'
@@ -306,7 +308,8 @@ def _overturns(found: TuneResult) -> Iterator[str]:
     if rates:
         drawn = ", ".join(map(str, rates))
         yield f"Other acceptance: drafts were accepted at the given rates, {drawn}, not by a drafter on your text."
-    yield f"Other sessions: the plans are new draws of this workload ({workload.source}), not of another one."
+    plans = f"the plans are new draws of this workload ({workload.source}), not of another one"
+    yield f"Other sessions: {'every plan sends the same ones' if is_repeated(found.spec) else plans}."
     if found.diagnosis is not None and modelled(found.spec, found.diagnosis.backend):
         yield "Another server: what is simulated or emulated decides nothing of a device."
 
@@ -330,7 +333,7 @@ def _how(found: TuneResult) -> Iterator[str]:
         f"{'; '.join(explored.bounds)}{alike}."
     )
     if answer.measured:
-        yield "Fixed the predictions, the rule and new plans before the first run of a candidate (frozen.json)."
+        yield "Fixed the predictions, the rule and the plans before the first run of a candidate (frozen.json)."
         yield (
             f"{_seen(found).capitalize()}: "
             + "; ".join(f"{each.name} {each.words} on {each.num_blocks} plans" for each in answer.measured)

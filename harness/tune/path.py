@@ -22,7 +22,7 @@ from harness.measure.records import layout
 from harness.measure.records.run import SealedRun, declared_by
 from harness.measure.records.store import RunStore
 from harness.model.engine.config import PAGED_STEP_TOKENS
-from harness.model.experiment import PlannedRun, build_plan, resolve
+from harness.model.experiment import PlannedRun, resolve
 from harness.model.spec import ExperimentSpec, ServerSpec, TuneSpec, parse_experiment
 from harness.model.spec.base import tomllib
 from harness.model.spec.sections import Basis
@@ -54,8 +54,10 @@ from harness.tune.confirm import (
     confirm_text,
     confirmed,
     freeze,
+    is_repeated,
     place_key,
     placed_keys,
+    plans_in_words,
     with_one_condition,
 )
 from harness.tune.diagnose import Diagnosis, diagnose
@@ -205,10 +207,10 @@ class Tune:
         """Say what each stage takes, and how sure the answer can be; the quick search behind it, None without."""
         self._check()
         settings, run, guess, report = self.settings, self.first, self._guessed, self.reporter
-        workload, run_s = run.spec.workload_of(run.condition), guess._today_s
+        run_s = guess._today_s
         sweeps = checked(resolve(self.sweeps)).runs if needs_calibration(self.spec) else ()
         price_s = sum(map(self._run_s, sweeps))
-        if build_plan(workload, 1, 0).hash == build_plan(workload, 1, 1).hash:
+        if is_repeated(self.spec):
             report.line(SAME_PLANS)
         report.line(f"budget {settings.budget}; at most:")
         if run_s:
@@ -232,7 +234,7 @@ class Tune:
         )
         if quick:
             costs = "" if guess is self else f", as if it cost what {guess.spec.server.cost_model!r} says"
-            report.detail(f"a first look{costs}: {first_look(quick, blocks, self.spec.backend)}")
+            report.detail(f"a first look{costs}: {first_look(quick, blocks, self.spec)}")
         return quick
 
     @property
@@ -440,7 +442,9 @@ class Tune:
                 folder.freeze({}, ["agents-1.toml", EXPLORED, CAPACITIES])
             listed = "; ".join(f"{name} with {' and '.join(map(str, points))}" for name, (_, points) in wanted.items())
             self._begin(
-                folder, "confirm", f"{listed} agents at a time, {spec.replicates} new plans each{about(round_s)}"
+                folder,
+                "confirm",
+                f"{listed} agents at a time, {plans_in_words(spec, spec.replicates)} each{about(round_s)}",
             )
             self._performed(spec, folder, fixed_by=folder.check_frozen(self._store.sealed()))
             capacities = self._with_points(capacities, spec, share)
@@ -489,7 +493,7 @@ class Tune:
         spec = freeze(folder, self.spec, wanted)
         beside = f"{len(candidates)} candidate{'s' * (len(candidates) != 1)}"
         most_s = (1 + len(candidates)) * spec.replicates * self._today_s
-        what = f"today's server and {beside} on at most {spec.replicates} new plans{about(most_s)}"
+        what = f"today's server and {beside} on at most {plans_in_words(spec, spec.replicates)}{about(most_s)}"
         self._begin(folder, "confirm", what)
         fixed_by, left_s = folder.check_frozen(self._store.sealed(spec.name)), self._left_s
         self._performed(spec, folder, until_decided=True, fixed_by=fixed_by)

@@ -9,8 +9,9 @@ from typing import NamedTuple
 from harness.analysis.compare.stopping import SequentialStatus
 from harness.kinds import kind_named
 from harness.measure.records.run import SealedRun
+from harness.model.spec import ExperimentSpec
 from harness.tune.compiling import Say
-from harness.tune.confirm import power
+from harness.tune.confirm import is_repeated, power
 from harness.tune.explore import Explored
 
 SAME_PLANS = (
@@ -45,17 +46,20 @@ class ServerLife(NamedTuple):
         return f"{self.seconds:.0f} s for its server, {source}"
 
 
-def first_look(quick: Explored, blocks: int, backend: str) -> str:
+def first_look(quick: Explored, blocks: int, spec: ExperimentSpec) -> str:
     """What a quick search proposes, and the chance that so many plans show it."""
     if quick.is_missed and quick.smallest is None:
         return "no configuration is predicted to meet the targets, so it ends after explore"
     if (proposal := quick.smallest) is None:
         most = 100 * quick.most_saved
         return f"no change is predicted to save 1 % (at most {most:.1f} %), so it ends after explore"
-    chance = power(proposal, blocks, 2, needs_flight=kind_named(backend).has_device is not False)
+    predicted = f"{proposal.words}, predicted {100 * proposal.saving:.1f} % less"
+    if is_repeated(spec):
+        return f"{predicted}; whether repeats tell it from today's, the spread of the server's own runs decides"
+    chance = power(proposal, blocks, 2, needs_flight=kind_named(spec.backend).has_device is not False)
     return (
-        f"{proposal.words}, predicted {100 * proposal.saving:.1f} % less; {blocks} plans tell it from today's with "
-        f"probability {chance:.2f}, if that is right"
+        f"{predicted}; {blocks} plans tell it from today's with probability {chance:.2f}, if that is right and plans "
+        "alone make runs differ"
     )
 
 

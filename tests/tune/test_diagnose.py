@@ -5,12 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from harness.cli.addresses import experiment_with
 from harness.measure.records.run import SealedRun
 from harness.model.spec import parse_experiment
 from harness.runner import run_experiment
 from harness.tune.diagnose import diagnose, hint
 from tests.support.command_line import harness
+from tests.support.experiments import UNHURRIED, one_condition
+from tests.support.plain_server import PlainServer, plain_server
 
 MANY = {"num_sessions": 8, "wait_cap_s": 20.0}
 
@@ -91,3 +95,13 @@ def test_a_loss_that_no_run_shows_has_a_bound_and_no_interval_of_no_width(tmp_pa
     assert found.num_rearrivals == 6
     # .607 ** 6 = .05
     assert lost.words.endswith("a true share of up to 39.3 % of them shows none of 6 too")
+
+
+@pytest.mark.live
+def test_a_vllm_of_others_whose_steps_nothing_showed_is_told_the_key_that_names_them(tmp_path: Path) -> None:
+    with plain_server(PlainServer(has_metrics=True, health=200, gives_token_ids=True)) as there:
+        server = {"url": there.url, "rules": "vllm-paged", "cost_model": "emulated-gpu", "declared": True}
+        keys = {"workload": {"num_sessions": 2, "requests_per_session": 1}, "condition": [{"name": "base"}]}
+        spec = one_condition("attached", "attached", server=server, limits=UNHURRIED, **keys)
+        runs = run_experiment(spec, runs_root=tmp_path).require_valid().runs
+    assert diagnose(runs).unknown.startswith("[server] names no step_log; step_log = FILE")

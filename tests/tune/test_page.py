@@ -18,6 +18,7 @@ from harness.tune.explore import Explored
 from harness.tune.folder import TuneFolder
 from harness.tune.page import TuneResult, tune_page, unbroken
 from harness.tune.predict import Option
+from harness.tune.reporter import first_look
 from harness.tune.setups import Baseline, Setup
 from harness.tune.targets import Capacity
 from tests.tune.test_price import SEEN
@@ -77,11 +78,28 @@ def test_what_is_not_told_apart_keeps_what_runs_today_and_leaves_with_its_own_co
         "Keep {1,2,4,8}/8 for now: 16 KV slots in place of 8 is not told apart (1.0 % less"
     )
     assert found.option is None
+    assert found.rests.endswith(" To tell them apart: more plans by a longer --budget, with --runs of a new folder.")
+    felt = replace(shown(SMALLEST, 0.01, ""), felt="TTFT p50 12 ms in place of 13 ms")
+    on_gpu = answer(experiment("vllm", model="any"), explored(), measured(felt)).rests
+    assert "; measured TTFT p50 12 ms in place of 13 ms. To tell them apart: a quieter host or more plans" in on_gpu
     torn = Confirmed(SMALLEST, 0.05, 0.02, 0.08, "", 12, "a", "A gives .95 and B 1.02")
     assert "withheld: A gives .95 and B 1.02." in answer(experiment(), explored(), measured(torn)).rests
     dearer = answer(experiment(), explored(), measured(shown(SMALLEST, -0.03, "more"), shown(BEST, -0.04, "more")))
     assert dearer.state == "keep"
     assert "16 KV slots in place of 8 costs more (3.0 % more device time (1.0 to 5.0))" in dearer.sentence
+
+
+def test_where_every_plan_sends_the_same_requests_nothing_is_said_of_new_ones() -> None:
+    table = {"name": "small", "backend": "sim", "condition": [{"name": "base"}]}
+    again = parse_experiment({**table, "workload": {"source": "trace", "trace": "research-agent"}}, where="test")
+    found = answer(again, explored(), measured(shown(SMALLEST, 0.07)))
+    assert found.rests.startswith("On 12 repeats of the same sessions (simulated)")
+    page = tune_page(TuneResult(again, found, None, explored()))
+    assert "Other sessions: every plan sends the same ones." in page
+    assert "new plans" not in page
+    look = first_look(explored(), 12, again)
+    assert look.endswith("less; whether repeats tell it from today's, the spread of the server's own runs decides")
+    assert first_look(explored(), 12, experiment()).endswith(", if that is right and plans alone make runs differ")
 
 
 def test_by_costs_that_are_not_of_this_server_nothing_is_kept() -> None:
