@@ -433,8 +433,8 @@ def _log_of_core(core: CoreSteps) -> StepLog:
         after = core.steps[place + 1].values if place + 1 < len(core.steps) else None
         free, running = values["free_blocks"], values["running"]
         row = dict.fromkeys(_COLUMNS)
-        row |= {name: values[name] for name in ("waiting", "skipped_waiting", "generated_tokens", "padded_tokens")}
-        row["runtime_mode"] = values["runtime_mode"]
+        same = ("waiting", "skipped_waiting", "generated_tokens", "padded_tokens", "runtime_mode")
+        row |= {name: values[name] for name in same}
         if row["padded_tokens"] is None and (
             effective.get("enforce_eager") or effective.get("cudagraph_mode") == "NONE"
         ):
@@ -448,10 +448,7 @@ def _log_of_core(core: CoreSteps) -> StepLog:
             # One block is a placeholder.
             row["kv_usage"] = max(0.0, 1 - free / (num_blocks - 1))
         if details is not None:
-            row |= {"context_requests": details.context_requests, "context_tokens": details.context_tokens}
-            row["generation_requests"] = details.generation_requests
-            row["generation_tokens"] = details.generation_tokens
-            row["prompt_tokens"] = details.prompt_tokens
+            row |= {name: value for name, value in details._asdict().items() if name in row}
             if effective.get("enable_prefix_caching") and details.hits is not None:
                 row |= {"prefix_queries": details.queries, "prefix_hits": details.hits}
         rows.append(list(row.values()))

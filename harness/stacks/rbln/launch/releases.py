@@ -124,12 +124,10 @@ class FactTable(_Row):
 def load_table(path: Path | None = None, package: str = RBLN) -> tuple[Path, FactTable]:
     """Path and content of a package's table: the shipped file, or ``path``; SpecError says what is wrong with it."""
     place = path or FACTS[package]
+    with SpecError.on_os_error("cannot be read", where=place, hint="Install the harness again"):
+        content = place.read_bytes()
     try:
-        table = FactTable.model_validate_json(place.read_bytes())
-    except OSError as error:
-        raise SpecError(
-            f"cannot be read ({error.strerror})", where=str(place), hint="Install the harness again"
-        ) from error
+        table = FactTable.model_validate_json(content)
     except ValidationError as error:
         first = error.errors()[0]
         raise SpecError(
