@@ -26,7 +26,7 @@ from harness.model.plan.model import RequestPlan, SessionPlan
 from harness.model.sim.draws import Draws, Perturbation, draw, run_draws
 from harness.model.sim.kernel import arrays as layout
 from harness.model.sim.plans import check_slots, one_plan, session_arrays
-from harness.model.sim.simulate import run_batch, run_paged
+from harness.model.sim.simulate import run_batch
 from harness.model.spec import RulesName, ServerSpec
 from harness.model.spec.server import keys_of
 from harness.processes import parallel_map
@@ -303,12 +303,7 @@ def run_draw(draws: Draws, config: EngineConfig, plan: int) -> tuple[layout.Plan
         models=draws.models[plan : plan + 1],
         noise_seeds=draws.noise_seeds[plan : plan + 1],
     )
-    if config.rule_set.is_paged:
-        check_slots(alone.arrays, config)
-        return alone.arrays, run_paged(
-            alone.arrays, config, alone.models, alone.noise_seeds, alone.noise, with_records=True
-        )
-    return alone.arrays, run_batch(alone.arrays, config, alone.costs(config), with_records=True)
+    return alone.arrays, run_draws(alone, config, with_records=True)
 
 
 def outcome_of_plan(arrays: layout.PlanArrays, outcome: layout.SimOutcome, plan: int) -> layout.SimOutcome:

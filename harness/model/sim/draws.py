@@ -223,16 +223,17 @@ def jittered_draw(
     )
 
 
-def run_draws(draws: Draws, config: EngineConfig) -> layout.SimOutcome:
+def run_draws(draws: Draws, config: EngineConfig, *, with_records: bool = False) -> layout.SimOutcome:
     """Simulate all draws in one call: sums and requests of each plan, in the order of ``draws.arrays``.
 
-    Raises PlanError when a request does not fit a slot or can never be admitted.
+    with_records: steps and evictions of the last plan. Raises PlanError when a request does not fit a slot or can never
+    be admitted.
     """
     if config.rule_set.is_paged:
         check_slots(draws.arrays, config)
-        return run_paged(draws.arrays, config, draws.models, draws.noise_seeds, draws.noise)
+        return run_paged(draws.arrays, config, draws.models, draws.noise_seeds, draws.noise, with_records=with_records)
     check_times(draws.arrays, config, draws.models)
-    return run_batch(draws.arrays, config, draws.costs(config))
+    return run_batch(draws.arrays, config, draws.costs(config), with_records=with_records)
 
 
 def simulator_of(server: ServerSpec) -> Callable[[Draws, EngineConfig], layout.SimOutcome]:
