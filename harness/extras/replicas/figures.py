@@ -50,7 +50,6 @@ class ReplicaFigures:
     device_s: tuple[float, ...]
     in_flight_s: tuple[float, ...]
     router_in_flight_s: float
-    end_s: float
     batches: tuple[Mapping[tuple[int, int], int], ...]
     num_requests: tuple[int, ...]
     num_returns: int
@@ -180,12 +179,10 @@ def figures_of(done: Served) -> ReplicaFigures:
         if (session, request) in served_by and None not in (sent_ns, done_ns):
             spans[served_by[session, request]].append((sent_ns, done_ns))
     returns = [(each.session, each.request) for each in anywhere]
-    flights = [span for each in spans for span in each]
     return ReplicaFigures(
         device_s=tuple(ns / NS_PER_S for ns in done.device_ns),
         in_flight_s=tuple(union_ns(each) / NS_PER_S for each in spans),
-        router_in_flight_s=union_ns(flights) / NS_PER_S,
-        end_s=max((end for _start, end in flights), default=0) / NS_PER_S,
+        router_in_flight_s=union_ns(span for each in spans for span in each) / NS_PER_S,
         batches=tuple(done.batches),
         num_requests=tuple(map(len, spans)),
         num_returns=len(returns),

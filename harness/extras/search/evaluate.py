@@ -90,11 +90,8 @@ class GroupFigures(NamedTuple):
     evictions: int
 
 
-class _Memory(NamedTuple):
-    """The kernel bound to the tables of one size of server, and these tables."""
-
-    run_plans: Callable[..., None]
-    tables: SlotRun
+_Memory = tuple[Callable[..., None], SlotRun]
+"""The kernel bound to the tables of one size of server, and these tables."""
 
 
 def build_plans(inputs: InputSpec) -> tuple[list[Plan], list[tuple[int, str, int, int]]]:
@@ -281,7 +278,7 @@ class Evaluator:
             state, scratch = new_state(config, self._most_requests), layout.new_scratch(self._arrays)
             outcome, cost = layout.new_outcome(self._arrays, config), layout.cost_arrays(config, self._cost_model)
             tables = SlotRun(self._arrays, state, scratch, outcome, cost)
-            memory = _Memory(bind(run_plans, tables), tables)
+            memory = bind(run_plans, tables), tables
         self._states[key] = memory
         return memory
 

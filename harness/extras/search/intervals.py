@@ -92,8 +92,6 @@ class PredictedRatio:
     ``replicates`` runs per condition, see DrawsSpec. error: half width of the 95 % Monte Carlo interval of ``mean``.
     """
 
-    candidate: ServerShape
-    reference: ServerShape
     rules: str
     ratio_of_sums: float
     median_of_pairs: float
@@ -151,8 +149,6 @@ class SpacePredictor:
         ratios = self._ratios((candidate, base), chosen, changed)
         error = NormalDist().inv_cdf(0.975) * float(ratios.std(ddof=1)) / math.sqrt(len(ratios))
         return PredictedRatio(
-            candidate,
-            base,
             changed.rules or space.rules,
             float(costs.sum() / base_costs.sum()),
             float(np.median(costs / base_costs)),

@@ -24,8 +24,6 @@ from harness.model.engine.paged import PagedScheduler
 from harness.model.engine.scheduler import Step
 from harness.stacks.vllm.core_steps import CoreStep
 
-DIFFERENCES = ("admitted", "cached tokens", "preempted", "batch", "tokens of a prompt", "padded size")
-"""Kinds of decisions, in the order in which a step is compared."""
 ENDLESS = 1 << 30
 ENDLESS_NS = 1 << 62
 

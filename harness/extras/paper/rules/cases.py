@@ -137,25 +137,20 @@ def _adjacent_asked(experiment: ExperimentRuns, contrast: Contrast, smaller: Fac
     return next((each for each in asked if each.apart), ChannelWords())
 
 
-class ArtifactTimes(NamedTuple):
-    """bucket -> artifact -> one time per session, ms, and whose time that is."""
-
-    by_bucket: dict[int, dict[str, list[float]]]
-    source: TimesSource
-
-
-def artifact_times_ms(experiment: ExperimentRuns, times: Literal[TimesSource, "any"] = "any") -> ArtifactTimes:
-    """Time of a step with its bucket exactly full, of every session, by the factors bucket and artifact.
+def artifact_times_ms(
+    experiment: ExperimentRuns, times: Literal[TimesSource, "any"] = "any"
+) -> tuple[dict[int, dict[str, list[float]]], TimesSource]:
+    """(bucket -> artifact -> time of a step with its bucket exactly full, one per session, ms; whose time that is).
 
     times: "reported", the model p50 of the server's own report; "steps", the median of whole step periods; "any":
     reported where every session reported it, else steps, because the two differ by more than sessions do.
     """
     reported = _times_by_bucket(experiment, reported_model_ms)
     if times == "reported":
-        return ArtifactTimes(reported, "reported")
+        return reported, "reported"
     steps = _times_by_bucket(experiment, full_bucket_ms)
     is_reported = times == "any" and bool(steps) and _num_sessions(reported) == _num_sessions(steps)
-    return ArtifactTimes(reported, "reported") if is_reported else ArtifactTimes(steps, "steps")
+    return (reported, "reported") if is_reported else (steps, "steps")
 
 
 def _times_by_bucket(
