@@ -24,6 +24,7 @@ from harness.errors import SpecError
 from harness.judge.planning.power import blocks_until_decided
 from harness.judge.planning.rare_plans import left_open_in_words
 from harness.kinds import kind_named, kind_of_run
+from harness.measure.client.target import endpoint_at
 from harness.measure.records.run import SealedRun
 from harness.model.experiment import build_plan
 from harness.model.plan.build import derive_seed
@@ -122,6 +123,19 @@ def placed_keys(spec: ExperimentSpec, base: Baseline, setup: Setup, place: str |
         return base.keys(setup)
     where, _, step_log = place.partition(",") if place_key(spec) == "url" else (place, "", "")
     return {**base.keys(setup), place_key(spec): where, **({"step_log": step_log} if step_log else {})}
+
+
+def refuse_one_address(today: ServerSpec, candidates: Mapping[str, str]) -> None:
+    """SpecError where a candidate has the address of today's server, or of another candidate."""
+    taken = {
+        endpoint_at(url, "", "server.url").place: ("today's server", url) for url in (today.url, *today.replica_urls)
+    }
+    for name, place in candidates.items():
+        url = place.partition(",")[0]
+        whose, other = taken.setdefault(endpoint_at(url, "", "--candidate").place, (name, url))
+        if whose != name:
+            hint = "Start a server for each candidate beside today's, on another port"
+            raise SpecError(f"{name} at {url} is {whose} at {other}", where="--candidate", hint=hint)
 
 
 class Measurement(NamedTuple):

@@ -58,6 +58,7 @@ from harness.tune.confirm import (
     place_key,
     placed_keys,
     plans_in_words,
+    refuse_one_address,
     with_one_condition,
 )
 from harness.tune.diagnose import Diagnosis, diagnose
@@ -284,6 +285,8 @@ class Tune:
         if self.candidates and not place_key(self.spec):
             what = f"backend {self.spec.backend} starts the servers of its candidates itself"
             raise SpecError(what, where="--candidate", hint="Leave it out")
+        if place_key(self.spec) == "url":
+            refuse_one_address(self.first.server, self.candidates)
         if self.settings.goal == "sessions":
             check_goal(self.spec)
         if self.spec.slo.itl_ms is not None and self.first.server.is_routed:

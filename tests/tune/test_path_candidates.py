@@ -16,7 +16,7 @@ from harness.tune.explore import QUICK
 from harness.tune.path import Tune
 from tests.support.plain_server import PlainServer, plain_server
 
-NOBODY = "http://127.0.0.1:9"
+NOBODY, ANOTHER = "http://127.0.0.1:9", "http://127.0.0.1:10"
 
 
 def of_others(url: str = NOBODY, **server: Any) -> ExperimentSpec:
@@ -51,7 +51,7 @@ PAGED: dict[str, Any] = {
 
 @pytest.mark.parametrize(
     ("place", "named"),
-    [(NOBODY, "best needs a step log of its own"), (f"{NOBODY},best.jsonl", "cannot be read")],
+    [(ANOTHER, "best needs a step log of its own"), (f"{ANOTHER},best.jsonl", "cannot be read")],
 )
 def test_a_candidate_has_a_step_log_of_its_own_where_todays_server_has_one(
     tmp_path: Path, place: str, named: str
@@ -62,8 +62,27 @@ def test_a_candidate_has_a_step_log_of_its_own_where_todays_server_has_one(
     with pytest.raises(Exception, match=named) as refused:
         made.run()
     assert not list(tmp_path.rglob("frozen.json"))
-    if place == NOBODY:
+    if place == ANOTHER:
         assert "--candidate best=URL,FILE, started with VLLM_CORE_STEPS_FILE=FILE" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("candidates", "named"),
+    [
+        (
+            {"best": "http://localhost:9/v1/,best.jsonl"},
+            f"best at http://localhost:9/v1/ is today's server at {NOBODY}",
+        ),
+        ({"smallest": ANOTHER, "best": f"{ANOTHER}/"}, f"best at {ANOTHER}/ is smallest at {ANOTHER}"),
+    ],
+)
+def test_two_configurations_at_one_address_are_refused_before_anything_is_measured(
+    tmp_path: Path, candidates: dict[str, str], named: str
+) -> None:
+    made = Tune(of_others(**PAGED), tmp_path, simulated, lambda _: None, candidates=candidates)
+    with pytest.raises(SpecError, match=named):
+        made.run()
+    assert not list(tmp_path.iterdir())
 
 
 def test_rules_that_nothing_shows_are_asked_for_before_the_first_run(tmp_path: Path) -> None:

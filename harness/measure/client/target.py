@@ -43,6 +43,11 @@ class Endpoint:
         return host if self.port == PORTS[self._scheme] else f"{host}:{self.port}"
 
     @property
+    def place(self) -> tuple[str, int, str]:
+        """Host, port and path: equal for two addresses of one server. localhost is 127.0.0.1."""
+        return "127.0.0.1" if self.host == "localhost" else self.host, self.port, self.prefix
+
+    @property
     def url(self) -> str:
         return f"{self._scheme}://{self.authority}{self.prefix}"
 
