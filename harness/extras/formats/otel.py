@@ -21,6 +21,8 @@ from harness.model.traces.links import of_lines
 from harness.model.traces.values import Record
 
 MOST_LOOKED_AT = 64
+# An id that names one thing in every file: a W3C trace id or a UUID; short names may repeat by chance.
+GLOBAL = re.compile("[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3,}")
 BESIDE, WRAPS, WITHIN, SUMS, OPEN, TWICE, AROUND, OTHER_VALUES, LOGGED = TABLES["twice"].values()
 ALONE, ORPHANS, JOINED, APART, FOLLOWING, SHORT_NAMES = TABLES["sessions"].values()
 NO_TOOLS, WHOSE = TABLES["waits"].values()
@@ -32,11 +34,6 @@ def otel_logs(lines: Lines, notes: ReadNotes) -> Iterator[Log]:
     for path, at, document in lines:
         tree.read(document, at, f"{places.setdefault(path, len(places))}/")
     yield from tree.logs()
-
-
-def _is_global(name: str) -> bool:
-    """Whether an id names one thing in every file: a W3C trace id or a UUID; short names may repeat by chance."""
-    return re.search("[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3,}", name) is not None
 
 
 class _Tree:
@@ -62,9 +59,9 @@ class _Tree:
             span = read_span(record, f"{at} span {place}", self._notes)
             is_known = span.value in self._seen
             self._seen.add(span.value)
-            if span.trace and not _is_global(span.trace):
+            if span.trace and not GLOBAL.search(span.trace):
                 span.trace, span.clock = f"{scope}{span.trace}", scope
-            if span.conversation and not _is_global(span.conversation):
+            if span.conversation and not GLOBAL.search(span.conversation):
                 self._short.setdefault(span.conversation, set()).add(scope)
                 span.conversation = f"{scope}{span.conversation}"
                 span.clock = span.clock if span.trace else scope
@@ -170,14 +167,16 @@ class _Tree:
         return [span for span in self._calls if id(span) not in out]
 
     def _logged(self) -> Iterator[Span]:
-        """Records of logs, which have no id, that tell of a call that a span tells of too."""
-        spans: dict[object, list[Span]] = {}
+        """Records of logs, which have no id, that tell of a call that a span, or a record of lower rank, tells too."""
+        told: dict[object, list[Span]] = {}
         for span in self._calls:
-            spans.setdefault(span.value[4], []).extend([span] * bool(span.span))
-        for span in (each for each in self._calls if not each.span):
-            near = (each for each in spans[span.value[4]] if abs(each.end_ns - span.end_ns) <= LATE_NS)
-            if found := next((each for each in near if each.is_beside(span)), None):
-                spans[span.value[4]].remove(found)
+            for rank in range(span.rank + 1, 3):
+                told.setdefault((rank, span.value[4]), []).append(span)
+        for span in self._calls:
+            others = told.get((span.rank, span.value[4]), [])
+            near = (each for each in others if abs(each.end_ns - span.end_ns) <= LATE_NS and each.is_beside(span))
+            if found := next((each for each in near if not each.rank or each.value[5] == span.value[5]), None):
+                others.remove(found)
                 yield span
 
     def _end_before_tools(self) -> None:

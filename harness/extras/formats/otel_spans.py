@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
+from harness.extras.formats.otlp import DETAILS
 from harness.model.traces.account import FILE, SHARE_OF_UNKNOWN, TYPE_NAME, ReadNotes, tokens_in
 from harness.model.traces.base import by_type, read_tables
 from harness.model.traces.calls import ASK_A_PERSON, DECIDED, Call, Message
@@ -40,7 +41,8 @@ class Span:
 
     is_named: its operation is one of a call; is_unread: it is a call that cannot be read, or may be one; is_bare: it is
     a call without counts, and one within it may have them; is_final: its answer ends a run by the reason that it gives;
-    is_allowed: a person was asked whether the tool may run.
+    is_allowed: a person was asked whether the tool may run; rank: 0 of a span, 1 of a log's record, 2 of one that may
+    stand beside such a record.
     """
 
     trace: str
@@ -62,6 +64,7 @@ class Span:
     agent: str = ""
     service: str = ""
     clock: str = ""
+    rank: int = 0
     num_within: int = 0
 
     @property
@@ -131,16 +134,16 @@ def read_span(record: Record, at: str, notes: ReadNotes) -> Span:
     tells = has_counts and has_model if operation else has_counts or has_model
     is_call = operation in CHATS or (operation not in PASSED and tells)
     decision = text_of(attributes, "decision")
-    asks = operation in TOOLS and (_named(attributes, TOOL_NAMES) in ASK_A_PERSON or decision == "reject")
-    roles = {"call": is_call, "person": operation in PERSONS or asks, "tool": operation in TOOLS}
-    roles |= {"agent": operation in AGENTS}
-    start_ns, end_ns = _instant(record, "start"), _instant(record, "end")
+    is_tool, is_asked = operation in TOOLS, _named(attributes, TOOL_NAMES) in ASK_A_PERSON or decision == "reject"
+    is_person = operation in PERSONS or (is_tool and is_asked)
+    role = "call" if is_call else "person" if is_person else "tool" if is_tool else "agent" * (operation in AGENTS)
+    given = ((record.get(f"{name}_ns"), record.get(f"{name}_time")) for name in ("start", "end"))
+    start_ns, end_ns = (ns if isinstance(ns, int) else instant_ns(text) for ns, text in given)
     has_times = start_ns is not None and end_ns is not None and 0 <= start_ns <= end_ns
     trace, name, parent = (text_of(record, key) for key in ("trace_id", "span_id", "parent_span_id"))
-    role = next((role for role, is_it in roles.items() if is_it), "")
     times = (start_ns or 0, end_ns or 0, has_times)
     span = Span(trace, name, parent, at, role, _named(attributes, CONVERSATIONS), *times, operation in CHATS)
-    span.is_allowed = decision in DECIDED
+    span.is_allowed, span.rank = decision in DECIDED, 0 if name else 1 + (record.get("event") == DETAILS)
     span.is_final = any(str(attributes.get(name)) in FINAL for name in TABLES["names"]["finish_reasons"])
     span.agent, span.service = _named(attributes, AGENT_NAMES), text_of(record, "resource_attributes", "service.name")
     notes.assume(LINKED, not span.parent and bool(list_of(record, "links")))
@@ -169,16 +172,10 @@ def read_span(record: Record, at: str, notes: ReadNotes) -> Span:
 
 def _has_failed(span: Record) -> bool:
     """Whether a span says that it ended in an error: by its status in any form, or by the error's type."""
-    status = span.get("status")
-    code = status if isinstance(status, (str, int)) else next(iter(record_of(status).values()), "")
-    codes = {str(each).upper() for each in (code, *record_of(status).values())}
-    is_error = bool(codes & {"2", "ERROR", "STATUS_CODE_ERROR", "STATUSCODE.ERROR"})
-    return is_error or bool(text_of(span, "attributes", "error.type"))
-
-
-def _instant(span: Record, name: str) -> int | None:
-    value = span.get(f"{name}_ns")
-    return value if isinstance(value, int) else instant_ns(span.get(f"{name}_time"))
+    codes = {str(each).upper() for each in (span.get("status"), *record_of(span, "status").values())}
+    return bool(
+        codes & {"2", "ERROR", "STATUS_CODE_ERROR", "STATUSCODE.ERROR"} or text_of(span, "attributes", "error.type")
+    )
 
 
 def _call(record: Record, span: Span, notes: ReadNotes) -> Call | str:
@@ -197,18 +194,15 @@ def _call(record: Record, span: Span, notes: ReadNotes) -> Call | str:
         notes.assume(ESTIMATED)
         generate = generate or tokens_in(characters)
         prompt = prompt or sum(tokens for _, tokens in messages)
-    else:
-        generate = notes.likely_tokens(generate, _characters_of(attributes))
     for name in attributes.keys() - COUNTS:
         if LIKE_CACHED.search(name) and tokens_of(attributes[name]) is not None and TYPE_NAME.fullmatch(name):
             notes.assume(f"counts by a name that is not known, {name}: not read")
     call = Call("", span.start_ns, span.end_ns, prompt or 0, counts["cached"], generate, at=span.at)
-    call.messages, call.agent = messages, span.service
-    call.created_tokens, call.total_tokens = counts["created"] or 0, counts["total"] or None
-    call.reasoning_tokens = counts["reasoning"] or 0
+    call.messages, call.agent, call.answer_characters = messages, span.service, _characters_of(attributes)
+    call.created_tokens, call.reasoning_tokens = counts["created"] or 0, counts["reasoning"] or 0
+    call.total_tokens, call.has_end_alone = counts["total"] or None, span.start_ns == span.end_ns
     call.provider = _named(attributes, PROVIDERS) or span.service
     call.is_unsaid = call.is_concurrent = True
-    call.has_end_alone = span.start_ns == span.end_ns
     return call
 
 

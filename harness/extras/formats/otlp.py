@@ -20,7 +20,10 @@ PLAIN = ("stringValue", "boolValue", "doubleValue")
 DOCUMENTS = ("resourceSpans", "resource_spans", "batches")
 LOGS = ("resourceLogs", "resource_logs")
 # Events of the logs of Gemini CLI and Qwen Code by the ends of their names, and the operations that they are.
-EVENTS = {"api_response": "chat", "tool_call": "execute_tool", "user_prompt": "user_prompt"}
+EVENTS = {name: name for name in ("api_request", "user_prompt")} | {"api_response": "chat", "tool_call": "execute_tool"}
+# The conventions' event of a call, which a program may write beside its own, and of a request too.
+DETAILS = "gen_ai.client.inference.operation.details"
+ANSWERED = ("gen_ai.usage.input_tokens", "gen_ai.output.messages", "gen_ai.response.id", "error.type")
 
 
 def spans_in(document: Record, notes: ReadNotes) -> Iterator[Record]:
@@ -50,9 +53,8 @@ def _plain(span: Record, notes: ReadNotes) -> Record:
     status = span.get("status") or span.get("status_code")
     more: Record = {"status": status, "resource_attributes": resource} if context is not span else {}
     more |= {name: notes.date_ns(at) for name in ("start_ns", "end_ns") if isinstance(at := span.get(name), int)}
-    attributes = span.get("attributes")
-    if isinstance(attributes, dict):
-        more["attributes"] = dict(_dotted(record_of(attributes)))
+    if isinstance(span.get("attributes"), dict):
+        more["attributes"] = dict(_dotted(record_of(span, "attributes")))
     return span | found | more
 
 
@@ -106,7 +108,8 @@ def _of_log(record: Record, resource: Record, notes: ReadNotes) -> Record:
     """A log record as the span that it tells of: it was written when that had ended."""
     attributes = _attributes(record.get("attributes"))
     event = text_of(attributes, "event.name") or text_of(record, "eventName") or text_of(record, "event_name")
-    operation = EVENTS.get(event.rpartition(".")[2], "")
+    is_request = event == DETAILS and not any(name in attributes for name in ANSWERED)
+    operation = EVENTS.get("api_request" if is_request else event.rpartition(".")[2], "")
     operation = operation or text_of(attributes, "gen_ai.operation.name") or f"event {event}"
     end_ns = notes.date_ns(_whole(_of(record, "timeUnixNano")) or _whole(_of(record, "observedTimeUnixNano")))
     spent_ns = seconds_ns(attributes.get("duration_ms") or 0, NS_PER_MS) or 0
@@ -115,6 +118,7 @@ def _of_log(record: Record, resource: Record, notes: ReadNotes) -> Record:
         "parent_span_id": _of(record, "spanId"),
         "start_ns": None if end_ns is None else end_ns - spent_ns,
         "end_ns": end_ns,
+        "event": event,
         "attributes": attributes | {"gen_ai.operation.name": operation},
         "resource_attributes": resource,
     }
@@ -140,8 +144,7 @@ def _flat(span: Record, resource: Record, notes: ReadNotes) -> Record:
 
 
 def _attributes(pairs: object, depth: int = 0) -> Record:
-    rows = records_of(pairs)
-    return {text_of(pair, "key"): _value(record_of(pair, "value"), depth) for pair in rows}
+    return {text_of(pair, "key"): _value(record_of(pair, "value"), depth) for pair in records_of(pairs)}
 
 
 def _value(value: Record, depth: int = 0) -> object:

@@ -272,6 +272,41 @@ def test_records_of_logs_are_calls_tools_and_prompts_of_a_person(tmp_path: Path,
     assert (f"1 x {ALLOWED}" in trace.head.labels) == (kind == "none")
 
 
+@pytest.mark.parametrize("apart_ns", [0, 60_000, -1_000_000])
+@pytest.mark.parametrize("has_requests", [True, False])
+def test_a_second_record_of_a_request_or_of_its_answer_is_no_second_call(
+    tmp_path: Path, apart_ns: int, has_requests: bool
+) -> None:
+    def record(end_s: float, event: str, more_ns: int = 0, **more: Any) -> Any:
+        attributes = {"event.name": event, "session.id": "one", **more}
+        return {"timeUnixNano": str(round((START_S + end_s) * NS_PER_S) + more_ns), "attributes": typed(attributes)}
+
+    def details(end_s: float, **more: Any) -> Any:
+        names = {"gen_ai.operation.name": "generate_content", "gen_ai.request.model": "m"}
+        return record(end_s, "gen_ai.client.inference.operation.details", apart_ns, **names, **more)
+
+    def call(end_s: float, prompt: int, output: int, thoughts: int) -> list[Any]:
+        asked = [record(end_s - 1, "gemini_cli.api_request", model="m"), details(end_s - 1)]
+        counts = {"input_token_count": prompt, "output_token_count": output, "thoughts_token_count": thoughts}
+        counts |= {"total_token_count": prompt + output + thoughts, "duration_ms": 1000}
+        told = {"gen_ai.usage.input_tokens": prompt, "gen_ai.usage.output_tokens": output}
+        told |= {"gen_ai.output.messages": json.dumps([{"parts": [{"content": "word " * 400}]}]), "id": f"r{end_s}"}
+        answer = [record(end_s, "gemini_cli.api_response", **counts), details(end_s, **told)]
+        return asked * has_requests + answer
+
+    # Two calls at once with one prompt, whose answers differ.
+    rows = [*call(1, 500, 40, 300), *call(4, 900, 60, 0), *call(4.2, 900, 70, 0)]
+    trace = trace_of(tmp_path, [{"resourceLogs": [{"scopeLogs": [{"logRecords": rows}]}]}])
+    lengths = [(one.prompt_tokens, one.generate_tokens) for one in trace.recordings[0].requests]
+    assert lengths == [(500, 340), (900, 60), (900, 70)]
+    assert trace.head.dropped == {LOGGED: 3}
+    assert trace.head.rows["passed over"] == 6 * has_requests
+    assert not trace.head.broken
+    assert trace.recordings[0].requests[1].wait_ns == 2 * NS_PER_S
+    alone = trace_of(tmp_path, [{"resourceLogs": [{"scopeLogs": [{"logRecords": rows[-1:]}]}]}])
+    assert [one.prompt_tokens for one in alone.recordings[0].requests] == [900], "where it is all that is told"
+
+
 COUNTS = ("gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens", "gen_ai.usage.cache_read.input_tokens")
 
 
