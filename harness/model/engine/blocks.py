@@ -12,7 +12,7 @@ from harness.model.engine.paged_state import NO_KEY, NO_PIN, NOT_FIRST, PagedSta
 from harness.model.engine.pools import bucket_of
 from harness.model.engine.retention import (
     add_pin,
-    link_behind,
+    link_between,
     next_pinned,
     order_pins,
     put_second,
@@ -39,9 +39,9 @@ def reset_blocks(state: PagedState) -> None:
 
 
 @always_inline
-def free_behind(state: PagedState, before: int, block: int) -> None:
-    """Nobody holds the block: it is used again right after a free one; behind block 0: before all others."""
-    link_behind(state.blocks, before, block)
+def free_between(state: PagedState, before: int, block: int, after: int) -> None:
+    """Nobody holds the block: it is used again between two free ones; block 0 is before and after all."""
+    link_between(state.blocks, before, block, after)
     state.server[0].num_free += 1
 
 
@@ -149,12 +149,12 @@ def free_seat_blocks(state: PagedState, seat: int, count: int) -> None:
             if blocks[block].chain == NO_KEY:
                 empty += 1
             else:
-                free_behind(state, int(blocks[0].prev), block)
+                free_between(state, int(blocks[0].prev), block, 0)
     place = 0
     while empty > 0:
         block = int(state.seat_blocks[seat, place])
         if blocks[block].holders == 0 and blocks[block].chain == NO_KEY:
-            free_behind(state, 0, block)
+            free_between(state, 0, block, int(blocks[0].next))
             empty -= 1
         place += 1
 
@@ -184,6 +184,6 @@ def forget_content(state: PagedState) -> None:
         block = int(state.pins[0].heap)
         remove_pin(state, block)
         server.num_free -= 1
-        free_behind(state, int(state.blocks[0].prev), block)
+        free_between(state, int(state.blocks[0].prev), block, 0)
     server.num_second = 0
     reset_retention(state)

@@ -18,9 +18,8 @@ PIN_FACTOR = 2
 
 
 @always_inline
-def link_behind(ring: Records[PagedBlock] | Records[PagedSecond], before: int, place: int) -> None:
-    """A place that is in no ring stands right behind another one from now on."""
-    after = ring[before].next
+def link_between(ring: Records[PagedBlock] | Records[PagedSecond], before: int, place: int, after: int) -> None:
+    """A place that is in no ring stands between two neighbours from now on."""
     ring[place].prev = before
     ring[place].next = after
     ring[before].next = place
@@ -150,7 +149,7 @@ def find_second(state: PagedState, key: int) -> int:
 def use_second(state: PagedState, place: int) -> None:
     """A linked place of the second memory is used now: it goes last."""
     unlink(state.second, place)
-    link_behind(state.second, int(state.second[0].prev), place)
+    link_between(state.second, int(state.second[0].prev), place, 0)
 
 
 @jit
@@ -187,7 +186,7 @@ def put_second(state: PagedState, key: int) -> None:
     state.second[place].key = key
     state.second[place].chain = state.second_buckets[bucket]
     state.second_buckets[bucket] = place
-    link_behind(state.second, int(state.second[0].prev), place)
+    link_between(state.second, int(state.second[0].prev), place, 0)
 
 
 @jit
