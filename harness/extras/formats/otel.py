@@ -25,7 +25,7 @@ MOST_LOOKED_AT = 64
 GLOBAL = re.compile("[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3,}")
 BESIDE, WRAPS, WITHIN, SUMS, OPEN, TWICE, AROUND, OTHER_VALUES, LOGGED = TABLES["twice"].values()
 ALONE, ORPHANS, JOINED, APART, FOLLOWING, SHORT_NAMES = TABLES["sessions"].values()
-NO_TOOLS, WHOSE = TABLES["waits"].values()
+NO_TOOLS, WHOSE, ASKED_AGAIN = TABLES["waits"].values()
 
 
 def otel_logs(lines: Lines, notes: ReadNotes) -> Iterator[Log]:
@@ -264,8 +264,7 @@ class _Tree:
     def _add_tools(self) -> None:
         """Give each tool, and each agent that no tool ran, to the call that it came after."""
         for span in self._others:
-            run = self._run(span)
-            is_run_by_tool = span.role == "agent" and run is not None and run.role == "tool"
+            is_run_by_tool = span.role == "agent" and (run := self._run(span)) is not None and run.role == "tool"
             if span.role in ("agent", "tool") and span.has_times and not is_run_by_tool:
                 starter = self._starter(span, span.start_ns)
                 if starter is not None and starter.call is not None:
@@ -277,8 +276,10 @@ class _Tree:
         beside = [span for span in self._others if span.is_beside(spans[0])]
         allowed_ns = {span.end_ns for span in beside if span.is_allowed}
         # An answer to a tool that asks a person is of its trace; a record of a log need not be.
-        traces, persons = {each.trace for each in spans}, [span for span in beside if span.role == "person"]
-        asked = {span.end_ns for span in persons if not span.span or span.trace in traces}
+        traces = {each.trace for each in spans}
+        beside = [span for span in beside if not span.span or span.trace in traces]
+        asked = {span.end_ns for span in beside if span.role == "person"}
+        failed = [(self._run(span), span.start_ns) for span in beside if span.is_failed]
         for place, span in enumerate(spans[1:], 1):
             earlier = spans[max(0, place - MOST_LOOKED_AT) : place]
             ended_ns = max((each.end_ns for each in earlier if each.end_ns <= span.start_ns), default=None)
@@ -288,8 +289,7 @@ class _Tree:
             tools = (tool for each in earlier if each.call for tool in each.call.tool_spans)
             ran = [(max(one, ended_ns), end) for one, end in tools if one < span.start_ns and end > ended_ns]
             tool_ns = max((end_ns for _, end_ns in ran), default=ended_ns)
-            root = self._root(span)
-            before = self._root(earlier[-1])
+            root, before = self._root(span), self._root(earlier[-1])
             # A root around one call alone may be its request, wrapped: then the call before must have ended a run.
             is_run = [each.role == "agent" or (each.role != "call" and each.num_within > 1) for each in (before, root)]
             has_ended = is_run[0] and before.has_times and before.end_ns <= root.start_ns
@@ -297,11 +297,17 @@ class _Tree:
             is_turn = is_turn and (is_run[1] or has_ended or earlier[-1].is_final)
             persons = {moment_ns for moment_ns in asked if ended_ns <= moment_ns <= span.start_ns}
             asked_ns = max(persons | ({root.start_ns} if is_turn else set()), default=None)
+            # An attempt that failed is a part of the call that was made instead.
+            tried_ns = [at_ns for run, at_ns in failed if at_ns >= ended_ns and run is self._run(span)]
+            first_ns, asked_last_ns = min([*tried_ns, span.start_ns]), max(tool_ns, asked_ns or 0)
+            span.call.submitted_ns = max(first_ns, min(asked_last_ns, span.start_ns))
+            if first_ns < span.call.submitted_ns:
+                span.call.unknown_wait = span.call.unknown_wait or ASKED_AGAIN
             if tool_ns > ended_ns or asked_ns is not None:
                 span.call.inputs_ns = (tool_ns if tool_ns > ended_ns else None, asked_ns)
                 span.call.kind = whose(ended_ns, *span.call.inputs_ns)
                 is_allowed, ran_ns = any(end in allowed_ns for _, end in ran), [end - start for start, end in ran]
-                settle_kind(span.call, span.start_ns - ended_ns, ran_ns, self._notes, is_allowed=is_allowed)
+                settle_kind(span.call, span.call.submitted_ns - ended_ns, ran_ns, self._notes, is_allowed=is_allowed)
             elif not has_tools and not asked and span.trace == earlier[-1].trace:
                 self._notes.assume(NO_TOOLS)
             else:

@@ -27,9 +27,10 @@ AGENT_NAMES, TOOL_NAMES = TABLES["names"]["agent_names"], TABLES["names"]["tool_
 COUNTS = frozenset(by_type(NAMES))
 # Reasons for which an answer ends that calls no tool, as a text, a list or the text of a list.
 FINAL = {form.format(reason) for reason in ("stop", "end_turn") for form in ("{}", "['{}']", '["{}"]')}
+ERRORS = {"2", "ERROR", "STATUS_CODE_ERROR", "STATUSCODE.ERROR"}  # a status, in any form
 LIKE_CACHED = re.compile(r"(usage|token).*cache|cache.*token", re.IGNORECASE)
 MESSAGE_OF = re.compile(r"(?:gen_ai\.prompt|llm\.input_messages)\.(\d{1,6})\.")
-NO_COUNTS, FAILED_WITH_COUNTS, LINKED, ESTIMATED = TABLES["spans"].values()
+NO_COUNTS, FAILED, FAILED_WITH_COUNTS, LINKED, ESTIMATED = TABLES["spans"].values()
 # Two services tokenise one prompt with a few tokens' difference.
 SLACK_TOKENS = 16
 SLACK_SHARE = 0.02
@@ -40,9 +41,9 @@ class Span:
     """One span or record. role: "call", "tool", "agent", "person" (who asked), or "" for any other.
 
     is_named: its operation is one of a call; is_unread: it is a call that cannot be read, or may be one; is_bare: it is
-    a call without counts, and one within it may have them; is_final: its answer ends a run by the reason that it gives;
-    is_allowed: a person was asked whether the tool may run; rank: 0 of a span, 1 of a log's record, 2 of one that may
-    stand beside such a record.
+    a call without counts, and one within it may have them; is_failed: it is a call that failed; is_final: its answer
+    ends a run by the reason that it gives; is_allowed: a person was asked whether the tool may run; rank: 0 of a span,
+    1 of a log's record, 2 of one that may stand beside such a record.
     """
 
     trace: str
@@ -58,6 +59,7 @@ class Span:
     call: Call | None = None
     is_unread: bool = False
     is_bare: bool = False
+    is_failed: bool = False
     is_final: bool = False
     is_allowed: bool = False
     session: str = ""
@@ -97,8 +99,7 @@ class Span:
 
     def move(self, by_ns: int) -> None:
         """Move it in time."""
-        self.start_ns += by_ns
-        self.end_ns += by_ns
+        self.start_ns, self.end_ns = self.start_ns + by_ns, self.end_ns + by_ns
         if self.call is not None:
             self.call.submitted_ns, self.call.end_ns = self.start_ns, self.end_ns
 
@@ -130,7 +131,8 @@ def read_span(record: Record, at: str, notes: ReadNotes) -> Span:
     has_counts = any(name in attributes for name in COUNTS)
     if not operation and not has_model and not has_counts and _named(attributes, TOOL_NAMES):
         operation = "execute_tool"
-    has_failed = _has_failed(record)
+    status = {str(each).upper() for each in (record.get("status"), *record_of(record, "status").values())}
+    has_failed = bool(status & ERRORS or text_of(attributes, "error.type"))
     tells = has_counts and has_model if operation else has_counts or has_model
     is_call = operation in CHATS or (operation not in PASSED and tells)
     decision = text_of(attributes, "decision")
@@ -157,7 +159,8 @@ def read_span(record: Record, at: str, notes: ReadNotes) -> Span:
         notes.row_broken("a chat span without its times", at)
         span.is_unread = True
     elif has_failed and not any(tokens_of(attributes.get(name)) for name in COUNTS):
-        notes.drop_call("calls that failed: their time is part of the wait", at)
+        span.is_failed = True
+        notes.drop_call(FAILED, at)
     elif isinstance(call := _call(record, span, notes), str):
         span.is_bare = call == NO_COUNTS
         span.is_unread = not span.is_bare
@@ -168,14 +171,6 @@ def read_span(record: Record, at: str, notes: ReadNotes) -> Span:
         notes.assume(FAILED_WITH_COUNTS, has_failed)
         span.call = call
     return span
-
-
-def _has_failed(span: Record) -> bool:
-    """Whether a span says that it ended in an error: by its status in any form, or by the error's type."""
-    codes = {str(each).upper() for each in (span.get("status"), *record_of(span, "status").values())}
-    return bool(
-        codes & {"2", "ERROR", "STATUS_CODE_ERROR", "STATUSCODE.ERROR"} or text_of(span, "attributes", "error.type")
-    )
 
 
 def _call(record: Record, span: Span, notes: ReadNotes) -> Call | str:

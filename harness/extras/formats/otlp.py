@@ -20,7 +20,8 @@ PLAIN = ("stringValue", "boolValue", "doubleValue")
 DOCUMENTS = ("resourceSpans", "resource_spans", "batches")
 LOGS = ("resourceLogs", "resource_logs")
 # Events of the logs of Gemini CLI and Qwen Code by the ends of their names, and the operations that they are.
-EVENTS = {name: name for name in ("api_request", "user_prompt")} | {"api_response": "chat", "tool_call": "execute_tool"}
+EVENTS = {"api_request": "api_request", "api_response": "chat", "api_error": "chat"}
+EVENTS |= {"tool_call": "execute_tool", "user_prompt": "user_prompt"}
 # The conventions' event of a call, which a program may write beside its own, and of a request too.
 DETAILS = "gen_ai.client.inference.operation.details"
 ANSWERED = ("gen_ai.usage.input_tokens", "gen_ai.output.messages", "gen_ai.response.id", "error.type")
@@ -109,8 +110,8 @@ def _of_log(record: Record, resource: Record, notes: ReadNotes) -> Record:
     attributes = _attributes(record.get("attributes"))
     event = text_of(attributes, "event.name") or text_of(record, "eventName") or text_of(record, "event_name")
     is_request = event == DETAILS and not any(name in attributes for name in ANSWERED)
-    operation = EVENTS.get("api_request" if is_request else event.rpartition(".")[2], "")
-    operation = operation or text_of(attributes, "gen_ai.operation.name") or f"event {event}"
+    kind = "api_request" if is_request else event.rpartition(".")[2]
+    operation = EVENTS.get(kind) or text_of(attributes, "gen_ai.operation.name") or f"event {event}"
     end_ns = notes.date_ns(_whole(_of(record, "timeUnixNano")) or _whole(_of(record, "observedTimeUnixNano")))
     spent_ns = seconds_ns(attributes.get("duration_ms") or 0, NS_PER_MS) or 0
     return {
@@ -119,6 +120,7 @@ def _of_log(record: Record, resource: Record, notes: ReadNotes) -> Record:
         "start_ns": None if end_ns is None else end_ns - spent_ns,
         "end_ns": end_ns,
         "event": event,
+        "status": "ERROR" if kind == "api_error" else "",
         "attributes": attributes | {"gen_ai.operation.name": operation},
         "resource_attributes": resource,
     }

@@ -12,6 +12,7 @@ import pytest
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
 from harness.extras.formats.otel import SUMS
+from harness.extras.formats.otel_spans import FAILED
 from harness.extras.formats.weka import GAPS, PART_NAMED
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.links import CONTRADICTED, LAST_BLOCK, UNANSWERED, WHOLE
@@ -96,12 +97,12 @@ def test_traces_that_name_a_session_are_one_conversation_and_else_cached_tokens_
     assert not any("cached tokens of a first call" in label for label in together.head.labels)
 
 
-def test_a_call_that_failed_is_dropped_and_its_time_is_a_part_of_the_wait(tmp_path: Path) -> None:
+def test_a_call_that_failed_is_dropped_and_the_wait_ends_where_it_began(tmp_path: Path) -> None:
     first, second = spans_of("gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens", "gen_ai.usage.cached_tokens")
     failed = span(3, 4, 7, {"gen_ai.operation.name": "chat", "error.type": "429"}) | {"status": {"code": "ERROR"}}
     trace = imported(written(tmp_path, [first, failed, second]))
-    assert calls(trace)[1] == (1200, 1000, 50, 5.0)
-    assert trace.head.dropped == {"calls that failed: their time is part of the wait": 1}
+    assert calls(trace)[1] == (1200, 1000, 50, 1.0)
+    assert trace.head.dropped == {FAILED: 1}
 
 
 def test_a_side_chain_and_a_compaction_of_claude(tmp_path: Path) -> None:

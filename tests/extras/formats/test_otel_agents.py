@@ -12,6 +12,7 @@ from harness.clock import NS_PER_S
 from harness.errors import SpecError
 from harness.extras.formats.otel import (
     APART,
+    ASKED_AGAIN,
     FOLLOWING,
     JOINED,
     LOGGED,
@@ -26,7 +27,7 @@ from harness.extras.formats.otel import (
     WITHIN,
     WRAPS,
 )
-from harness.extras.formats.otel_spans import FAILED_WITH_COUNTS, LINKED
+from harness.extras.formats.otel_spans import FAILED, FAILED_WITH_COUNTS, LINKED
 from harness.model.traces.base import ONE_PAGE
 from harness.model.traces.calls import ALLOWED, UNEXPLAINED
 from harness.model.traces.links import BY_MESSAGES, GAPS, UNAWAITED
@@ -377,10 +378,38 @@ def test_failed_calls_without_tokens_are_dropped_and_those_with_counts_are_said(
         row["attributes"] |= {"error.type": "timeout"}
     rows[1]["attributes"]["gen_ai.usage.output_tokens"] = 0
     trace = trace_of(tmp_path, [{"spans": rows}])
-    assert [one.wait_ns / NS_PER_S for one in trace.recordings[0].requests] == [0, 3, 1]
-    assert trace.head.dropped == {"calls that failed: their time is part of the wait": 1}
+    assert [one.wait_ns / NS_PER_S for one in trace.recordings[0].requests] == [0, 1, 1]
+    assert trace.head.dropped == {FAILED: 1}
     assert said(trace, FAILED_WITH_COUNTS)
     assert not trace.head.broken
+
+
+@pytest.mark.parametrize("program", ["gemini_cli", "qwen-code"])
+@pytest.mark.parametrize("asked_again", [False, True])
+def test_a_call_that_a_log_says_failed_ends_the_wait_unless_more_was_asked_after_it(
+    tmp_path: Path, program: str, asked_again: bool
+) -> None:
+    def record(end_s: float, event: str, **more: Any) -> Any:
+        attributes = {"event.name": f"{program}.{event}", "session.id": "one", **more}
+        return {"timeUnixNano": str(round((START_S + end_s) * NS_PER_S)), "attributes": typed(attributes)}
+
+    counts = {"output_token_count": 40, "duration_ms": 1000}
+    asked = [record(70, "user_prompt")] * asked_again
+    rows = [
+        record(2, "api_response", input_token_count=500, **counts),
+        record(32, "user_prompt"),
+        record(32.1, "api_request", model="m"),
+        record(34, "api_error", duration_ms=1900, status_code=503, model="m"),
+        *asked,
+        record(80, "api_response", input_token_count=600, **counts),
+    ]
+    trace = trace_of(tmp_path, [{"resourceLogs": [{"scopeLogs": [{"logRecords": rows}]}]}])
+    last = trace.recordings[0].requests[-1]
+    assert (last.wait_kind, last.is_drawn) == ("human", asked_again)
+    assert asked_again or last.wait_ns / NS_PER_S == 30.1
+    assert trace.head.dropped == {FAILED: 1}
+    assert not trace.head.rows["unknown"]
+    assert said(trace, f"waits that are unknown: {ASKED_AGAIN}") == asked_again
 
 
 @pytest.mark.parametrize("name", ["gen_ai.tool.name", "ai.toolCall.name"])
