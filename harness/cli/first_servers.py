@@ -154,7 +154,7 @@ def _shown(server: ServerSpec, report: ProbeReport, evidence: StackEvidence) -> 
     stack = _stack_of(server, evidence, facts)
     values = shown = AttachedBackend().all_shown(server, stack, facts)
     recorded = evidence.recorded.settings if evidence.recorded is not None and stack is ServingStack.vllm else {}
-    comments = dict.fromkeys(recorded.keys() - values.keys(), "shown by the recording of this server")
+    comments = dict.fromkeys(recorded.keys() - values.keys(), "by its recording, not shown now")
     differing = {key: value for key, value in recorded.items() if key in values and values[key] != value}
     comments |= {key: f"shown by the server; when it was recorded: {value}" for key, value in differing.items()}
     values = {**recorded, **values}

@@ -239,7 +239,10 @@ def _kept(writer: RunWriter) -> Generator[None]:
     except ServerError as error:
         kept = writer.abort()
         if kept is not None and (kept / layout.SERVER_LOG).is_file():
-            error.below = (*error.below, f"its log: {kept / layout.SERVER_LOG}; then go on with --resume")
+            error.below = (
+                *error.below,
+                f"its log: {kept / layout.SERVER_LOG}; then the same command goes on (run, calibrate: with --resume)",
+            )
         raise
 
 

@@ -99,9 +99,11 @@ class Explored:
         if self.ceiling is not None:
             saved = with_error(100 * (1 - self.ceiling.ratio), 100 * self.ceiling.error, 1)
             yield f"most that any configuration could save: {saved} %"
+        least = min((option.ratio.ratio for option in self.options), default=1.0)
         width = max((len(option.setup.label) for option in self.options), default=0)
         for option in self.options:
             marks = [name for name, chosen in (("best", self.best), ("smallest", self.smallest)) if chosen == option]
+            marks += ["by other plans"] * ("best" in marks and option.ratio.ratio > least)
             marks += ["does the same here, not measured"] * (option.setup == self.alike)
             mark = f"  <- {', '.join(marks)}" if marks else ""
             memory = "" if option.memory_gib is None else f", {option.memory_gib:.1f} GiB"

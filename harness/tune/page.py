@@ -326,7 +326,8 @@ def _how(found: TuneResult) -> Iterator[str]:
         ceiling = 100 * (1 - explored.ceiling.ratio)
         costs = assumed(found)
         by = f" by the costs of {costs}, which nobody measured on this server" if costs else ""
-        yield f"No configuration is predicted to save more than {ceiling:.1f} %{by} (every size, memory without end)."
+        bound = "every size, memory without end" if explored.baseline.decode_buckets else "memory without end"
+        yield f"No configuration is predicted to save more than {ceiling:.1f} %{by} ({bound})."
     alike = f"; {explored.alike_in_words} on every plan, so it was not measured" * bool(explored.alike)
     yield (
         f"Explored {explored.num_setups:,} configurations in {explored.num_simulated:,} simulations: "

@@ -96,15 +96,16 @@ class Setup(NamedTuple):
 
     @property
     def label(self) -> str:
-        """ "{1,4,8}/8", "{1,4,8}/8, 12 slots", "{1,2}/8, 1024 blocks, 2 x least-requests"."""
-        sizes = f"{{{','.join(map(str, self.decode_buckets))}}}" if self.decode_buckets else "its own sizes"
+        """ "{1,4,8}/8", "{1,4,8}/8, 12 slots", "{1,2}/8, 1024 blocks, 2 x least-requests", "8 requests at once"."""
+        sizes = f"{{{','.join(map(str, self.decode_buckets))}}}/" if self.decode_buckets else ""
         slots = "" if self.kv_slots in (None, self.max_num_seqs) else f", {self.kv_slots} slots"
         blocks = "" if self.num_gpu_blocks is None else f", {self.num_gpu_blocks} blocks"
         caching = "" if self.prefix_caching else ", no prefix caching"
         behind = f", {self.replicas} x {self.policy}" if self.replicas > 1 else ""
         usual = dict(_usual_others()) if self.others else {}
         others = "".join(f", {key} {value:d}" for key, value in self.others if value != usual.get(key))
-        return f"{sizes}/{self.max_num_seqs}{slots}{blocks}{caching}{behind}{others}"
+        limit = self.max_num_seqs if sizes else f"{self.max_num_seqs} requests at once"
+        return f"{sizes}{limit}{slots}{blocks}{caching}{behind}{others}"
 
 
 @cache

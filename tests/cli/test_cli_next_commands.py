@@ -194,4 +194,4 @@ def test_a_server_that_did_not_start_says_where_its_log_is_kept(repository: Path
     started = "harness run demo --backend emulator --replicates 1 --set server.start_timeout_s=0.01"
     log, _, rest = line_after("its log:", followed(repository, started, expected=(1,))).partition(";")
     assert (repository / log).is_file()
-    assert rest == " then go on with --resume"
+    assert rest == " then the same command goes on (run, calibrate: with --resume)"

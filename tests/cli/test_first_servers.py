@@ -80,7 +80,7 @@ def test_the_settings_of_a_recording_are_those_of_its_server(folder: Path) -> No
     path = recording(folder, scheduler=VLLM, max_num_seqs=6, num_gpu_blocks=8192, block_size=128, max_model_len=8192)
     server, text = written(a_vllm(num_gpu_blocks=4096), "--from", path)
     assert (server.rules, server.max_num_seqs, server.num_gpu_blocks) == ("vllm-paged", 6, 4096)
-    assert "shown by the recording of this server" in text
+    assert "by its recording, not shown now" in text
     assert "when it was recorded: 8192" in text
     assert "assumed" not in text
     CliRunner().invoke(app, ["init", "started", "--backend", "vllm", "--from", path])

@@ -102,7 +102,7 @@ def test_a_table_shows_costs_and_what_users_felt(runs: Path) -> None:
     assert "cost/base" in text
     assert "TTFT" in text
     assert "typical run" not in text
-    assert "fewer than 10 lie beyond it" in " ".join(text.split())
+    assert "fewer than 10 lie beyond it; all of them: harness table --serving" in " ".join(text.split())
     every = harness("table", "small", "--runs", str(runs), "--serving").stdout
     assert "turn 1" in every
     assert "few runs" in every

@@ -102,6 +102,21 @@ def test_where_every_plan_sends_the_same_requests_nothing_is_said_of_new_ones() 
     assert first_look(explored(), 12, experiment()).endswith(", if that is right and plans alone make runs differ")
 
 
+def test_of_a_vllm_that_captures_nothing_no_sizes_are_named() -> None:
+    eager = replace(explored(None, None), baseline=Setup(5, (), None, 2048), options=())
+    assert eager.baseline.label == "5 requests at once, 2048 blocks"
+    spec = experiment("attached", url="http://127.0.0.1:8000", rules="vllm-paged")
+    page = tune_page(TuneResult(spec, answer(spec, eager), SEEN, eager))
+    assert "than 9.0 % (memory without end)." in page
+
+
+def test_the_best_is_marked_where_the_plans_that_are_printed_have_a_lower_one() -> None:
+    lower = option(Setup(12, (1, 4, 12), 16, None), 0.921)
+    found = replace(explored(), options=(lower, BOTH, SLOTS))
+    assert [line.partition("<- ")[2] for line in found.lines()][-3:] == ["", "best, by other plans", "smallest"]
+    assert "by other plans" not in "".join(explored().lines())
+
+
 def test_by_costs_that_are_not_of_this_server_nothing_is_kept() -> None:
     borrowed = "no costs of this server are known; the search assumes those of 'emulated-gpu'"
     dearer = measured(shown(SMALLEST, -0.03, "more"), shown(BEST, -0.04, "more"))

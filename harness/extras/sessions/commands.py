@@ -78,7 +78,7 @@ def observe(
     }
     for title, lines in titles.items():
         print_text("\n".join(["", title, *lines]))
-    print_text("\nThen: harness trace import SESSIONS... -o trace.jsonl")
+    print_text(f"\nThen: harness tune --from {recorder.EXAMPLE} --for http://HOST:8000")
 
 
 def replay_files(sessions: Sequence[Path], steps: Path, cost_model: str = "") -> tuple[Replay, EngineConfig]:

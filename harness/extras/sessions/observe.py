@@ -14,7 +14,9 @@ from harness.stacks.vllm.step_log import INSIDE
 
 PACKAGE = "vllm_step_log"
 INSTALLER = "rbln-harness"
-EXAMPLE = "/var/log/vllm/sessions.jsonl"
+EXAMPLE = "sessions.jsonl"
+FILES = {"VLLM_SESSIONS_FILE": EXAMPLE, "VLLM_CORE_STEPS_FILE": "sessions.core_steps.jsonl"}
+"""What is written, by its variable: sessions, and beside them the timed steps that tell the costs of a server."""
 
 
 def records_in(site_packages: Path) -> list[Path]:
@@ -85,7 +87,7 @@ def _record() -> Path:
 
 def serve_lines() -> list[str]:
     """How a server is started that records its sessions, once the recorder is in its environment."""
-    return [f"VLLM_SESSIONS_FILE={EXAMPLE} vllm serve MODEL"]
+    return [" ".join([*(f"{variable}={name}" for variable, name in FILES.items()), "vllm serve MODEL"])]
 
 
 def docker_lines() -> list[str]:
@@ -93,7 +95,8 @@ def docker_lines() -> list[str]:
     return [
         "docker run --gpus all --ipc=host -p 8000:8000 \\",
         f"  -v {INSIDE}:/opt/vllm-recorder:ro -e PYTHONPATH=/opt/vllm-recorder \\",
-        f'  -v "$PWD/sessions":/sessions -e VLLM_SESSIONS_FILE=/sessions/{Path(EXAMPLE).name} \\',
+        '  -v "$PWD/sessions":/sessions \\',
+        *(f"  -e {variable}=/sessions/{name} \\" for variable, name in FILES.items()),
         "  vllm/vllm-openai:latest --model MODEL",
     ]
 
@@ -110,7 +113,7 @@ def kubernetes_lines() -> list[str]:
         "  containers:",
         "  - env:",
         "    - {name: PYTHONPATH, value: /opt/vllm-recorder}",
-        f"    - {{name: VLLM_SESSIONS_FILE, value: /sessions/{Path(EXAMPLE).name}}}",
+        *(f"    - {{name: {variable}, value: /sessions/{name}}}" for variable, name in FILES.items()),
         "    volumeMounts:",
         "    - {name: recorder, mountPath: /opt/vllm-recorder, readOnly: true}",
         "    - {name: sessions, mountPath: /sessions}",

@@ -184,7 +184,7 @@ def serving_table(summary: ExperimentSummary) -> Table:
     ]
     caption = (
         "TTFT: to the first token; ITL: between tokens; E2E: the whole answer; queue: until the log admits the request"
-        f"{f'; of the requests{summary.window}' if summary.window else ''}{few}; all of them: --serving"
+        f"{f'; of the requests{summary.window}' if summary.window else ''}{few}; all of them: harness table --serving"
     )
     if any("\n" in cell for row in rows for cell in row[1:]):
         caption = f"{caption}. {LATE_LEGEND}"

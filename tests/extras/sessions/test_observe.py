@@ -68,7 +68,13 @@ def test_the_command_says_what_it_wrote_and_how_servers_are_started(environment:
     done = harness("server", "observe", str(environment))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("written:") == 2
-    for words in ("VLLM_SESSIONS_FILE=", "docker run", "kubectl create configmap"):
+    for words in (
+        "VLLM_SESSIONS_FILE=",
+        "VLLM_CORE_STEPS_FILE=",
+        "docker run",
+        "kubectl create configmap",
+        "tune --from",
+    ):
         assert words in done.stdout
     done = harness("server", "observe", str(environment), "--remove")
     assert done.stdout.count("removed:") == 2
