@@ -32,13 +32,14 @@ NO_METRICS: Line = ("needs_metrics = false", "GET /metrics gives nothing")
 @dataclass(frozen=True)
 class Shown:
     """A server that runs, as the file writes it. lines: of [server], besides its address. room_tokens: longest request
-    that fits it, as far as known. values: settings in force by key."""
+    that fits it, as far as known. values: settings in force by key. notes: how it is unlike its recording."""
 
     url: str
     report: ProbeReport
     lines: tuple[Line, ...]
     room_tokens: int
     values: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
 
     @property
     def address(self) -> Line:
@@ -92,6 +93,7 @@ def experiment_on(urls: Sequence[str], api_key_env: str, wait_s: float, evidence
         room_tokens=min(each.room_tokens for each in shown),
         prompt_form=form,
         has_costs=all(each.has_costs for each in shown),
+        notes=tuple(note for each in shown for note in each.notes),
     )
     if len(shown) == 1:
         (only,) = shown
@@ -172,7 +174,18 @@ def _shown(server: ServerSpec, report: ProbeReport, evidence: StackEvidence) -> 
     if "max_num_seqs" not in values or recorded.keys() - shown.keys():
         lines.append(DECLARED)
     room = longest if can_be_written else min(longest, SLOT_TOKENS)
-    return Shown(server.url, report, tuple(lines), room, values)
+    notes = [f"{key} = {was} when it was recorded, {values[key]} now" for key, was in differing.items()]
+    notes += _another_model(str(recorded.get("model", "")), report.model)
+    return Shown(server.url, report, tuple(lines), room, values, tuple(f"{server.url}: {note}" for note in notes))
+
+
+def _another_model(recorded: str, served: str) -> list[str]:
+    """What to say where neither of a model's path and the name that serves it ends with the other's last part."""
+    paths = [name.rstrip("/") for name in (recorded, served)]
+    last, served_last = (path.rpartition("/")[2] for path in paths)
+    if not recorded or paths[0].endswith(served_last) or paths[1].endswith(last):
+        return []
+    return [f"the model was {recorded} when it was recorded, {served} now"]
 
 
 def started_as_recorded(start: FirstExperiment, recorded: RecordedServer) -> FirstExperiment:

@@ -228,7 +228,7 @@ def _draft(name: str, asked: DraftInputs) -> Draft:
     lines, note = ((), "") if has_costs else _recorded_costs(name, asked.source)
     start = replace(start, server=(*start.server, *lines))
     workload = recorded(wanted, read, start, lambda tried: Draft(name, kind, start, tried).predicted_s())
-    return Draft(name, kind, start, replace(workload, notes=(*workload.notes, *filter(None, [note]))))
+    return Draft(name, kind, start, replace(workload, notes=(*workload.notes, *start.notes, *filter(None, [note]))))
 
 
 def _cost_file(name: str) -> Path:
@@ -248,12 +248,27 @@ def _recorded_costs(name: str, source: str) -> tuple[tuple[Line, ...], str]:
     if steps is None:
         return (), ""
     try:
+        _refuse_unlike(Path(source), steps)
         fitted = fit_recorded(steps, seed=SEED)
         path = write_cost_file(fitted, Path(), _cost_file(name).stem.removesuffix("-1"))
     except (RecordsError, SpecError) as error:
         return (), f"the recorded steps do not tell its costs: {error}"
     words = f"fitted to {fitted.origin.words}"
     return ((f'cost_model = "{path}"', words),), f"costs: {words}; {fit_in_words(fit_errors(path))}"
+
+
+def _refuse_unlike(recording: Path, steps: Path) -> None:
+    """RecordsError where recorded sessions and the steps beside them show another value of a setting."""
+    from harness.errors import RecordsError
+    from harness.stacks.vllm.step_log import recorded_server
+
+    sides = [recorded_server(recording, "vllm_sessions"), recorded_server(steps, "vllm_core_steps")]
+    shown, timed = ({} if side is None else side.settings for side in sides)
+    if unlike := [
+        f"{key} = {shown[key]} and {timed[key]}" for key in shown if timed.get(key, shown[key]) != shown[key]
+    ]:
+        what = f"{recording.name} and {steps.name} show {'; '.join(unlike)}"
+        raise RecordsError(what, hint="Record both anew, and change neither")
 
 
 def _check(draft: Draft, *, is_running: bool) -> None:

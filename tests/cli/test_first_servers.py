@@ -112,11 +112,31 @@ def test_each_drawn_difference_of_a_server_and_its_recording_is_named_with_both_
             again = a_vllm(cast("int", shown["slot_tokens"]), **labels)
             server.metrics, server.max_model_len = again.metrics, again.max_model_len
             evidence = StackEvidence(None, RecordedServer("0.32.0", ServingStack.vllm, recorded, is_eager=False))
-            lines = experiment_on([running.url], "", 0.0, evidence).server
-            named = [(line, comment) for line, comment in lines if "when it was recorded" in comment]
+            found = experiment_on([running.url], "", 0.0, evidence)
+            assert found.notes == (f"{running.url}: {key} = {recorded[key]} when it was recorded, {shown[key]} now",)
+            named = [(line, comment) for line, comment in found.server if "when it was recorded" in comment]
             assert named == [
                 (f"{key} = {json.dumps(shown[key])}", f"shown by the server; when it was recorded: {recorded[key]}")
             ]
+
+
+@pytest.mark.parametrize("model", ["/models/served/", "org/served", "org/other"])
+def test_a_recording_of_another_server_is_said_to_be_one(folder: Path, model: str) -> None:
+    path = recording(folder, scheduler=VLLM, max_num_seqs=77, num_gpu_blocks=8192, model=model)
+    server = a_vllm(num_gpu_blocks=4096)
+    server.model = "org/served" if model.startswith("/") else "served"
+    with plain_server(server) as running:
+        done = CliRunner().invoke(app, ["init", "mine", "--for", running.url, "--from", path])
+    said = " ".join(done.output.split())
+    assert "num_gpu_blocks = 8192 when it was recorded, 4096 now" in said
+    another = "the model was org/other when it was recorded, served now"
+    assert (another in said, "the model was" in said) == ((True, True) if model == "org/other" else (False, False))
+    # The steps beside it are another server's too: nothing is priced by them.
+    (steps,) = folder.rglob("core.jsonl")
+    timed = json.loads(steps.read_text().partition("\n")[0])["effective"]
+    unlike = f"max_num_seqs = 77 and {timed['max_num_seqs']}; num_gpu_blocks = 8192 and {timed['num_gpu_blocks']}"
+    assert f"the recorded steps do not tell its costs: sessions.jsonl and core.jsonl show {unlike}" in said
+    assert "cost_model" not in Path("mine.toml").read_text()
 
 
 def test_an_experiment_may_have_the_name_of_its_recording(folder: Path) -> None:

@@ -55,7 +55,7 @@ class FirstExperiment:
     server: more lines of these tables. base: lines of the first condition, which is the baseline. other: the condition
     that is compared with it. room_tokens: longest request that fits the server. sets_slot_tokens: slots of another
     length take no new model. prompt_form: "" for the default. needs: a command that comes before all others, or "".
-    has_costs: a shipped cost model predicts it.
+    has_costs: a shipped cost model predicts it. notes: what is said beside the file.
     """
 
     about: str
@@ -71,6 +71,7 @@ class FirstExperiment:
     prompt_form: str = ""
     needs: str = ""
     has_costs: bool = True
+    notes: tuple[str, ...] = ()
 
 
 MODELLED = FirstExperiment(

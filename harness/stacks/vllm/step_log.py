@@ -313,7 +313,7 @@ def stack_of(scheduler: object) -> ServingStack | None:
 
 @dataclass(frozen=True, slots=True)
 class RecordedServer:
-    """What the first line of recorded sessions says of the server that was recorded.
+    """What the first line of a recording says of the server that was recorded.
 
     is_eager: it was started to run its steps without graphs.
     """
@@ -324,9 +324,12 @@ class RecordedServer:
     is_eager: bool
 
 
-def recorded_server(path: Path) -> RecordedServer | None:
-    """The server of a file of recorded sessions, packed or not, or of the first in a folder; None of another file."""
-    header = recorded_header(path, "vllm_sessions")
+def recorded_server(path: Path, mark: str = "vllm_sessions") -> RecordedServer | None:
+    """The server of a file of recorded sessions, packed or not, or of the first in a folder; None of another file.
+
+    mark: the key of the first line; "vllm_core_steps": of the steps of an engine core.
+    """
+    header = recorded_header(path, mark)
     if header is None:
         return None
     effective = cast("dict[str, Any]", header["effective"]) if isinstance(header.get("effective"), dict) else {}
