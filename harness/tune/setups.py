@@ -58,9 +58,7 @@ class Setup(NamedTuple):
             server.prefix_caching,
             server.num_replicas,
             server.routing.policy if server.is_routed else "",
-            ()
-            if config is None
-            else tuple((key, getattr(paged, SCALAR_OF.get(key, key))) for key in levers_of(server)),
+            () if config is None else tuple((key, _value_in(config, key)) for key in levers_of(server)),
         )
 
     @property
@@ -106,6 +104,14 @@ class Setup(NamedTuple):
         others = "".join(f", {key} {value:d}" for key, value in self.others if value != usual.get(key))
         limit = self.max_num_seqs if sizes else f"{self.max_num_seqs} requests at once"
         return f"{sizes}{limit}{slots}{blocks}{caching}{behind}{others}"
+
+
+def _value_in(config: EngineConfig, key: str) -> int:
+    """The value of one of VALUE_LEVERS that an engine has."""
+    if key == NUM_DRAFTS:
+        return config.drafts.num_drafts
+    value: int = getattr(config.paged, SCALAR_OF.get(key, key))
+    return value
 
 
 @cache
