@@ -132,6 +132,7 @@ class Device:
     utilisation: float | None = None
     memory_used_bytes: float | None = None
     memory_total_bytes: float | None = None
+    group: str = ""
     units: tuple[tuple[str, str], ...] = ()
 
 
@@ -191,7 +192,11 @@ def parse_devices(text: str, *, where: str = "rbln-smi") -> DeviceReport:
         raise ServerError("its output is not JSON", where=where, hint="Update the driver, or report this") from error
     raw = cast("dict[str, Any]", table)
     # With -g some drivers list the devices below their groups.
-    grouped = [row for group in _rows(raw, "groups") for row in _rows(group, "devices")]
+    grouped = [
+        {"group_id": group.get("group_id", group.get("id")), **row}
+        for group in _rows(raw, "groups")
+        for row in _rows(group, "devices")
+    ]
     devices = [_device(row, place) for place, row in enumerate(_rows(raw, "devices") or grouped)]
     uses = [
         DeviceUse(npu, None if pid is None else int(pid), str(row.get("process") or row.get("name") or ""))
@@ -268,6 +273,7 @@ def _device(row: dict[str, Any], place: int) -> Device:
         card=str(row.get("sid") or ""),
         status=str(row.get("status") or ""),
         utilisation=number_of(row.get("util")),
+        group=str(row["group_id"]) if row.get("group_id") is not None else "",
         units=tuple(units.items()),
         **figures,
     )

@@ -73,6 +73,7 @@ def test_a_newer_drivers_report_is_read() -> None:
         utilisation=12.5,
         memory_used_bytes=1610612736,
         memory_total_bytes=int(15.7 * (1 << 30)),
+        group="0",
         units=(("temperature", "C"), ("card_power", "W"), ("memory", "GiB")),
     )
     assert [(use.npu, use.pid, use.process) for use in report.uses] == [(2, 4242, "python3")]
@@ -82,7 +83,7 @@ def test_a_newer_drivers_report_is_read() -> None:
 def test_an_older_drivers_types_are_read_too_and_what_is_missing_is_absent() -> None:
     first, second = parse_devices(f"== header of some drivers ==\n{json.dumps(OLDER)}").devices
     assert (first.npu, first.temperature_c, first.card_power_w, first.memory_total_bytes) == (0, 38.0, 34.14, 1 << 34)
-    assert (second.npu, second.temperature_c, second.memory_used_bytes) == (1, None, None)
+    assert (second.npu, second.temperature_c, second.memory_used_bytes, second.group) == (1, None, None, "")
 
 
 @pytest.mark.parametrize(
