@@ -30,7 +30,7 @@ FINAL = {form.format(reason) for reason in ("stop", "end_turn") for form in ("{}
 ERRORS = {"2", "ERROR", "STATUS_CODE_ERROR", "STATUSCODE.ERROR"}  # a status, in any form
 LIKE_CACHED = re.compile(r"(usage|token).*cache|cache.*token", re.IGNORECASE)
 MESSAGE_OF = re.compile(r"(?:gen_ai\.prompt|llm\.input_messages)\.(\d{1,6})\.")
-NO_COUNTS, FAILED, FAILED_WITH_COUNTS, LINKED, ESTIMATED = TABLES["spans"].values()
+NO_COUNTS, FAILED, FAILED_WITH_COUNTS, LINKED, ESTIMATED, OF_CLAUDE = TABLES["spans"].values()
 # Two services tokenise one prompt with a few tokens' difference.
 SLACK_TOKENS = 16
 SLACK_SHARE = 0.02
@@ -151,6 +151,8 @@ def read_span(record: Record, at: str, notes: ReadNotes) -> Span:
     notes.assume(LINKED, not span.parent and bool(list_of(record, "links")))
     if not isinstance(record.get("attributes"), dict) and not span.span:
         notes.row_broken("no span", at)
+    elif operation == "api_request" and "output_tokens" in attributes:
+        notes.drop_call(OF_CLAUDE, at)
     elif not is_call:
         if not notes.passes(operation or "no operation", PASSED):
             notes.row_unknown(f"operation {operation}", at)

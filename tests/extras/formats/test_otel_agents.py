@@ -32,7 +32,7 @@ from harness.model.traces.base import ONE_PAGE
 from harness.model.traces.calls import ALLOWED, UNEXPLAINED
 from harness.model.traces.links import BY_MESSAGES, GAPS, UNAWAITED
 from harness.model.traces.recording import ANEW, NO_CACHE, TraceFile, describe_trace, open_trace
-from tests.support.trace_rows import imported, trace_of
+from tests.support.trace_rows import imported, trace_of, written
 
 START_S = 1_790_000_000
 TRACE, OTHER = "0af7651916cd43dd8448eb211c80319c", "0af7651916cd43dd8448eb211c80319d"
@@ -492,6 +492,19 @@ def test_telemetry_of_gemini_cli_points_to_the_sessions_own_logs(tmp_path: Path)
     path = tmp_path / "telemetry.log"
     path.write_text(2 * json.dumps({"hrTime": [1, 2], "attributes": {"event.name": "x"}}, indent=2))
     with pytest.raises(SpecError, match=r"telemetry of Gemini CLI or Qwen Code.*~/.gemini/tmp"):
+        imported(path)
+
+
+def test_events_of_claude_code_point_to_its_sessions(tmp_path: Path) -> None:
+    def record(event: str, **more: Any) -> Any:
+        attributes = typed({"event.name": event, "session.id": "one", **more})
+        return {"timeUnixNano": str(START_S * NS_PER_S), "attributes": attributes}
+
+    others = [record(each) for each in ("user_prompt", "tool_decision", "tool_result", "hook_start", "hook_end") * 2]
+    counts = {"input_tokens": "10", "output_tokens": "40", "cache_read_tokens": "500", "duration_ms": "900"}
+    rows = [*others, record("api_request", **counts)]
+    path = written(tmp_path, [{"resourceLogs": [{"scopeLogs": [{"logRecords": rows}]}]}])
+    with pytest.raises(SpecError, match=r"1 x calls in events of Claude Code: .*~/.claude/projects"):
         imported(path)
 
 
