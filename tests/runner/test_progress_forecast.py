@@ -137,8 +137,8 @@ def test_each_block_says_when_there_can_be_an_interval_and_how_many_blocks_are_l
     lines = [status_lines(event.status)[1] for event in events if isinstance(event, BlockLooked)]
     assert [line.partition("none before ")[2] for line in lines] == [
         *["block 4"] * 3,
-        "block 6, decides after about 2 more blocks",
-        "block 6, decides after about 1 more block",
+        "block 6, as so few show nothing at its level, decides after about 2 more blocks",
+        "block 6, as so few show nothing at its level, decides after about 1 more block",
         "",
     ]
 

@@ -281,7 +281,8 @@ class ComparisonLooks:
             return f"{counted}, too few for a look"
         if self.last is not None and self.last.sd < NO_SCATTER:
             return f"no interval from {counted}, as nothing varied"
-        first = "" if self.next_look is None else f": the stopping rule has none before block {self.next_look}"
+        few = "" if self.last is None else ", as so few show nothing at its level"
+        first = "" if self.next_look is None else f": the stopping rule has none before block {self.next_look}{few}"
         return f"no interval from {counted}{first}"
 
     @property
@@ -302,7 +303,7 @@ class ComparisonLooks:
         last = self.last
         if last is None or math.isnan(last.ratio):
             return self.why_no_interval
-        left = "" if self.verdict.is_final else ", more blocks needed than the budget has"
+        left = "" if self.verdict.is_final else ", would take more blocks than the rule has, should the spread stay"
         if self.blocks_left is not None:
             left = f", decides after about {self.blocks_left} more block{'s' * (self.blocks_left != 1)}"
         if last.apart:

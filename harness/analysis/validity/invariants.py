@@ -342,12 +342,13 @@ def _check_lateness(run: Evidence) -> Iterator[Finding]:
     if p99_ms is not None and p99_ms > limits.rearrival_lag_p99_ms:
         yield finding(
             "rearrival-late",
-            f"re-arrivals left up to {p99_ms:.3f} ms late (p99, wall), the limit is {limits.rearrival_lag_p99_ms:g} ms",
+            f"re-arrivals left up to {p99_ms:.3f} ms late (p99, wall), "
+            f"limits.rearrival_lag_p99_ms is {limits.rearrival_lag_p99_ms:g}",
         )
     if spread_ms is not None and spread_ms > limits.start_spread_ms:
         yield finding(
             "start-spread",
-            f"sessions started within {spread_ms:.3f} ms (wall), the limit is {limits.start_spread_ms:g} ms",
+            f"sessions started within {spread_ms:.3f} ms (wall), limits.start_spread_ms is {limits.start_spread_ms:g}",
         )
     if late.num_early:
         yield finding("sent-early", f"{late.num_early} requests left before they were due")
@@ -368,7 +369,7 @@ def _check_residual(run: Evidence) -> Iterator[Finding]:
         yield finding(
             "channels-apart",
             f"channel A explains {a.total_ns / NS_PER_S:.3f} s of {b_ns / NS_PER_S:.3f} s that channel B saw: r/B = "
-            f"{share:.3f}, the limit is {limit:g}",
+            f"{share:.3f}, limits.residual_share is {limit:g}",
             do="Calibrate the cost model on this server, or look for what else kept it busy",
             severity="invalid",
         )

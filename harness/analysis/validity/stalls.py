@@ -59,14 +59,14 @@ def check_freezes(manifest: Manifest) -> Iterator[Finding]:
         yield finding(
             "host-stalled",
             f"the host stood still for {stall_ms:.0f} ms (wall) while requests were due or under way, "
-            f"the limit is {limits.stall_ms:g} ms",
+            f"limits.stall_ms is {limits.stall_ms:g}",
         )
     waits = {
         f"what had arrived waited up to {lag_ms or 0:.0f} ms (wall) for the client": lag_ms,
         f"the client did nothing for {pause_ms or 0:.0f} ms (wall) while requests were due or under way": pause_ms,
     }
     for evidence in [evidence for evidence, ms in waits.items() if ms is not None and ms > limits.stamp_lag_ms][:1]:
-        limit = f", the limit is {limits.stamp_lag_ms:g} ms"
+        limit = f", limits.stamp_lag_ms is {limits.stamp_lag_ms:g}"
         yield finding("client-stalled", evidence + limit)
 
 
@@ -92,7 +92,7 @@ def check_read_together(manifest: Manifest) -> Iterator[Finding]:
     yield finding(
         "read-together",
         f"the client read {' and '.join(words)} {why}: "
-        f"TTFT, TPOT and ITL are known to within that; the limit is {limit_ms:g} ms (wall)",
+        f"TTFT, TPOT and ITL are known to within that; limits.read_together_ms is {limit_ms:g} (wall)",
         severity="invalid" if max(means_ms.values()) > limit_ms else "warning",
     )
 
@@ -107,7 +107,7 @@ def check_held_tokens(manifest: Manifest) -> Iterator[Finding]:
         f"in {held['num_held']} of {held['num_answers']} answers the first token came together with later ones: a "
         f"proxy, or the server itself, collects tokens before it passes them on. "
         f"First tokens are about {held['mean_ms']:.0f} ms late for that (mean over the answers, wall), "
-        f"the limit is {limit_ms:g} ms",
+        f"limits.first_token_held_ms is {limit_ms:g}",
         severity="invalid" if held["num_held"] >= HELD_SHARE * held["num_answers"] else "warning",
     )
 
@@ -187,7 +187,7 @@ def _longest(manifest: Manifest, gaps: Iterable[tuple[int, int, float]]) -> Iter
     yield finding(
         "server-stalled",
         f"the engine made no step for {longest_ns / ms:.0f} ms (wall) beyond what its work explains, while "
-        f"requests were in flight (at {at_ns} clock ns); the limit is {limits.server_stall_ms:g} ms",
+        f"requests were in flight (at {at_ns} clock ns); limits.server_stall_ms is {limits.server_stall_ms:g}",
         severity="invalid" if longest_ns > limits.server_stall_ms * ms else "warning",
     )
 

@@ -152,7 +152,9 @@ def test_a_missing_or_repeated_request_makes_the_run_invalid(tmp_path: Path) -> 
 def test_lateness_is_judged_in_wall_time(tmp_path: Path) -> None:
     raw_files(tmp_path)
     late = (ROWS[0], {**ROWS[1], "sent_ns": 1_030_000_000})
-    assert codes(tmp_path, late) == ["rearrival-late"]
+    (found,) = findings(tmp_path, late)
+    assert found.code == "rearrival-late"
+    assert found.evidence.endswith(" ms late (p99, wall), limits.rearrival_lag_p99_ms is 10")
     # 30 ms of model time are 7.5 ms of wall time when the model runs four times as fast.
     assert codes(tmp_path, late, clock=ClockRecord(scale=4.0)) == []
 
