@@ -21,13 +21,13 @@ ENDINGS = {"_call": "output", "_output": "result"}
 STEPS = "steps of the running totals that are not the next call: calls are missing or changed"
 UNCOUNTED = "calls without a token count: interrupted, or the file is cut off"
 COPIED = "a fork's first call: the result before it is a copy, stamped anew"
-REVIEWED = ("exited_review_mode", "ExitedReviewMode")
+REVIEWS = "reviews: the calls of their reviewer are not in the file of the session that asked for it"
+REVIEW = {"exited_review_mode", "ExitedReviewMode"}, {"entered_review_mode", "EnteredReviewMode"}
 INPUTS = ("person", "result", "hint", "turn")
 USAGE = ("input_tokens", "cached_input_tokens", "output_tokens", "reasoning_output_tokens")
 TOTALS = (*USAGE, "total_tokens")
 # Where a file names the session that it is a fork of, and the one that it is a sub-agent of.
-SPAWN = ("source", "subagent", "thread_spawn")
-ABOVE = [[(*SPAWN, name), (name,)] for name in ("forked_from_id", "parent_thread_id")]
+ABOVE = ("forked_from_id", "parent_thread_id")
 
 
 class CodexLog(AgentLog):
@@ -130,8 +130,8 @@ class _Session(Conversation):
         self._has_meta = True
         self.notes.check_release("Codex", text_of(payload, "cli_version"), HELD_TO)
         self.session = name or self.session
-        named = ([text_of(payload, *path) for path in paths] for paths in ABOVE)
-        self._fork_of, self.parent = (next(filter(None, each), "") for each in named)
+        spawn = record_of(payload, "source", "subagent", "thread_spawn")
+        self._fork_of, self.parent = (text_of(spawn, name) or text_of(payload, name) for name in ABOVE)
         self._is_agent = bool(record_of(payload, "source").get("subagent"))
 
     def _end_replay(self, moment_ns: int, began_ns: int) -> None:
@@ -150,7 +150,11 @@ class _Session(Conversation):
 
     def _event(self, payload: Record, kind: str, moment_ns: int, form: str, at: str) -> None:
         role, call = role_of(payload, kind, form), text_of(payload, "call_id")
-        is_exit = not {kind, text_of(payload, "item", "type")}.isdisjoint(REVIEWED)
+        told = {kind, text_of(payload, "item", "type")}
+        is_exit, is_entry = (not told.isdisjoint(names) for names in REVIEW)
+        if is_exit and not self._is_reviewed:
+            self.notes.leave(REVIEWS, at)
+        self.lost = "a review was made before theirs" if is_exit or is_entry else self.lost
         self._is_reviewed = is_exit or (self._is_reviewed and role != "turn")
         if self._is_reviewed and (kind, role) == ("message", "output"):
             kind, role, self._inputs, self._is_reviewed = "review", "passed", [], False
@@ -158,7 +162,7 @@ class _Session(Conversation):
             (self._count if role == "count" else self._usage_record)(payload, moment_ns, at)
         elif role == "passed":
             self.notes.pass_over(f"{kind}: {PASSED[kind]}")
-            self._end(kind, tokens_of(payload.get("num_turns")) or 0)
+            self._end(kind, tokens_of(payload.get("num_turns")) or 0, moment_ns, at)
         elif role == "unknown":
             self.unread.unknown(f"{form}{kind} {text_of(payload, 'item', 'type')}".strip(), at)
         else:
@@ -176,9 +180,14 @@ class _Session(Conversation):
                     self.call(call, turn, moment_ns, tool := text_of(payload, "name"))
                     turn.joins = turn.joins or tool in ("wait", "wait_agent")
 
-    def _end(self, kind: str, num_turns: int) -> None:
+    def _end(self, kind: str, num_turns: int, moment_ns: int, at: str) -> None:
         """A person ended a turn, or took back so many of the last ones, which began with their messages."""
         if kind == "turn_aborted":
+            # A tool that runs, or is stopped just now, has not asked the model; what a fork repeats is its parent's.
+            latest = {is_human for at_ns, is_human in self._inputs if moment_ns - at_ns < LATE_NS}
+            is_asked = any((self._began_ns or 0) <= at_ns <= moment_ns - LATE_NS for at_ns, _ in self._inputs)
+            if self._open is None and is_asked and False not in latest and not self._unanswered:
+                self.end_without_row(at)
             self._leave(UNCOUNTED)
         elif kind == "thread_rolled_back" and num_turns:
             begins = max((self._turns.get(each, []) for each in ("user_message", "item_completed")), key=len)

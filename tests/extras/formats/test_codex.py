@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness.clock import NS_PER_S
-from harness.extras.formats.codex import UNCOUNTED
+from harness.extras.formats.codex import REVIEWS, UNCOUNTED
 from harness.model.traces.calls import BACK, UNEXPLAINED
 from harness.model.traces.links import AFTER_SUMMARY, CUT, MISSING, UNLINKED
 from harness.model.traces.recording import NO_CACHE
@@ -280,10 +280,28 @@ def test_the_wait_after_a_call_that_a_person_stopped_is_not_known(tmp_path: Path
     assert (trace.num_requests, sum(trace.head.dropped.values())) == (2, 1)
 
 
+@pytest.mark.parametrize(
+    ("between", "num_left"),
+    [
+        ([RESULT, (20.0, "event_msg", "user_message")], 1),  # with Codex's own message that says so
+        ([(20.0, "event_msg", "user_message")], 0),  # the tool ran until then, and gave nothing back
+        ([(20.0, *RESULT[1:])], 0),
+    ],
+)
+def test_a_person_who_stops_a_call_before_its_first_output_leaves_one_that_no_row_holds(
+    tmp_path: Path, between: list[Any], num_left: int
+) -> None:
+    between = [*between, (20.0, "event_msg", "turn_aborted"), (50.0, "event_msg", "user_message")]
+    trace = imported(written(tmp_path, one_turn(RUN, *between), "a"))
+    said = "calls that were cancelled or failed: the log does not hold them"
+    assert trace.head.dropped == ({said: num_left} if num_left else {})
+    assert trace.recordings[0].requests[-1].is_drawn == bool(num_left)
+
+
 @pytest.mark.parametrize("is_input_first", [True, False])
 @pytest.mark.parametrize("told", [{}, {"type": "item_completed", "item": {"type": "ExitedReviewMode"}}])
 @pytest.mark.parametrize("more", [[], [(34.1, "event_msg", "agent_message")]])
-def test_what_codex_itself_writes_of_a_review_is_no_call(
+def test_what_codex_itself_writes_of_a_review_is_no_call_and_its_time_no_persons(
     tmp_path: Path, more: list[Any], told: Any, *, is_input_first: bool
 ) -> None:
     review = [(34.0, "response_item", "message"), (34.0, "event_msg", "exited_review_mode")]
@@ -294,11 +312,11 @@ def test_what_codex_itself_writes_of_a_review_is_no_call(
         row["payload"] |= {"role": next(roles)} if row["payload"]["type"] == "message" else {}
         row["payload"] |= told if row["payload"]["type"] == "exited_review_mode" else {}
     ended = imported(written(tmp_path, rows[:-2], "a"))
-    assert (ended.num_requests, ended.head.dropped, ended.head.labels) == (1, {}, ())
+    assert (ended.num_requests, ended.head.dropped, ended.head.labels) == (1, {REVIEWS: 1}, ())
     asked = {"timestamp": at(64.0), "type": "event_msg", "payload": {"type": "user_message"}}
     trace = imported(written(tmp_path, [*rows[:-2], asked, *rows[-2:]], "a"))
-    last = trace.recordings[0].requests[1]
-    assert (trace.head.dropped, last.wait_kind, last.wait_ns) == ({}, "human", 61 * NS_PER_S)
+    assert (trace.head.dropped, trace.recordings[0].requests[1].is_drawn) == ({REVIEWS: 1}, True)
+    assert "1 x waits that are unknown: a review was made before theirs" in trace.head.labels
 
 
 @pytest.mark.parametrize(
