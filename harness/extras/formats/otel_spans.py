@@ -127,7 +127,9 @@ def read_span(record: Record, at: str, notes: ReadNotes) -> Span:
     """The span of a record, with its call where it is one; what cannot be read is counted."""
     attributes = record_of(record, "attributes")
     notes.check_release("the semantic conventions", text_of(record, "schema").rpartition("/")[2], HELD_TO)
-    operation, has_model = _named(attributes, OPERATIONS).lower(), any(map(attributes.get, MODELS))
+    # Phoenix moves OpenInference's kind there; that of OpenTelemetry says nothing of an operation.
+    kind, has_model = text_of(record, "span_kind").lower(), any(map(attributes.get, MODELS))
+    operation = _named(attributes, OPERATIONS).lower() or (kind if kind in (*CHATS, *PASSED) else "")
     has_counts = any(name in attributes for name in COUNTS)
     if not operation and not has_model and not has_counts and _named(attributes, TOOL_NAMES):
         operation = "execute_tool"

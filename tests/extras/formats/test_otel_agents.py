@@ -209,13 +209,21 @@ def in_coats(rows: list[Any]) -> dict[str, Any]:
         }
         for row in rows
     ]
+    # Phoenix moves an OpenInference kind out of the attributes, and writes UNKNOWN where there is none.
+    kinds = {"chat": "LLM", "execute_tool": "TOOL", "invoke_agent": "AGENT"}
+    phoenix = [
+        each
+        | {"span_kind": kinds.get(each["attributes"]["gen_ai.operation.name"], "UNKNOWN")}
+        | {"attributes": {key: value for key, value in each["attributes"].items() if value not in kinds}}
+        for each in context
+    ]
     processes = {"p1": {"serviceName": "agent", "tags": []}}
     return {
         "tempo": {"trace": {"resourceSpans": resource_spans}},
         "jaeger": {"data": [{"traceID": TRACE, "spans": jaeger, "processes": processes}], "total": 0, "errors": None},
         "download": {"data": [{"traceID": TRACE, "spans": jaeger, "processes": processes}], "errors": []},
         "download of one trace": {"data": [{"traceID": TRACE, "spans": jaeger, "processes": processes}]},
-        "phoenix": {"data": context, "next_cursor": None},
+        "phoenix": {"data": phoenix, "next_cursor": None},
         "console": {"spans": context},
     }
 
