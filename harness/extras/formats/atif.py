@@ -6,7 +6,7 @@ and metrics; ``prompt_tokens`` counts the cached tokens too. No message, argumen
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from harness.extras.formats.trajectories import UNSTATED, TrajectoryCalls, Usage, usage_of
@@ -27,32 +27,49 @@ PASSED = {"no call": "a step of the agent that asked no model"}
 
 def atif_logs(lines: Lines, notes: ReadNotes) -> Iterator[Log]:
     """The calls of each trajectory, and of the trajectories of sub-agents within it."""
-    logs: list[tuple[Path, Log]] = []
+    logs: list[tuple[Path, Log, Record]] = []
     names: dict[Path, str] = {}  # of trajectories, by the files that hold them
     continued: list[tuple[str, Path]] = []
     for path, at, document in lines:
         found = list(_logs(document, at, notes, 0))
-        names[path.resolve()] = found[0][0].session if found else ""
-        if found and (more := text_of(document, "continued_trajectory_ref")):
-            continued.append((found[0][0].session, (path.parent / more).resolve()))
-        logs += ((path.parent, log) for log in found)
+        names[path.resolve()] = session = next((log[0].session for log, _ in found if log), "")
+        if session and (more := text_of(document, "continued_trajectory_ref")):
+            continued.append((session, (path.parent / more).resolve()))
+        logs += ((path.parent, *each) for each in found)
     notes.assume(NOT_THERE, sum(path not in names for _, path in continued))
     begun_in = {names[path]: session for session, path in continued if path in names}
-    sessions = {call.session for _, log in logs for call in log}
-    for folder, log in logs:
+    sessions = {log[0].session: log for _, log, _ in logs if log}
+    for folder, log, _ in logs:
+        for call in log:
+            of_refs = [[names.get((folder / key).resolve(), key) for key in ref.split("\n")] for ref in call.children]
+            found = (next((name for name in keys if name in sessions), keys[0]) for keys in of_refs)
+            call.children = dict.fromkeys(found, UNTIMED)
+    for _, log, totals in logs:
+        _hold(totals, log, sessions, notes)
+    for log in (log for _, log, _ in logs if log):
         if log[0].session in begun_in and log[0].kind == "human":  # the program itself goes on, with a summary
             log[0].kind, log[0].inputs_ns = "none", (None, None)
         for call in log:
             for _ in range(len(begun_in)):
                 call.index += MOST_STEPS * (call.session in begun_in)
                 call.session = begun_in.get(call.session, call.session)
-            of_refs = [[names.get((folder / key).resolve(), key) for key in ref.split("\n")] for ref in call.children]
-            found = (next((name for name in keys if name in sessions), keys[0]) for keys in of_refs)
-            call.children = dict.fromkeys(found, UNTIMED)
         yield log
 
 
-def _logs(document: Record, at: str, notes: ReadNotes, depth: int) -> Iterator[Log]:
+def _hold(totals: Record, own: Log, sessions: Mapping[str, Log], notes: ReadNotes) -> None:
+    """Hold what a trajectory states to its own calls, or to those with its sub-agents': programs sum either."""
+    every, seen = [*own], {call.session for call in own}
+    for call in every:  # it grows
+        every += (each for name in call.children.keys() - seen for each in sessions.get(name, []))
+        seen |= call.children.keys()
+    for total, name in (("prompt", "input"), ("completion", "output"), ("cached", "prefix")):
+        sums = [sum(getattr(call, f"{name}_tokens") or 0 for call in calls) for calls in (own, every)]
+        stated = tokens_of(totals.get(f"total_{total}_tokens"))
+        notes.hold(f"{total} tokens {UNSTATED}", stated, [sums[stated == sums[1]]])
+
+
+def _logs(document: Record, at: str, notes: ReadNotes, depth: int) -> Iterator[tuple[Log, Record]]:
+    """The calls of each trajectory of a document, and the sums that it states."""
     session = text_of(document, "trajectory_id") or text_of(document, "session_id") or at
     rows = records_of(document, "steps")
     if not text_of(document, "schema_version").startswith(VERSION) or not rows:
@@ -60,12 +77,7 @@ def _logs(document: Record, at: str, notes: ReadNotes, depth: int) -> Iterator[L
         return
     notes.holds(len(rows))
     notes.check_release("ATIF", text_of(document, "schema_version").removeprefix(VERSION), HELD_TO)
-    steps = _steps(rows, session, at, notes)
-    for total, name in (("prompt", "input"), ("completion", "output"), ("cached", "prefix")):
-        stated = tokens_of(record_of(document, "final_metrics").get(f"total_{total}_tokens"))
-        notes.hold(f"{total} tokens {UNSTATED}", stated, (getattr(call, f"{name}_tokens") or 0 for call in steps.calls))
-    if log := steps.log(session):
-        yield log
+    yield _steps(rows, session, at, notes).log(session), record_of(document, "final_metrics")
     for place, child in enumerate(records_of(document, "subagent_trajectories") if depth < DEEPEST else ()):
         notes.num_rows += 1
         yield from _logs(child, f"{at}, sub-agent {place}", notes, depth + 1)
@@ -105,8 +117,7 @@ def _steps(given: list[Record], session: str, at: str, notes: ReadNotes) -> Traj
 
 
 def _number(step: Record) -> int:
-    number = step.get("step_id")
-    return number if isinstance(number, int) else 0
+    return number if isinstance(number := step.get("step_id"), int) else 0
 
 
 def _children(step: Record) -> list[str]:

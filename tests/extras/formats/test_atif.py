@@ -9,7 +9,7 @@ import pytest
 
 from harness.clock import NS_PER_S
 from harness.extras.formats.atif import NOT_THERE
-from harness.extras.formats.trajectories import NO_TIME
+from harness.extras.formats.trajectories import NO_TIME, UNSTATED
 from harness.model.traces.importing import read_recordings
 from harness.model.traces.links import GAPS
 from harness.model.traces.recording import NO_CACHE
@@ -125,6 +125,22 @@ def test_a_sub_agent_within_the_document_waits_for_its_step_and_is_waited_for(tm
     (recording,) = trace_of(tmp_path, [document]).recordings
     assert [one.after for one in recording.requests] == [(), (0,), (0, 1)]
     assert [one.wait_ns // NS_PER_S for one in recording.requests] == [0, 1, 6]
+
+
+@pytest.mark.parametrize("is_embedded", [True, False])
+@pytest.mark.parametrize(("stated", "is_said"), [(2300, False), (3300, False), (3301, True)])
+def test_a_stated_sum_may_hold_the_calls_of_sub_agents(
+    tmp_path: Path, stated: int, *, is_said: bool, is_embedded: bool
+) -> None:
+    document, kid = atif_document("s", 2), atif_document("kid", 1, first_s=4) | {"trajectory_id": "kid"}
+    reference = {"trajectory_id": "kid"} if is_embedded else {"trajectory_path": "in-1.jsonl"}
+    document["steps"][1]["observation"] = {"results": [{"subagent_trajectory_ref": [reference]}]}
+    document["final_metrics"] = {"total_prompt_tokens": stated}
+    files = [[document | {"subagent_trajectories": [kid]}]] if is_embedded else [[document], [kid]]
+    trace = trace_of(tmp_path, *files)
+    assert trace.num_requests == 3
+    assert any("3301 stated, 2300 counted" in label for label in trace.head.labels) == is_said
+    assert any(UNSTATED in label for label in trace.head.labels) == is_said
 
 
 def test_null_counts_are_absent_and_no_number_is_broken(tmp_path: Path) -> None:
