@@ -74,8 +74,7 @@ class _Session(Conversation):
             self.go_back([call for name in self._said if (call := self._answers.get(name))])
         if "messages" in state:
             kept = {text_of(message, "id") for message in list_of(state["messages"])}
-            is_compacted = not kept.issuperset(name for name in self._said if self._answers.get(name))
-            if is_compacted and len(kept) > 1:
+            if len(kept) > 1 and not kept.issuperset(name for name in self._said if self._answers.get(name)):
                 self.compact(at)
                 self._said = [name for name in self._said if name in kept]
 

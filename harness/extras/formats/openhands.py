@@ -17,7 +17,7 @@ from pathlib import Path
 from harness.extras.formats.trajectories import UNSTATED, TrajectoryCalls, Usage, usage_of
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import Lines, trace_format, types_of
-from harness.model.traces.calls import LATE_NS, START_AN_AGENT, Call, Log
+from harness.model.traces.calls import END_A_RUN, LATE_NS, START_AN_AGENT, Call, Log
 from harness.model.traces.links import of_lines
 from harness.model.traces.values import Record, instant_ns, list_of, record_of, records_of, seconds_ns, text_of
 
@@ -106,7 +106,7 @@ def _steps(conversation: _Conversation, notes: ReadNotes) -> TrajectoryCalls:
         if not is_answer and _is_input(event):
             is_human = text_of(event, "source") == "user" or text_of(event, "observation") == "user_rejected"
             is_refused = kind == "UserRejectObservation" and text_of(event, "rejection_source") != "hook"
-            is_end = kind == "ObservationEvent" and text_of(event, "tool_name") == "finish"
+            is_end = kind == "ObservationEvent" and text_of(event, "tool_name") in END_A_RUN
             steps.ask(moment_ns, is_human=is_human or is_refused, is_hint=is_end)
         elif answer in answers:
             notes.part()  # one answer may be several actions

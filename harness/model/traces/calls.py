@@ -25,7 +25,7 @@ BURST_NS = 100_000_000
 LATE_NS = 1_000_000_000
 TABLES = read_tables(Path(__file__).with_name("labels.toml"))
 AT_ONCE, UNEXPLAINED, ALLOWED, SHIFTED, BACK, REPLAYED = TABLES["calls"].values()
-ASK_A_PERSON, REJECTED, REJECTED_LAST, START_AN_AGENT, DECIDED = map(tuple, TABLES["words"].values())
+ASK_A_PERSON, REJECTED, REJECTED_LAST, START_AN_AGENT, END_A_RUN, DECIDED = map(tuple, TABLES["words"].values())
 # Codex's words before a tool's output, or in the JSON of older releases behind it.
 RAN = re.compile(
     r'(?:(?:[A-Z][\w ]*: .*\n)?Wall time: |\{.*"duration_seconds": ?)(\d{1,9}(?:\.\d{1,9})?)(?: seconds\n|\}\}$)'
@@ -149,7 +149,7 @@ class Conversation:
         self._inputs: list[tuple[int, bool | None]] = []
         self._hints: list[tuple[int, bool | None]] = []
         self._ran_ns: list[int | None] = []
-        self._tools: dict[str, tuple[Call, int, bool]] = {}
+        self._tools: dict[str, tuple[Call, int, str]] = {}
         self._unanswered: set[str] = set()
         self._answered: set[str] = set()
         self._is_in_doubt = self._is_woken = False
@@ -258,7 +258,7 @@ class Conversation:
         if name and name in self._answered and name not in self._tools:
             turn.unknown_wait = self.lost = BACK
         self._unanswered.add(name)
-        self._tools[name] = (turn, moment_ns, tool in ASK_A_PERSON)
+        self._tools[name] = (turn, moment_ns, tool)
         turn.num_agents += tool in START_AN_AGENT
 
     def result(self, name: str, moment_ns: int, said: object = "", ran_ms: object = None) -> Call | None:
@@ -266,12 +266,12 @@ class Conversation:
         found = next(filter(None, map(RAN.match, _texts(said))), None)
         self._ran_ns.append(seconds_ns(1000 * float(found[1]) if found else ran_ms, NS_PER_MS))
         self._unanswered.discard(name)
-        turn, started_ns, asked_a_person = self._tools.get(name, (None, 0, False))
+        turn, started_ns, tool = self._tools.get(name, (None, 0, ""))
         is_told_again = name in self._answered and bool(self._inputs)
         self._answered.add(name)
-        asked_a_person = asked_a_person or is_refusal(said, moment_ns - started_ns)
+        asked_a_person = tool in ASK_A_PERSON or is_refusal(said, moment_ns - started_ns)
         last = max(self._inputs, key=lambda each: (each[0], each[1] is True)) if is_told_again else (0, asked_a_person)
-        self.take_input(moment_ns, is_human=last[1])
+        self.take_input(moment_ns, is_human=last[1], is_hint=tool in END_A_RUN and not said)
         if turn is None:
             self._is_in_doubt = True
         else:

@@ -56,6 +56,15 @@ def test_a_message_that_is_written_again_is_one_call(tmp_path: Path) -> None:
     assert notes.labels == (f"1 x {UNANSWERED}",), "its last result has no answer"
 
 
+@pytest.mark.parametrize(("said", "labels"), [({"output": "x"}, ()), ({"error": "x"}, (f"1 x {UNANSWERED}",))])
+def test_a_sub_agent_that_tells_its_result_has_no_last_input(tmp_path: Path, said: Any, labels: Any) -> None:
+    rows, result = rows_of(), [{"functionResponse": {"id": "s-c2", "response": said}}]
+    for tool in (tool for row in rows if row.get("id") == "s-a2" for tool in row.get("toolCalls", ())):
+        tool |= {"name": "complete_task", "status": "success", "timestamp": at(28), "result": result}
+    _, notes = read(tmp_path, [row for row in rows if row.get("id") != "s-r2"])
+    assert notes.labels == labels
+
+
 def test_a_call_that_was_cancelled_or_failed_is_counted_and_the_wait_after_it_unknown(tmp_path: Path) -> None:
     person = {"type": "user", "content": [{"text": "x"}]}
     ends = {"type": "info", "content": "Request cancelled."}, {"type": "error", "content": "x"}
