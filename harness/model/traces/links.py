@@ -483,7 +483,7 @@ def _tells_prefix(call: Call) -> bool:
 
 
 def _has_cache_gone(before: Call, call: Call) -> bool:
-    """Whether a prompt that did not shrink had less cached than the one before: after a long wait, or of a summary."""
+    """Whether a prompt that did not shrink had less cached than the one before read and wrote, as after a long wait."""
     if call.prefix_tokens is None or call.is_prefix_given or call.is_reset or call.is_concurrent:
         return False
     has_grown = call.agent == before.agent and call.input_tokens >= before.input_tokens

@@ -32,7 +32,7 @@ from harness.shipped import find_shipped
 Arrivals = Literal["together", "recorded"]
 DEFAULT_WAITS = "tracelab-v0.0.2"
 NO_CACHE = "prompts taken to begin with the whole conversation before: no cached tokens are given"
-CACHE_GONE = "prompts that grew, with less cached than before: the provider's cache had gone, or they begin anew"
+CACHE_GONE = "prompts that grew, with less cached than the one before left behind: that had gone, or they begin anew"
 ANEW = "prompts taken to begin anew, not with the conversation before: no cached tokens are given"
 MOST_TOKENS = 1 << 31  # more is a miscount: no model has such a context
 
