@@ -75,7 +75,7 @@ def _logs(document: Record, at: str, notes: ReadNotes, depth: int) -> Iterator[t
     if not text_of(document, "schema_version").startswith(VERSION) or not rows:
         notes.row_broken("no ATIF trajectory", at)
         return
-    notes.holds(len(rows))
+    notes.num_rows += len(rows) - 1
     notes.check_release("ATIF", text_of(document, "schema_version").removeprefix(VERSION), HELD_TO)
     yield _steps(rows, session, at, notes).log(session), record_of(document, "final_metrics")
     for place, child in enumerate(records_of(document, "subagent_trajectories") if depth < DEEPEST else ()):

@@ -110,5 +110,5 @@ def parsed_lines(
             if value is None:
                 notes.row_broken(broken, at)
             else:
-                notes.call()
+                notes.num_calls += 1
                 yield at, value

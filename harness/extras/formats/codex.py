@@ -252,7 +252,7 @@ class _Session(Conversation):
         self._is_bare = self._open is None
         turn = self._open or self._output(moment_ns, at)
         self._open, self._counted, self._recorded, self._emptied_at = None, usage, None, None
-        self.notes.call()
+        self.notes.num_calls += 1
         turn.input_tokens, turn.prefix_tokens, turn.output_tokens, turn.reasoning_tokens = usage
         self._history = hash((self._history, *usage, *totals))
         turn.history = ("codex", self._history)

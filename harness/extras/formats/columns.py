@@ -61,7 +61,7 @@ def _sessions(path: Path, notes: ReadNotes, progress: Progress | None) -> dict[s
             notes.row_broken(what, at)
             broken.setdefault(name, at)
             continue
-        notes.call()
+        notes.num_calls += 1
         if row.round in rounds:
             notes.drop("rows that came before", at)
         else:

@@ -31,8 +31,7 @@ def waits_import(
 
     name = name or output.stem
     if kind == "tracelab":
-        summary = import_tracelab(source, output, name=name, tables=tuple(tables or ()), may_replace=force)
-        lines = summary.lines()
+        lines = import_tracelab(source, output, name=name, tables=tuple(tables or ()), may_replace=force).lines()
     else:
         check_trace_format(kind)
         counted = import_recorded_waits([source], output, name=name, kind=kind, may_replace=force)

@@ -42,7 +42,7 @@ class GeminiLog(AgentLog):
         if "messages" in record and not isinstance(record["messages"], list):
             self.notes.row_broken("a session whose messages are no list", at)
         elif messages := list_of(record, "messages"):
-            self.notes.holds(len(messages))
+            self.notes.num_rows += len(messages) - 1
             for place, message in enumerate(map(record_of, messages)):
                 self._session.take(message, f"{at}, message {place}")
         elif record.keys() & {"projectHash", "$set", "$rewindTo"}:

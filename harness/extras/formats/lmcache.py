@@ -65,7 +65,7 @@ def lmcache_logs(lines: Lines, notes: ReadNotes) -> Iterator[Log]:
         if turn is None or not name:
             notes.row_broken("a call without its session, messages or output length", at)
             continue
-        notes.call()
+        notes.num_calls += 1
         turns = sessions.setdefault(name, [])
         if text_of(record, "message_mode") == "delta" and turns:
             notes.assume(DELTA)

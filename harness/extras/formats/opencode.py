@@ -28,7 +28,7 @@ def opencode_logs(document: Record, at: str, notes: ReadNotes) -> Iterator[Log]:
     if not text_of(info, "id") or not messages:
         notes.row_broken("no session with its id and its messages", at)
         return
-    notes.holds(len(messages))
+    notes.num_rows += len(messages) - 1
     notes.check_release("opencode", text_of(info, "version"), HELD_TO)
     session = _Session(info, notes)
     for place, message in enumerate(map(record_of, messages)):
@@ -47,10 +47,8 @@ class _Session(Conversation):
 
     def hold(self, tokens: Record) -> None:
         """Compare the sums that the session states with those of its calls."""
-        counts = _counts(tokens)
-        if counts is not None:
-            inputs = ((turn.input_tokens, turn.prefix_tokens, turn.created_tokens) for turn in self.calls)
-            prompts = (sum(filter(None, each)) for each in inputs)
+        if (counts := _counts(tokens)) is not None:
+            prompts = (one.input_tokens + (one.prefix_tokens or 0) + (one.created_tokens or 0) for one in self.calls)
             self.notes.hold(f"prompt tokens {UNSTATED}", sum(filter(None, counts[:3])), prompts)
             answers = (turn.output_tokens + turn.reasoning_tokens for turn in self.calls)
             self.notes.hold(f"output tokens {UNSTATED}", sum(counts[3:]), answers)
@@ -78,11 +76,10 @@ class _Session(Conversation):
             self._answer(info, parts, moment_ns, at)
 
     def _answer(self, info: Record, parts: list[Record], moment_ns: int, at: str) -> None:
-        tokens = record_of(info, "tokens")
-        counts = _counts(tokens)
+        counts = _counts(tokens := record_of(info, "tokens"))
         ends = [place for place, part in enumerate(parts, 1) if text_of(part, "type") == "step-finish"]
         if len(ends) > 1:  # an answer of several calls, as of older releases: it states the counts of the last one
-            self.notes.holds(len(ends))
+            self.notes.num_rows += len(ends) - 1
             for start, end in pairwise([0, *ends]):
                 self._answer(info | {"tokens": parts[end - 1].get("tokens")}, parts[start:end], moment_ns, at)
                 last_ns = self.calls[-1].end_ns if self.calls else moment_ns
@@ -109,8 +106,7 @@ class _Session(Conversation):
             if start_ns is not None and end_ns is not None:
                 turn.tool_spans.append((start_ns, max(start_ns, end_ns)))
                 is_refused = is_refusal(text_of(state, "error"), end_ns - start_ns)
-                is_human = text_of(part, "tool") in ASK_A_PERSON or is_refused
-                self.take_input(max(start_ns, end_ns), is_human=is_human)
+                self.take_input(max(start_ns, end_ns), is_human=text_of(part, "tool") in ASK_A_PERSON or is_refused)
             if child := text_of(state, "metadata", "sessionId"):
                 turn.children[child] = UNTIMED if end_ns is None else end_ns
 

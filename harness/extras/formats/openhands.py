@@ -59,7 +59,7 @@ def openhands_logs(lines: Lines, notes: ReadNotes) -> Iterator[Log]:
             for metrics in record_of(record, "stats", "usage_to_metrics").values():
                 conversations[str(folder)].take(metrics)
         elif of_line := [event for pair in pairs for event in records_of(pair)]:
-            notes.holds(len(of_line))
+            notes.num_rows += len(of_line) - 1
             conversations[at].take(record.get("metrics"))
             conversations[at].events += [(f"{at}, event {place}", event) for place, event in enumerate(of_line)]
         elif "timestamp" in record:

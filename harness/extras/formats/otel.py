@@ -54,7 +54,7 @@ class _Tree:
     def read(self, document: Record, at: str, scope: str) -> None:
         """Read a document. scope: sets the short names of its file apart from those of other files."""
         records = list(spans_in(document, self._notes))
-        self._notes.holds(len(records))
+        self._notes.num_rows += len(records) - 1
         for place, record in enumerate(records):
             span = read_span(record, f"{at} span {place}", self._notes)
             is_known = span.value in self._seen

@@ -171,7 +171,7 @@ def read_span(record: Record, at: str, notes: ReadNotes) -> Span:
         if span.is_unread:
             notes.row_broken(call, at)
     else:
-        notes.call()
+        notes.num_calls += 1
         notes.assume(FAILED_WITH_COUNTS, has_failed)
         span.call = call
     return span

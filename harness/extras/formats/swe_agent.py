@@ -30,7 +30,7 @@ def swe_agent_logs(document: Record, at: str, notes: ReadNotes) -> Iterator[Log]
     """The calls of a trajectory."""
     stats = record_of(document, "info", "model_stats")
     if messages := records_of(document, "messages"):
-        notes.holds(len(messages))
+        notes.num_rows += len(messages) - 1
         steps, calls = _of_messages(messages, at, notes), [*filter(_has_answer, messages)]
     elif not (calls := (steps := _of_steps(document, stats, at, notes)).calls):
         notes.row_broken("no trajectory with the messages or the usage of its calls", at)
@@ -42,17 +42,15 @@ def _of_steps(document: Record, stats: Record, at: str, notes: ReadNotes) -> Tra
     """SWE-agent's calls: the wait before one is the execution time of the step before it."""
     found = TrajectoryCalls(0, notes)
     steps = records_of(document, "trajectory")
-    queries = [records_of(step, "query") or records_of(step, "messages") for step in steps]
-    pairs = zip(queries, steps, strict=True)
+    pairs = ((records_of(step, "query") or records_of(step, "messages"), step) for step in steps)
     lengths = [(_length(query, *SAID), _length([step], "response", "tool_calls")) for query, step in pairs]
     if not steps or not all(sent for sent, _ in lengths):
         return found
-    notes.holds(len(steps))
+    notes.num_rows += len(steps) - 1
     sent, received = tokens_of(stats.get("tokens_sent")), tokens_of(stats.get("tokens_received"))
     is_counted = bool(sent and received and stats.get("api_calls", len(steps)) == len(steps))
     notes.assume(BY_TOTALS if is_counted else BY_CHARACTERS, len(steps))
-    totals = [sum(length for length, _ in lengths), sum(length for _, length in lengths)]
-    pairs = zip(totals, (sent, received), strict=True)
+    pairs = zip(map(sum, zip(*lengths, strict=True)), (sent, received), strict=True)
     per_token = [total / tokens if is_counted and tokens and total else CHARACTERS_PER_TOKEN for total, tokens in pairs]
     wait_ns: int | None = None
     rest = [0.0, 0.0]  # what rounding left of the steps before, so that the sums are those that were counted
@@ -102,8 +100,7 @@ def _of_messages(messages: list[Record], at: str, notes: ReadNotes) -> Trajector
             continue
         if role not in ("assistant", *INPUTS):
             steps.unread.unknown(f"role {role}", f"{at}, message {place}")
-            continue
-        if _has_answer(message):
+        elif _has_answer(message):
             is_error = role != "assistant"  # the program keeps its error, often without a time, and asks again
             _answer(steps, message, f"{at}, message {place}", moment_ns or (last_ns or None if is_error else None))
             if is_error and moment_ns:

@@ -41,8 +41,7 @@ def tracelab_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress | 
             turn.inputs_ns, turn.kind = (tools_ns, persons_ns), whose(ended_ns, tools_ns, persons_ns)
             settle_kind(turn, turn.submitted_ns - ended_ns, ran_ns, notes)
             before, ended_ns, ran_ns = turn.index, turn.end_ns, rans[turn]
-            counts = (turn.input_tokens, turn.prefix_tokens, turn.output_tokens, turn.reasoning_tokens)
-            history = hash((history, *counts))
+            history = hash((history, turn.input_tokens, turn.prefix_tokens, turn.output_tokens, turn.reasoning_tokens))
             turn.history = ("tracelab", history)
         log[-1].is_unanswered = bool(log[-1].tool_spans)
         mark_replay(log, [turn.end_ns for turn in log], log[0].submitted_ns, is_fork=False)

@@ -141,7 +141,7 @@ def read_requests(
         elif (request := _came(record, server, at)) is None:
             notes.row_broken("a request without its numbers", at)
         else:
-            notes.call()
+            notes.num_calls += 1
             if requests.setdefault((server.recorder, request.number), request) is not request:
                 notes.drop("requests that came before", at)
     for end, server, at in ends:

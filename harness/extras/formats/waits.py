@@ -250,10 +250,9 @@ def import_tracelab(  # noqa: PLR0913  # keywords with defaults, of one call
 def summarise_tracelab(source: Path, *, tables: tuple[str, ...] = (), max_malformed: int = 100) -> ImportSummary:
     """Read a release and compute the quantiles of every tool, the most called first. Errors: ``import_tracelab``."""
     printable = "".join(letter if letter.isprintable() else "?" for letter in source.name)
-    rounds = rounds_of(source, tables)
     summary, latencies_us = ImportSummary(printable), dict[str, "array[int]"]()
     has_tools = False
-    for number, record in rounds:
+    for number, record in rounds_of(source, tables):
         try:
             row = _Round.model_validate(record)
         except ValidationError as error:

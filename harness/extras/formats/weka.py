@@ -60,7 +60,7 @@ class _Session:
                 self._notes.row_broken(call, self._at)
                 unknown_wait = "an entry before them could not be read"
             else:
-                self._notes.call()
+                self._notes.num_calls += 1
                 inputs = list_of(entry.get("input_types")) or [before.get("stop")]
                 said: list[WaitKind] = [AFTER[each] for each in AFTER if each in inputs]
                 call.kind = said[0] if said else "none"

@@ -66,7 +66,7 @@ class ReadNotes:
 
     A row is a line, or a span, step, event or message of a document. passed, broken, unknown: rows by reason, or by
     type; num_more: calls beyond the first that one row holds; dropped: calls by reason; left: files, links between
-    sessions, and rows that stand twice (num_twice). stated: (what a file states, what its calls sum to) by label.
+    sessions, and rows that stand twice (num_twice). stated, summed: what files state, and their calls' sums.
     block_tokens, arrivals: set by a reader that finds them in the files rather than in the format.
     A place names a file, so it is shown to the person who gave the files, and stored nowhere.
     """
@@ -84,19 +84,12 @@ class ReadNotes:
     dropped: Counter[str] = field(default_factory=Counter[str])
     left: Counter[str] = field(default_factory=Counter[str])
     assumed: Counter[str] = field(default_factory=Counter[str])
-    stated: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+    stated: Counter[str] = field(default_factory=Counter[str])
+    summed: Counter[str] = field(default_factory=Counter[str])
     first_at: dict[str, str] = field(default_factory=dict[str, str])
     block_tokens: int | None = None
     arrivals: Arrivals | None = None
     has_bare_times: bool = False  # numbers of time were read, whose unit the person may say
-
-    def holds(self, num_rows: int) -> None:
-        """The row that was read last is a document of so many rows."""
-        self.num_rows += num_rows - 1
-
-    def call(self) -> None:
-        """A row is a call."""
-        self.num_calls += 1
 
     def part(self, num_rows: int = 1) -> None:
         """Rows are parts of calls, or what came between two."""
@@ -127,7 +120,7 @@ class ReadNotes:
 
     def drop_call(self, reason: str, at: str) -> None:
         """A row is a call that is left out."""
-        self.call()
+        self.num_calls += 1
         self.drop(reason, at)
 
     def drop(self, reason: str, at: str, count: int = 1) -> None:
@@ -151,11 +144,8 @@ class ReadNotes:
         summed = sum(calls)
         if stated is not None and stated != summed:
             self.assumed[what] += 1
-            self._add_stated(what, stated, summed)
-
-    def _add_stated(self, what: str, *sums: int) -> None:
-        one, other = (before + more for before, more in zip(self.stated.get(what, (0, 0)), sums, strict=True))
-        self.stated[what] = one, other
+            self.stated[what] += stated
+            self.summed[what] += summed
 
     def answered(self, tokens: int) -> int:
         """The tokens of an answer, at least 1."""
@@ -214,8 +204,8 @@ class ReadNotes:
         numbers = ("num_files", "num_rows", "num_calls", "num_parts", "num_more", "num_twice")
         for name in (*numbers, "passed", "broken", "unknown", "dropped", "left", "assumed"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        for what, sums in other.stated.items():
-            self._add_stated(what, *sums)
+        self.stated.update(other.stated)  # which may be 0, or less
+        self.summed.update(other.summed)
         self.first_at = {**other.first_at, **self.first_at}
 
     @property
@@ -238,7 +228,7 @@ class ReadNotes:
     @property
     def labels(self) -> tuple[str, ...]:
         """What was assumed or not known, each with how often."""
-        sums = {what: f": {stated} stated, {summed} counted" for what, (stated, summed) in self.stated.items()}
+        sums = {what: f": {stated} stated, {self.summed[what]} counted" for what, stated in self.stated.items()}
         found = {what: f"{count} x {what}{sums.get(what, '')}" for what, count in self.assumed.items()}
         unknown = (f"{count} x rows of the unknown type {kind!r}" for kind, count in sorted(self.unknown.items()))
         return (*(found[what] for what in sorted(found)), *unknown)
@@ -304,8 +294,7 @@ class DrawnWaits:
             self._waits = load_waits(self._notes.options.waits)
         draw = random.Random(derive_seed(0, f"{session}/{request}"))
         self._notes.assume(f"waits drawn from {self._waits.name}: the recording does not say them (--waits)")
-        picks = np.array([draw.random()]), np.array([draw.random()])
-        return int(self._waits.waits_ns(*picks)[0])
+        return int(self._waits.waits_ns(np.array([draw.random()]), np.array([draw.random()]))[0])
 
     def unknown(self, why: str, session: str, request: object, people_ns: Sequence[int] | None = None) -> int:
         """The same for a wait that is not known, and the label that says why.

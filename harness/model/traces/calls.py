@@ -182,7 +182,7 @@ class Conversation:
 
     def add(self, moment_ns: int, identity: Hashable, at: str) -> Call:
         """A row is a call; as ``begin``."""
-        self.notes.call()
+        self.notes.num_calls += 1
         turn = self.begin(moment_ns)
         turn.identity, turn.at = identity, at
         self.calls.append(turn)

@@ -33,7 +33,7 @@ def test_notes_of_two_readings_add_up() -> None:
     both, other = ReadNotes(), ReadNotes()
     for notes, at in ((both, "a"), (other, "b")):
         notes.num_rows += 3
-        notes.call()
+        notes.num_calls += 1
         notes.part()
         notes.row_unknown("x", at)
         notes.hold("sums", 50, [20, 10])
