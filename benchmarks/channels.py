@@ -19,7 +19,6 @@ from harness.analysis.compare.channels import Comparison, compare
 from harness.analysis.compare.ratio import Family, Verdict
 from harness.analysis.compare.stopping import PairedBlocks, looks_at
 from harness.analysis.cost.agreement import MAX_TAU, Agreement
-from harness.analysis.cost.padding import Padding
 from harness.analysis.cost.reconstruct import ChannelA
 from harness.analysis.figures import Lateness, ReuseFigures, RunFigures
 from harness.analysis.stats import FloatArray
@@ -57,7 +56,6 @@ TEMPLATE = RunFigures(
     baseline="base",
     a=None,
     b_ns=0,
-    padding=Padding(0, 1),
     has_steps=True,
     steps_by_n_b={},
     prompt_tokens=1,

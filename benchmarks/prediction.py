@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import numpy as np
 import typer
@@ -18,22 +18,17 @@ import typer
 from benchmarks.figure import Figure
 from harness.analysis.stats import FloatArray, binomial_cdf, prediction_interval
 from harness.clock import NS_PER_MS
-from harness.compiled.records import records_of
 from harness.errors import HarnessError, SpecError
-from harness.extras.search.commands import read_space
-from harness.extras.search.intervals import PlanFigures, SpacePredictor, interval
-from harness.extras.search.space import SpaceSpec
-from harness.extras.search.windows import user_timelines, window_bounds, window_stats
+from harness.extras.search.intervals import SpacePredictor, interval
+from harness.extras.search.space import SpaceSpec, load_space
 from harness.judge.prereg.predict import FROZEN_DRAWS, predict_experiment
-from harness.model.engine import DECODE, CostModel, EngineConfig, load_cost_model
-from harness.model.engine.core import StepEnd
-from harness.model.engine.state import STEP_DECODE, STEP_PREFILL
+from harness.model.engine import CostModel, EngineConfig, load_cost_model
 from harness.model.experiment import PlannedRuns, build_plan, resolve
 from harness.model.plan.build import derive_seed
+from harness.model.plan.event_queue import UserTimelines, users_of
 from harness.model.plan.model import Plan
 from harness.model.sim.draws import ORDER_NS, Perturbation, artifact_key, perturbation_of, perturbed
-from harness.model.sim.kernel import arrays as layout
-from harness.model.sim.plans import is_rearrival, plan_arrays
+from harness.model.sim.plans import plan_arrays
 from harness.model.spec import ServerShape, ServerSpec, load_experiment
 from harness.stacks.rbln.rules.kv_rules import NEWEST_STABLE, rule_set
 from tests.support.virtual_emulator import run_virtually
@@ -42,31 +37,9 @@ SEED_RANGE = 2**31
 EXPERIMENTS = 400
 
 
-FIGURES = ("cost ratio", "reuse", "reuse of the baseline")
-
-
-class Outcome(NamedTuple):
-    """The three FIGURES of one experiment."""
-
-    ratio: float
-    reuse: float
-    baseline_reuse: float
-
-
-class Held(NamedTuple):
-    """closed: outcomes inside the closed interval. share: the same count with ties by their share, ``share_inside``.
-
-    A figure of few values, such as reuse, often equals an end of its interval, which then contains more than its level.
-    ``share`` over the trials should be the level.
-    """
-
-    closed: int
-    share: float
-
-
 @dataclass(frozen=True)
 class Coverage:
-    """Counts of emulated outcomes inside predicted intervals, in the order of FIGURES.
+    """How many cost ratios of emulated experiments predicted intervals hold.
 
     new: one interval for any new inputs; None in a window. given: an interval for the plans of each experiment.
     """
@@ -74,25 +47,20 @@ class Coverage:
     name: str
     users: int
     level: float
-    outcomes: tuple[Outcome, ...]
-    new: tuple[Held, ...] | None
-    given: tuple[Held, ...]
-
-    @property
-    def trials(self) -> int:
-        return len(self.outcomes)
+    ratios: tuple[float, ...]
+    new: int | None
+    given: int
 
     def lines(self) -> Iterator[str]:
         """The counts as lines of text."""
+        trials = len(self.ratios)
         how = "on the emulator's core in virtual time; inputs, jitter, noise of steps and true costs drawn anew"
-        yield f"{self.name}, N={self.users}: {self.trials} experiments {how}"
-        counts = [("the given inputs", self.given)] + ([] if self.new is None else [("new inputs", self.new)])
-        for inputs, held in counts:
-            for figure, count, values in zip(FIGURES, held, zip(*self.outcomes, strict=True), strict=True):
-                tied = f"; ties by their share {count.share:.1f}" if abs(count.share - count.closed) >= 1 else ""
-                share = f"{count.closed} of {self.trials} ({count.closed / self.trials:.0%}){tied}"
-                yield f"  intervals for {inputs}, {figure} ({min(values):.4f} to {max(values):.4f}): hold {share}"
-        low, high = expected_range(self.trials, self.level)
+        yield f"{self.name}, N={self.users}: {trials} experiments {how}"
+        for inputs, held in (("the given inputs", self.given), ("new inputs", self.new)):
+            if held is not None:
+                ratios = f"cost ratio ({min(self.ratios):.4f} to {max(self.ratios):.4f})"
+                yield f"  intervals for {inputs}, {ratios}: hold {held} of {trials} ({held / trials:.0%})"
+        low, high = expected_range(trials, self.level)
         yield f"  a true {self.level:.0%} interval would hold {low} to {high} of them in 95 of 100 such checks"
 
 
@@ -120,51 +88,35 @@ def check_coverage(
     count = space.inputs.users[0] if users is None else users
     candidate = space.named[chosen].shape
     new = None if space.window is not None else predicted(space, candidate, count)
-    outcomes: list[Outcome] = []
-    given: list[tuple[FloatArray, ...]] = []
+    ratios: list[float] = []
+    given: list[FloatArray] = []
     for trial in range(trials):
         seed = derive_seed(space.prediction.seed, f"coverage/{count}/{trial}") % SEED_RANGE
-        outcomes.append(emulated(space, candidate, count, seed))
+        ratios.append(emulated(space, candidate, count, seed))
         given.append(predicted(_given(space, seed), candidate, count))
     level = space.prediction.level
-    anew = None if new is None else _counted([new] * trials, outcomes, level)
-    return Coverage(chosen, count, level, tuple(outcomes), anew, _counted(given, outcomes, level))
+    anew = None if new is None else _held([new] * trials, ratios, level)
+    return Coverage(chosen, count, level, tuple(ratios), anew, _held(given, ratios, level))
 
 
-def predicted(space: SpaceSpec, candidate: ServerShape, users: int) -> tuple[FloatArray, ...]:
-    """Draws of the FIGURES of one experiment."""
+def predicted(space: SpaceSpec, candidate: ServerShape, users: int) -> FloatArray:
+    """Draws of the cost ratio of one experiment."""
     own, base = SpacePredictor(space).sampled((candidate, space.baseline.shape), (users,))
-    return own.cost / base.cost, own.reuse, base.reuse
+    return own / base
 
 
-def _counted(drawn: Sequence[tuple[FloatArray, ...]], outcomes: Sequence[Outcome], level: float) -> tuple[Held, ...]:
-    counts: list[Held] = []
-    for figure in range(len(FIGURES)):
-        pairs = [(draws[figure], outcome[figure]) for draws, outcome in zip(drawn, outcomes, strict=True)]
-        ends = [interval(values, level) for values, _ in pairs]
-        closed = sum(low <= value <= high for (low, high), (_, value) in zip(ends, pairs, strict=True))
-        counts.append(Held(closed, sum(share_inside(values, value, level) for values, value in pairs)))
-    return tuple(counts)
+def _held(drawn: Sequence[FloatArray], ratios: Sequence[float], level: float) -> int:
+    ends = [interval(draws, level) for draws in drawn]
+    return sum(low <= ratio <= high for (low, high), ratio in zip(ends, ratios, strict=True))
 
 
-def share_inside(draws: FloatArray, value: float, level: float) -> float:
-    """Probability that ``value`` lies in the central ``level`` of its draws, with a random rank among equal draws.
-
-    Its mean over exchangeable outcomes is the level, also where there are few distinct values. Source: Czado, Gneiting
-    and Held (2009), Predictive model assessment for count data (randomised probability integral transform).
-    """
-    tail, ranks = (1 - level) / 2, len(draws) + 1
-    low, high = int((draws < value).sum()) / ranks, (int((draws <= value).sum()) + 1) / ranks
-    return max(0.0, min(high, 1 - tail) - max(low, tail)) / (high - low)
-
-
-def emulated(space: SpaceSpec, candidate: ServerShape, users: int, seed: int) -> Outcome:
-    """One emulated experiment: plans, jitters, noise of steps and true costs drawn from ``seed``."""
+def emulated(space: SpaceSpec, candidate: ServerShape, users: int, seed: int) -> float:
+    """The cost ratio of one emulated experiment: plans, jitters, noise of steps and true costs drawn from ``seed``."""
     perturbation = perturbation_of(space.prediction, space.cost_model)
     truth = replace(perturbation, seed=seed)
     model, workload = load_cost_model(space.cost_model), space.inputs.workload_of(users)
     # By role, candidate and baseline.
-    runs: tuple[list[tuple[int, ...]], list[tuple[int, ...]]] = ([], [])
+    runs: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])
     for replicate in range(space.prediction.replicates):
         plan = build_plan(workload, seed, replicate)
         if space.inputs.treatment != "as-drawn":
@@ -174,11 +126,8 @@ def emulated(space: SpaceSpec, candidate: ServerShape, users: int, seed: int) ->
             late = jittered_plan(plan, perturbation, generator)
             costs = perturbed(model, truth, 0, artifact_key(EngineConfig.of_shape(each, space.rules)))
             runs[role].append(figures(late, each, space, costs, lasting(perturbation.step_sd, generator)))
-    own, base = (
-        PlanFigures(*np.array(of_role).T).experiments(len(of_role), is_windowed=space.window is not None)
-        for of_role in runs
-    )
-    return Outcome(float(own.cost[0] / base.cost[0]), float(own.reuse[0]), float(base.reuse[0]))
+    own, base = (device_ns / max(completed, 1) for device_ns, completed in (np.sum(role, axis=0) for role in runs))
+    return own / base
 
 
 def lasting(step_sd: float, generator: np.random.Generator) -> Callable[[int], int]:
@@ -192,45 +141,20 @@ def figures(
     space: SpaceSpec,
     costs: CostModel,
     lasting_ns: Callable[[int], int] = lambda step_ns: step_ns,
-) -> tuple[int, int, int, int]:
-    """Device ns, completed requests, reused and all re-arrivals of an emulated run, or of the space's window in it."""
-    steps = [
-        end
-        for end in run_virtually(plan, ServerSpec(**candidate._asdict(), rules=space.rules), costs, lasting_ns)
-        if end.requests
-    ]
-    arrays = plan_arrays([plan])
-    outcome = _as_simulated(arrays, EngineConfig.of_shape(candidate, space.rules), steps)
-    if space.window is not None:
-        start_ns, end_ns = window_bounds(user_timelines(arrays, outcome), space.window)
-        found = window_stats(arrays, outcome, start_ns, end_ns)
-        return found.device_ns, found.completed, found.reused, found.rearrivals
-    again = is_rearrival(arrays)
-    is_reused = again & (outcome.requests["cached_tokens"] > 0)
-    device_ns = sum(end.start.step.duration_ns for end in steps)
-    return device_ns, len(again), int(is_reused.sum()), int(again.sum())
-
-
-def _as_simulated(arrays: layout.PlanArrays, config: EngineConfig, steps: Sequence[StepEnd]) -> layout.SimOutcome:
-    """Emulated steps in the tables of a simulation, so that the same function counts the figures of a window."""
-    columns = {
-        "start_ns": [end.start.start_ns for end in steps],
-        "kind": [STEP_DECODE if end.start.step.kind == DECODE else STEP_PREFILL for end in steps],
-        "count": [1] * len(steps),
-        "duration_ns": [end.start.step.duration_ns for end in steps],
-    }
-    recorded = records_of(layout.StepRecord, columns, len(steps))
-    outcome = layout.new_outcome(arrays, config)._replace(steps=recorded)
-    outcome.totals["num_step_records"][:] = len(steps)
-    for end in steps:
-        for request in end.finished:
-            session, number = map(int, request.engine_id.split("-"))
-            row = int(arrays.sessions["first_request"][session]) + number
-            outcome.requests["arrival_ns"][row] = request.arrival_ns
-            outcome.requests["admitted_ns"][row] = request.scheduled_ns
-            outcome.requests["completed_ns"][row] = end.start.end_ns
-            outcome.requests["cached_tokens"][row] = request.cached_tokens
-    return outcome
+) -> tuple[int, int]:
+    """Device ns and completed requests of an emulated run, or of the space's window in it."""
+    server = ServerSpec(**candidate._asdict(), rules=space.rules)
+    ends = [end for end in run_virtually(plan, server, costs, lasting_ns) if end.requests]
+    done = [(int(request.engine_id.split("-")[0]), end.start.end_ns) for end in ends for request in end.finished]
+    if (window := space.window) is None:
+        return sum(end.start.step.duration_ns for end in ends), len(done)
+    session, completed_ns = np.array(done).T
+    timelines = UserTimelines.of(users_of(plan_arrays([plan]).sessions["after"])[session], completed_ns)
+    start_ns, end_ns = window.bounds_ns(0, timelines.window_start(window.after_requests))
+    if window.measure_s is None:
+        end_ns = timelines.last_full_ns()
+    inside = (min(end.start.end_ns, end_ns) - max(end.start.start_ns, start_ns) for end in ends)
+    return sum(max(0, each) for each in inside), int(np.sum((start_ns <= completed_ns) & (completed_ns < end_ns)))
 
 
 def jittered_plan(plan: Plan, perturbation: Perturbation, generator: np.random.Generator) -> Plan:
@@ -311,11 +235,11 @@ def main(
     trials: Annotated[int, typer.Option(help="Emulated experiments on the virtual clock.")] = 100,
     changes: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change the space.")] = None,
 ) -> None:
-    """Check that 90 % intervals contain 90 % of emulated outcomes, for every N, of cost ratio and of reuse.
+    """Check that 90 % intervals contain 90 % of emulated outcomes, for every N, of the cost ratio.
 
     Example: `python -m benchmarks.prediction paper --trials 100 --set rules=vendor-0.11.1`
     """
-    spec = read_space(space, changes)
+    spec = load_space(space, changes or ())
     if not rule_set(spec.rules).has_inner_blocks and not any(change.startswith("rules=") for change in changes or []):
         print(f"rules: {NEWEST_STABLE}, since the emulator does not run those of the space ({spec.rules})")
         spec = spec.model_copy(update={"rules": NEWEST_STABLE})

@@ -18,7 +18,7 @@ from benchmarks.figure import Figure, cpu_s, in_turns, per_cpu_s
 from harness.analysis.compare.drawn import DrawnCosts
 from harness.clock import NS_PER_S, process_cpu_ns
 from harness.extras.search.evaluate import Evaluator
-from harness.extras.search.run import search
+from harness.extras.search.run import evaluator_of, search
 from harness.extras.search.space import load_space
 from harness.judge.prereg import predict_experiment
 from harness.model.engine.config import EngineConfig, new_state
@@ -105,7 +105,8 @@ def whole_search() -> Iterator[Figure]:
             # Another title is another search: a process keeps what it has simulated for one.
             renamed = kept.model_copy(update={"title": f"{kept.title} {process_cpu_ns()}"})
             with TemporaryDirectory() as folder:
-                simulations.append(search(renamed, Path(folder), workers=1).num_simulations)
+                search(renamed, Path(folder), workers=1)
+            simulations.append(evaluator_of(renamed.model_dump_json()).num_simulated)
 
         def unshared(kept: Any = kept, simulations: list[int] = simulations) -> None:
             evaluator = Evaluator(kept, is_sharing=False)
