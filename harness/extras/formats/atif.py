@@ -109,8 +109,7 @@ def _steps(given: list[Record], session: str, at: str, notes: ReadNotes) -> Traj
         else:
             call = steps.answer(counts, place, moment_ns)
             call.answer_characters = len(text_of(step, "message")) + len(text_of(step, "reasoning_content"))
-            identity = None if moment_ns is None else ("atif", moment_ns, *counts[:3])
-            call.identity = identity or ("atif", session, _number(step), *counts[:2])
+            call.identity = "atif", moment_ns or (session, _number(step)), *counts[:3]
             call.children = dict.fromkeys(_children(step), UNTIMED)
             notes.assume("steps that are several calls, taken as one", (tokens_of(step.get("llm_call_count")) or 1) > 1)
     return steps

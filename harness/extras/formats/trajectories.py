@@ -55,7 +55,7 @@ class TrajectoryCalls(Conversation):
     def log(self, session: str) -> Log:
         """The calls at their instants; one without, or before the call above it, comes right after that call."""
         ended_ns = next((call.end_ns for call in self.calls if call.end_ns != UNTIMED), 0)
-        reason, was_told = NO_TIME if ended_ns else "the recording has no times", True
+        reason = NO_TIME if ended_ns else "the recording has no times"
         for place, call in enumerate(self.known()):
             asked_ns = max((at_ns for at_ns in call.inputs_ns if at_ns is not None), default=UNTIMED)
             is_told = call.end_ns != UNTIMED and (not place or call.end_ns >= ended_ns)
@@ -66,12 +66,12 @@ class TrajectoryCalls(Conversation):
                 call.submitted_ns = call.end_ns if asked_ns == UNTIMED else min(asked_ns, call.end_ns)
             else:
                 call.submitted_ns = call.end_ns = ended_ns + (call.wait_ns or 0)
-            if not (is_told and was_told) and call.wait_ns is None:
-                call.unknown_wait = call.unknown_wait or reason
+                call.unknown_end = reason
+                call.unknown_wait = call.unknown_wait or reason * (call.wait_ns is None)
             call.session = session
             if place:
                 self.calls[place - 1].tool_spans.append((ended_ns, max(call.submitted_ns, ended_ns)))
-            ended_ns, was_told = call.end_ns, is_told
+            ended_ns = call.end_ns
         return self.calls
 
 

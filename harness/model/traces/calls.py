@@ -86,6 +86,7 @@ class Call:
     took_ns: int | None = None  # how long it took, where the log states it
     has_end_alone: bool = False  # the log says of it when it ended, and not when it was asked for
     unknown_wait: str = ""  # why it is not known how long the call was waited for; "" where it is
+    unknown_end: str = ""  # why it is not known when it ended; "" where it is
     answer_characters: int = 0  # length of its answer as logged, 0 where the log does not hold it
     history: Hashable = None  # equal for calls with the same usage counts before them and in them, whatever the times
     fork_of: str = ""  # the session whose calls its own file begins with

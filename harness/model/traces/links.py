@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import chain, pairwise
+from itertools import chain, pairwise, takewhile
 from pathlib import Path
 
 from harness.clock import NS_PER_S
@@ -186,10 +186,8 @@ class _Calls:
 
     def _original(self, turn: Call, *, is_start: bool) -> Call | None:
         """The call that this one is a copy of."""
-        same = self._known.get(turn.identity)
-        if same is None and (turn.is_in_burst or (is_start and turn.fork_of)):
-            same = self._histories.get(turn.history)
-        return same
+        is_likely = turn.is_in_burst or (is_start and turn.fork_of)
+        return self._known.get(turn.identity) or (self._histories.get(turn.history) if is_likely else None)
 
     def _add(self, turn: Call) -> None:
         if turn.identity is not None:
@@ -224,7 +222,7 @@ def _check_counts(group: Log, notes: ReadNotes) -> None:
             notes.answered(0)
         elif turn.output_tokens <= PLACEHOLDER_TOKENS and turn.tool_spans:
             notes.assume("answers that call a tool in 1 or 2 tokens: likely placeholders, kept as recorded")
-    has_times = max(turn.end_ns for turn in group) > group[0].submitted_ns
+    has_times = max(turn.end_ns for turn in group) > group[0].submitted_ns or any(turn.unknown_end for turn in group)
     if len(group) > 1 and not has_times and any(turn.wait_ns is None for turn in group):
         for turn in group:
             turn.unknown_wait = turn.unknown_wait or "all calls of their session have the same time"
@@ -313,8 +311,8 @@ class _Tree:
     def __init__(self, by_session: dict[str, Log], forks: dict[Call, list[str]], notes: ReadNotes) -> None:
         self._by_session, self._forks, self._notes = by_session, forks, notes
         self._drawn = DrawnWaits(notes)
-        pairs = (pair for group in by_session.values() for pair in pairwise(group))
-        known = ((before, turn) for before, turn in pairs if turn.kind == "human" and not turn.unknown_wait)
+        pairs = (pair for group in by_session.values() for pair in pairwise(group) if pair[1].kind == "human")
+        known = ((before, turn) for before, turn in pairs if not (before.unknown_end or turn.unknown_wait))
         self._people_ns = [ns for before, turn in known if 0 < (ns := turn.submitted_ns - before.end_ns) <= YEAR_NS]
         self._requests: list[RecordedRequest] = []
         self._calls: Log = []
@@ -398,11 +396,13 @@ class _Tree:
     def _request(self, call: Call, earlier: Log, after: tuple[int, ...]) -> RecordedRequest:
         first_ns = self._calls[0].submitted_ns if self._calls else call.submitted_ns
         ended_ns = max((self._calls[place].end_ns for place in after), default=first_ns)
-        wait_ns = call.submitted_ns - ended_ns if call.wait_ns is None or len(after) != 1 else call.wait_ns
+        stated_ns = call.wait_ns if len(after) == 1 else None
+        wait_ns = call.submitted_ns - ended_ns if stated_ns is None else stated_ns
         # What a sub-agent is asked first is its parent's, also where it goes on from a copy of its parent's calls.
         is_asked = self._by_session[call.session][0] is call and bool(call.parent) and call.kind == "human"
         kind: WaitKind = call.kind if after and earlier and not is_asked else "none"
-        call.unknown_wait = call.unknown_wait or YEARS * (wait_ns > YEAR_NS)
+        no_end = next((why for place in after if (why := self._calls[place].unknown_end) and stated_ns is None), "")
+        call.unknown_wait = call.unknown_wait or no_end or YEARS * (wait_ns > YEAR_NS)
         if is_drawn := bool(call.unknown_wait) and bool(after):
             people_ns = self._people_ns if kind == "human" else None
             wait_ns = self._drawn.unknown(call.unknown_wait, call.session, call.index, people_ns)
@@ -410,9 +410,9 @@ class _Tree:
             # It did not wait for a call that ended later, so it starts at once.
             self._notes.assume(OVERLAPPING)
             wait_ns = 0
-        elif call.wait_ns is not None and len(after) == 1:
+        elif stated_ns is not None:
             # Where the call before has no length, the wait between the instants holds it too.
-            off_ns = call.wait_ns - (call.submitted_ns - ended_ns)
+            off_ns = stated_ns - (call.submitted_ns - ended_ns)
             has_length = self._calls[after[0]].submitted_ns < ended_ns
             self._notes.assume(CONTRADICTED, off_ns > ROUNDED_NS or (has_length and off_ns < -ROUNDED_NS))
         self._notes.assume(GAPS, call.has_end_alone and bool(after) and not is_drawn)
@@ -529,8 +529,7 @@ def doubt_of(blocks: tuple[int, ...], before: tuple[int, ...]) -> str:
 
 
 def num_common(one: Sequence[object], other: Sequence[object]) -> int:
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((place for place, (mine, theirs) in pairs if mine != theirs), min(len(one), len(other)))
+    return sum(takewhile(bool, (mine == theirs for mine, theirs in zip(one, other, strict=False))))
 
 
 def reader_of(kind: type[AgentLog]) -> Read:

@@ -127,6 +127,30 @@ def test_a_sub_agent_within_the_document_waits_for_its_step_and_is_waited_for(tm
     assert [one.wait_ns // NS_PER_S for one in recording.requests] == [0, 1, 6]
 
 
+@pytest.mark.parametrize(
+    ("untimed", "is_drawn", "label"),
+    [
+        ((), [False, False, False, False], ""),
+        ((2,), [False, False, True, True], f"2 x waits that are unknown: {NO_TIME}"),
+        ((1,), [False, True, True, False], f"2 x waits that are unknown: {NO_TIME}"),
+        ((0, 1, 2), [False, True, True, True], "3 x waits that are unknown: the recording has no times"),
+    ],
+)
+def test_what_waits_for_a_sub_agent_whose_last_step_has_no_time_waits_unknown_long(
+    tmp_path: Path, untimed: tuple[int, ...], is_drawn: list[bool], label: str
+) -> None:
+    document, kid = atif_document("s", 2), atif_document("kid", 2, first_s=4) | {"trajectory_id": "kid"}
+    document["steps"][1]["observation"] = {"results": [{"subagent_trajectory_ref": [{"trajectory_id": "kid"}]}]}
+    document["steps"][2]["timestamp"] = at(60)
+    for place in untimed:
+        kid["steps"][place]["timestamp"] = None
+    trace = trace_of(tmp_path, [document | {"subagent_trajectories": [kid]}])
+    requests = trace.recordings[0].requests
+    assert [one.after for one in requests] == [(), (0,), (1,), (0, 2)]
+    assert [one.is_drawn for one in requests] == is_drawn
+    assert [each for each in trace.head.labels if "unknown" in each] == [label] * bool(label)
+
+
 @pytest.mark.parametrize("is_embedded", [True, False])
 @pytest.mark.parametrize(("stated", "is_said"), [(2300, False), (3300, False), (3301, True)])
 def test_a_stated_sum_may_hold_the_calls_of_sub_agents(
