@@ -451,9 +451,10 @@ def lmcache(rows: Rows) -> Sessions:
                 continue
             common = _common(before["input"], row["input"])
             if common == len(before["input"]) < len(row["input"]):
-                kept = calls[-1].prompt + calls[-1].generate
                 rest = row["input"][common:]
-                more = _sizes(rest[rest[0]["role"] == "assistant" :])
+                is_held = rest[0]["role"] == "assistant"
+                kept = calls[-1].prompt + calls[-1].generate * is_held
+                more = _sizes(rest[is_held:])
                 calls.append(Call(kept + more, kept, row["output_length"], round(row["pre_gap"] * S)))
             else:
                 keep = min(_sizes(row["input"][:common]), calls[-1].prompt)

@@ -23,6 +23,7 @@ from harness.model.traces.links import CONTRADICTED, ROUNDED_NS, num_common, of_
 from harness.model.traces.values import Record, list_of, seconds_ns, text_of, tokens_of
 
 DELTA = "calls that give new messages only: the answers before them are taken to have their whole output_length"
+UNHELD = "prompts that hold no answer of the call before: none is kept"
 ESTIMATED = "prompts whose lengths are estimated from characters, 4 to a token"
 
 
@@ -49,10 +50,6 @@ class _Turn:
     @property
     def prompt(self) -> int:
         return max(sum(each.tokens for each in self.messages), 1)
-
-    @property
-    def num_answers(self) -> int:
-        return sum(each.is_answer for each in self.messages)
 
 
 def lmcache_logs(lines: Lines, notes: ReadNotes) -> Iterator[Log]:
@@ -121,14 +118,14 @@ def _blocks(text: str) -> list[str]:
 
 def _calls(session: str, turns: list[_Turn], names: BlockNames, notes: ReadNotes) -> Log:
     """The calls of a session; what a prompt keeps are the messages that come again."""
-    log: Log = []
+    log, num_answers = list[Call](), -1
     for place, turn in enumerate(turns):
         prompt, keep, wait_ns, at_ns = turn.prompt, 0, 0, 0
-        num_more = turn.num_answers - (turns[place - 1].num_answers if place else -1)
-        notes.assume("calls whose messages hold answers of calls that are missing", num_more > 1)
+        num_before, num_answers = num_answers, sum(each.is_answer for each in turn.messages)
+        notes.assume("calls whose messages hold answers of calls that are missing", num_answers - num_before > 1)
         if place:
             before, call = turns[place - 1], log[-1]
-            prompt, keep = _lengths(before, call.input_tokens, turn)
+            prompt, keep = _lengths(before, call.input_tokens, turn, notes)
             wait_ns = _wait_ns(before, turn, notes)
             at_ns = call.end_ns + (wait_ns or 0)
         log.append(Call(session, at_ns, at_ns, prompt, keep, turn.generate, index=place, at=turn.at))
@@ -149,17 +146,18 @@ def _wait_ns(before: _Turn, turn: _Turn, notes: ReadNotes) -> int | None:
     return told_ns if turn.gap_ns is None else turn.gap_ns
 
 
-def _lengths(before: _Turn, before_prompt: int, turn: _Turn) -> tuple[int, int]:
+def _lengths(before: _Turn, before_prompt: int, turn: _Turn, notes: ReadNotes) -> tuple[int, int]:
     """(tokens of a prompt, tokens of them that are the call before: its messages, and its answer where all come again).
 
-    An answer that comes again has as many tokens as it had when it was made.
+    An answer that comes again has as many tokens as it had when it was made; one that no message holds is not kept.
     """
     common = num_common(turn.messages, before.messages)
-    if common < len(before.messages) or common == len(turn.messages):
+    if common < len(before.messages):
         return turn.prompt, min(sum(each.tokens for each in turn.messages[:common]), turn.prompt, before_prompt)
-    kept = before_prompt + max(before.generate, 1)
-    rest = turn.messages[common:]
-    return kept + sum(each.tokens for each in (rest[1:] if rest[0].is_answer else rest)), kept
+    is_held = any(each.is_answer for each in turn.messages[common : common + 1])
+    notes.assume(UNHELD, not is_held)
+    kept = before_prompt + is_held * max(before.generate, 1)
+    return kept + sum(each.tokens for each in turn.messages[common + is_held :]), kept
 
 
 FORMAT = trace_format(__file__, "lmcache", of_lines(lmcache_logs))

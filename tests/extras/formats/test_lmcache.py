@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import SpecError
-from harness.extras.formats.lmcache import DELTA
+from harness.extras.formats.lmcache import DELTA, UNHELD
 from harness.model.traces.links import CONTRADICTED
 from tests.support.sound_traces import lmcache_rows
 from tests.support.trace_rows import imported, trace_of, written
@@ -136,6 +137,20 @@ def test_a_conversation_that_was_summarised_stays_in_the_order_of_its_rows(tmp_p
     shuffled = trace_of(tmp_path, [rows[1], rows[0]])
     assert "1 x calls of a session out of order: sorted by how much came before" in shuffled.head.labels
     assert [one.prompt_tokens for one in shuffled.recordings[0].requests] == [one.prompt_tokens for one in requests[:2]]
+
+
+@pytest.mark.parametrize("role", ["assistant", "user"])
+def test_an_answer_is_kept_only_where_a_message_holds_it(tmp_path: Path, role: str) -> None:
+    asked = [message("system", "s", 400), message("user", "u", 200)]
+    more = [*asked, message(role, "a", 1200), message("user", "v", 160)]
+    rows = [{"session_id": "s", "input": each, "output_length": 300, "pre_gap": 1.5} for each in (asked, more, more)]
+    trace = trace_of(tmp_path, [rows[0], rows[1], rows[2] | {"pre_gap": 2.5}])
+    first, second, again = trace.recordings[0].requests
+    assert second.keep_tokens == first.prompt_tokens + 300 * (role == "assistant")
+    new = {"assistant": more[3:], "user": more[2:]}[role]
+    assert second.prompt_tokens - second.keep_tokens == sum(-(-len(json.dumps(each)) // 4) for each in new)
+    assert again.prompt_tokens == again.keep_tokens == second.prompt_tokens, "asked once more, without its answer"
+    assert f"{1 + (role == 'user')} x {UNHELD}" in trace.head.labels
 
 
 @pytest.mark.parametrize("kind", ["openai", "anthropic"])
