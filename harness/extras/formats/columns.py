@@ -20,6 +20,7 @@ from harness.model.traces.calls import Call, Log
 from harness.model.traces.links import through_calls
 from harness.model.traces.values import tokens_of
 
+NO_TOOL = "waits of 0, after rounds without a tool: what a person took then is not in the file"
 COLUMNS = ("arrival_time", "round_idx", "prefix_len", "input_len", "output_len", "tool_wait_after_ms")
 
 
@@ -45,7 +46,7 @@ def csv_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress | None 
         num_kept += bool(sessions)
         first_ns = min((rows[0].arrival_ns for rows in sessions.values()), default=0)
         for name, rows in sessions.items():
-            yield _calls(rows, f"{place}/{name}" if place else name, rows[0].arrival_ns - first_ns)
+            yield _calls(rows, f"{place}/{name}" if place else name, rows[0].arrival_ns - first_ns, notes)
         held |= sessions.items()
     notes.assume("files whose arrivals are counted from the first of each", num_kept * (num_kept > 1))
 
@@ -104,15 +105,17 @@ def _numbers(cells: dict[str, str | None]) -> _Row | None:
     return row if tokens_of(row.prefix + row.new) and tokens_of(row.generate) is not None else None
 
 
-def _calls(rows: Sequence[_Row], session: str, at_ns: int) -> Log:
+def _calls(rows: Sequence[_Row], session: str, at_ns: int, notes: ReadNotes) -> Log:
     """The calls of a session that begins at ``at_ns``; calls take no time."""
     log: Log = []
     for place, row in enumerate(rows):
         before = rows[place - 1] if place else row._replace(wait_after_ns=0, round=row.round - 1)
         at_ns += before.wait_after_ns
         call = Call(session, at_ns, at_ns, row.prefix + row.new, row.prefix, row.generate, index=place)
-        call.wait_ns, call.is_prefix_given = before.wait_after_ns, True
+        call.wait_ns, call.kind = before.wait_after_ns, "tool" if before.wait_after_ns else "none"
+        call.is_prefix_given = True
         call.unknown_wait = "a round before theirs is missing" if row.round != before.round + 1 else ""
+        notes.assume(NO_TOOL, not (place == 0 or before.wait_after_ns or call.unknown_wait))
         log.append(call)
     return log
 

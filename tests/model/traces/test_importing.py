@@ -11,6 +11,7 @@ import pytest
 
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import SpecError
+from harness.extras.formats.columns import NO_TOOL
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.importing import import_trace
 from harness.model.traces.links import kept_tokens
@@ -191,6 +192,17 @@ def test_a_table_is_a_plan_one_to_one_and_a_broken_row_takes_its_session_with_it
     assert [one.keep_tokens for one in recording.requests] == [0, 210]
     assert recording.requests[1].wait_ns == 300 * NS_PER_MS
     assert trace.head.broken == {"a row without its numbers": 1}
+
+
+@pytest.mark.parametrize("first_ms", [0, 2500])
+def test_a_tables_wait_of_0_is_no_tools_and_labelled(tmp_path: Path, first_ms: int) -> None:
+    header = "session_id,arrival_time,round_idx,prefix_len,input_len,output_len,tool_wait_after_ms"
+    rows = [f"0,0,{place},{100 * place},100,10,{first_ms * (not place):.6f}" for place in range(3)]
+    (tmp_path / "in.csv").write_text("\n".join([header, *rows]))
+    trace = imported(tmp_path / "in.csv")
+    waits = [(one.wait_ns, one.wait_kind, one.is_drawn) for one in trace.recordings[0].requests[1:]]
+    assert waits == [(first_ms * NS_PER_MS, "tool" if first_ms else "none", False), (0, "none", False)]
+    assert trace.head.labels == (f"{1 if first_ms else 2} x {NO_TOOL}",)
 
 
 def test_broken_lines_are_counted_and_named_and_never_end_an_import(tmp_path: Path) -> None:
