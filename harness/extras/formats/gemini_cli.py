@@ -61,7 +61,6 @@ class _Session(Conversation):
         self._said: list[str] = []
         self._ended: set[str] = set()
         self._moments: dict[str, int] = {}  # of messages, as they were first written
-        self._latest_ns = 0
 
     def take_state(self, state: Record, rewound_to: str, at: str) -> None:
         """What the conversation holds from now on. A list without an answer that came before is a compaction."""
@@ -82,8 +81,7 @@ class _Session(Conversation):
         """Read one message."""
         kind, name, told_ns = text_of(message, "type"), text_of(message, "id"), instant_ns(message.get("timestamp"))
         if told_ns is not None and (name or at) not in self._moments:
-            self._moments[name or at] = self.moved_ns(told_ns, self._latest_ns)
-            self._latest_ns = max(self._latest_ns, self._moments[name or at])
+            self._moments[name or at] = self.moved_ns(told_ns)
         moment_ns = self._moments.get(name or at, 0)
         parts = list_of(message, "content") or [message.get("content")]
         has_content = all(part if isinstance(part, str) else any(record_of(part).values()) for part in parts)

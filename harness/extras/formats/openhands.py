@@ -24,6 +24,7 @@ from harness.model.traces.values import Record, instant_ns, list_of, record_of, 
 OBSERVATIONS = ("ObservationEvent", "AgentErrorEvent", "UserRejectObservation")
 # They may end a call that is under way, which then has no event.
 ENDS_A_CALL = ("InterruptEvent", "ConversationErrorEvent")
+NOTICES = ("agent_state_changed", "recall", "null")  # observations that answer no action of the model
 OF_SEVERAL = "steps of the running totals that hold several answers: which tokens are whose is not known"
 PASSED = types_of(__file__)["passed"]
 
@@ -96,14 +97,14 @@ def _steps(conversation: _Conversation, notes: ReadNotes) -> TrajectoryCalls:
         is_of_several, is_missed = is_missed, is_missed and not told
         answer = answer or (at if any(step) and text_of(event, "source") == "agent" else "")
         is_answer = bool(answer) and "observation" not in event and text_of(event, "kind") not in OBSERVATIONS
-        kind = text_of(event, "kind") or text_of(event, "action")
+        kind = text_of(event, "kind") or text_of(event, "action") or text_of(event, "observation")
         above = calls_at.get(text_of(event, "parent_id"), steps.calls[-1] if steps.calls else None)
         counts = usage_of(record_of(event, "tool_call_metadata", "model_response", "usage"))
         counts = counts if isinstance(counts, Usage) else conversation.usages.get(answer, counts)
         if not isinstance(counts, Usage) and is_answer and any(step) and min(step) >= 0:
             notes.assume(OF_SEVERAL if is_of_several else "calls whose usage is the step of the running totals")
             counts = counts if is_of_several else Usage(*step)
-        if not is_answer and _is_input(event):
+        if not is_answer and _is_input(event, kind):
             is_human = text_of(event, "source") == "user" or text_of(event, "observation") == "user_rejected"
             is_refused = kind == "UserRejectObservation" and text_of(event, "rejection_source") != "hook"
             is_end = kind == "ObservationEvent" and text_of(event, "tool_name") in END_A_RUN
@@ -111,10 +112,9 @@ def _steps(conversation: _Conversation, notes: ReadNotes) -> TrajectoryCalls:
         elif answer in answers:
             notes.part()  # one answer may be several actions
         elif is_answer and isinstance(counts, Usage):
-            answers[answer] = call = steps.answer(counts, at, moment_ns)
+            answers[answer] = call = steps.answer(counts, at, moment_ns, conversation.took_ns.get(answer))
             totals = told or [now + (more or 0) for now, more in zip(totals, counts, strict=False)]
             call.identity, call.agent = ("openhands", answer, moment_ns), "condenser" * (kind == "Condensation")
-            call.took_ns = conversation.took_ns.get(answer)
             call.kind = call.kind if any(call.inputs_ns) else "none"  # the program went on by itself
             call.rewound_to, above = above if above not in steps.calls[-2:] else None, call
         elif is_answer or (text_of(event, "source") == "agent" and kind == "message"):
@@ -123,13 +123,12 @@ def _steps(conversation: _Conversation, notes: ReadNotes) -> TrajectoryCalls:
         elif not notes.passes(kind, PASSED):
             steps.unread.unknown(f"event {kind}", at)
             is_missed = is_missed or (not told and text_of(event, "source") == "agent")
-        elif kind in ENDS_A_CALL:
-            steps.end_without_row(at)
+        elif kind in (*ENDS_A_CALL, "PauseEvent") or text_of(event, "args", "agent_state") == "paused":
+            steps.stop(at, ends_a_call=kind in ENDS_A_CALL)
         calls_at[text_of(event, "id")] = above
         if is_answer and answer in answers:
             answers[answer].num_agents += text_of(event, "tool_name") in START_AN_AGENT
-    prompts = (call.input_tokens for call in steps.calls)
-    notes.hold(f"prompt tokens {UNSTATED}", stated or conversation.stated, prompts)
+    notes.hold(f"prompt tokens {UNSTATED}", stated or conversation.stated, (call.input_tokens for call in steps.calls))
     return steps
 
 
@@ -146,11 +145,8 @@ def _in_order(events: list[tuple[str, Record]], steps: TrajectoryCalls) -> Itera
         stamped = notes.in_order(stamped, lambda row: numbers[row[1]], "events out of order of their number")
     else:
         stamped = notes.in_order(stamped, lambda row: row[0], "events out of order of time", LATE_NS)
-    latest_ns = 0
     for moment_ns, at, event in stamped:  # the machine's clock may be set back, as between two starts
-        moved_ns = steps.moved_ns(moment_ns, latest_ns)
-        latest_ns = max(latest_ns, moved_ns)
-        yield moved_ns, at, event
+        yield steps.moved_ns(moment_ns), at, event
 
 
 def _number(event: Record, at: str) -> int | None:
@@ -159,11 +155,11 @@ def _number(event: Record, at: str) -> int | None:
     return number if isinstance(number := event.get("id"), int) else int(name[1]) if name else None
 
 
-def _is_input(event: Record) -> bool:
+def _is_input(event: Record, kind: str) -> bool:
     """Whether the model is asked again after an event: a person's message, or what came of an action."""
-    kind, action = text_of(event, "kind"), text_of(event, "action")
-    is_message = text_of(event, "source") == "user" and (kind or action) in ("MessageEvent", "message")
-    return is_message or kind in OBSERVATIONS or (not kind and "observation" in event)
+    is_said = kind in ("MessageEvent", "message") or text_of(event, "args", "agent_state") == "running"
+    is_result = kind in OBSERVATIONS or ("observation" in event and kind not in NOTICES)
+    return is_result or (is_said and text_of(event, "source") == "user")
 
 
 FORMAT = trace_format(__file__, "openhands", of_lines(openhands_logs), passed=PASSED)

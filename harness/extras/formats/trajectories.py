@@ -17,6 +17,7 @@ CACHE = (
     ("cache_creation_tokens", "cache_creation_input_tokens", "cache_write_tokens"),
 )
 NO_TIME = "an answer at their start or end has no time, or one before the answer above it"
+STOPPED = "the agent had been stopped, and no row says when it went on"
 UNSTATED = "that the file states and its calls do not have"
 
 
@@ -42,11 +43,22 @@ class TrajectoryCalls(Conversation):
         self.notes.part()
         moment_ns = max(self._inputs, default=(UNTIMED, False))[0] if moment_ns is None else moment_ns
         self.take_input(moment_ns, is_human=is_human, is_hint=is_hint)
+        self.lost = "" if is_human and self.lost == STOPPED else self.lost
 
-    def answer(self, usage: Usage, at: str, ended_ns: int | None) -> Call:
+    def stop(self, at: str, *, ends_a_call: bool) -> None:
+        """The agent stops: what a person says next tells when it goes on, or else the begin of the next call."""
+        if ends_a_call:
+            self.end_without_row(at)
+        self.lost = self.lost or STOPPED
+
+    def answer(self, usage: Usage, at: str, ended_ns: int | None, took_ns: int | None = None) -> Call:
         """A call; it takes what was asked so far."""
+        if self.lost == STOPPED and ended_ns is not None and took_ns is not None and self.calls:
+            self.take_input(max(ended_ns - took_ns, self.calls[-1].end_ns), is_human=True)
+            self.lost = ""
         call = self.add(UNTIMED if ended_ns is None else ended_ns, None, at)
         call.input_tokens, call.output_tokens, call.prefix_tokens, call.created_tokens, call.total_tokens = usage
+        call.took_ns = took_ns
         return call
 
     def doubt(self, *, is_last_human: bool) -> str:  # noqa: ARG002  # rows say no more of tools

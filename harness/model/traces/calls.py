@@ -156,14 +156,16 @@ class Conversation:
         self._is_in_doubt = self._is_woken = False
         self.is_allowed = False  # a person was asked whether a tool of the last call may run
         self.lost = ""  # why the wait of the next call is not known: a call before it was left out
-        self._shift_ns = 0
+        self._shift_ns = self._latest_ns = 0
         self._back_to: Call | None = None
 
-    def moved_ns(self, moment_ns: int, least_ns: int) -> int:
-        """An instant of the next row by one clock, which is set on where it went back of a least instant."""
+    def moved_ns(self, moment_ns: int, least_ns: int | None = None) -> int:
+        """An instant by one clock, set on where it went back of a least instant: without one, of the rows before."""
+        is_row, least_ns = least_ns is None, self._latest_ns if least_ns is None else least_ns
         if moment_ns + self._shift_ns < least_ns - LATE_NS:
             self.notes.assume(SHIFTED)
             self._shift_ns, self.lost = least_ns - moment_ns, BACK
+        self._latest_ns = max(self._latest_ns, moment_ns + self._shift_ns) if is_row else self._latest_ns
         return moment_ns + self._shift_ns
 
     def take_input(self, moment_ns: int, *, is_human: bool | None, is_hint: bool = False) -> None:

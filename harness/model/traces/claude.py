@@ -96,8 +96,7 @@ class _ClaudeChain(Chain):
         # A gateway may give every answer the same id; the id of the request then tells them apart.
         identity, known = (name, text_of(record, "requestId")), self._by_name.get(name)
         identity = self._by_name[name] = known if known and "" in (known[1], identity[1]) else identity
-        if identity in self._answers:
-            self.notes.part()
+        self.notes.part(identity in self._answers)
         turn, _ = self._answers.get(identity) or (self.add(moment_ns, identity, at), counts)
         # Usage repeats with every block of the message; the last usage counts the whole answer.
         if (counts[0][1][-1] or 0) >= turn.output_tokens:

@@ -111,13 +111,10 @@ def _part(recordings: list[Recording], notes: ReadNotes, arrivals: Arrivals, fil
     if arrivals != "recorded":
         hint = "Leave --since and --until out"
         raise SpecError("has no times at which its sessions began", where=str(file), hint=hint)
-    kept: list[Recording] = []
-    for recording in recordings:
-        if since_ns <= recording.start_ns and (not until_ns or recording.start_ns < until_ns):
-            kept.append(replace(recording, start_ns=recording.start_ns - since_ns))
-        else:
-            notes.drop(OUTSIDE, str(file), len(recording.requests))
-    return kept
+    kept = [one for one in recordings if since_ns <= one.start_ns and (not until_ns or one.start_ns < until_ns)]
+    if num_left := sum(len(one.requests) for one in recordings) - sum(len(one.requests) for one in kept):
+        notes.drop(OUTSIDE, str(file), num_left)
+    return [replace(one, start_ns=one.start_ns - since_ns) for one in kept]
 
 
 def _one_format(files: list[tuple[Path, bool]], kind: str, notes: ReadNotes) -> tuple[str, list[Path]]:
@@ -155,14 +152,10 @@ def _of_main_format(kinds: dict[Path, str], searched: set[Path], notes: ReadNote
         sound = _sound(TRACE_FORMATS[kind].read(files, aside, None), aside)
         num_requests[kind] = sum(len(one.requests) for one in sound)
     main, of_kind = max(num_requests, key=lambda kind: num_requests[kind]), Counter(kinds.values())
-    kept: dict[Path, str] = {}
-    for path, kind in kinds.items():
-        is_stray = of_kind[kind] * num_requests[kind] * STRAY_SHARE <= num_requests[main]
-        if kind == main or path not in searched or not is_stray:
-            kept[path] = kind
-        else:
-            notes.leave(f"files with the keys of {kind} beside those of {main}", str(path))
-    return kept
+    strays = {kind for kind in of_kind if of_kind[kind] * num_requests[kind] * STRAY_SHARE <= num_requests[main]}
+    for path in [path for path, kind in kinds.items() if path in searched and kind in strays - {main}]:
+        notes.leave(f"files with the keys of {kinds.pop(path)} beside those of {main}", str(path))
+    return kinds
 
 
 def _sound(recordings: Iterable[Recording], notes: ReadNotes) -> Iterator[Recording]:

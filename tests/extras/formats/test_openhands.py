@@ -11,6 +11,7 @@ import pytest
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
 from harness.extras.formats.openhands import OF_SEVERAL
+from harness.extras.formats.trajectories import STOPPED
 from harness.model.traces.calls import BACK, SHIFTED
 from harness.model.traces.links import GAPS, UNANSWERED
 from harness.model.traces.recording import TraceFile
@@ -249,3 +250,65 @@ def test_a_rejection_is_a_persons_and_a_condensers_answer_is_nobodys_history(
     # Nothing came before the last call: how long it took says when it began, where the call above it had ended then.
     assert recording.requests[-1].wait_ns / NS_PER_S == wait_s
     assert (f"1 x {GAPS}" in trace.head.labels) == (wait_s == 5)
+
+
+@pytest.mark.parametrize("kind", ["PauseEvent", "InterruptEvent"])
+@pytest.mark.parametrize(("took_s", "said_s", "wait_s"), [(None, 0, None), (10.0, 0, 87), (None, 80, 77)])
+def test_a_pause_of_a_person_is_their_wait_where_the_next_call_or_a_message_tells_its_end(
+    tmp_path: Path, kind: str, took_s: float | None, said_s: int, wait_s: int | None
+) -> None:
+    folder = tmp_path / "conversation"
+    (folder / "events").mkdir(parents=True)
+    usages = [{"response_id": f"r{turn}", **chat_usage(turn)} for turn in range(2)]
+    metrics = {"token_usages": usages, "response_latencies": [{"response_id": "r1", "latency": took_s}]}
+    state = {"id": "c", "agent": {}, "stats": {"usage_to_metrics": {"agent": metrics}}}
+    (folder / "base_state.json").write_text(json.dumps(state))
+    stop = {"kind": kind, "source": "user", "timestamp": at(4 if kind == "InterruptEvent" else 6)}
+    events = [
+        {"kind": "MessageEvent", "source": "user", "timestamp": at(0)},
+        {"kind": "ActionEvent", "source": "agent", "llm_response_id": "r0", "timestamp": at(3)},
+        {"kind": "ObservationEvent", "source": "environment", "timestamp": at(5)},
+        *([{"kind": "MessageEvent", "source": "user", "timestamp": at(said_s)}] * (said_s > 0)),
+        {"kind": "ActionEvent", "source": "agent", "llm_response_id": "r1", "timestamp": at(100)},
+    ]
+    events.insert(2 if kind == "InterruptEvent" else 3, stop)  # that of a tool, or behind its result
+    for place, event in enumerate(events):
+        (folder / "events" / f"event-{place:05d}-x.json").write_text(json.dumps(event | {"id": f"x{place}"}))
+    trace = imported(folder)
+    request = trace.recordings[0].requests[1]
+    assert request.is_drawn == (wait_s is None)
+    assert (f"1 x waits that are unknown: {STOPPED}" in trace.head.labels) == (wait_s is None)
+    if wait_s is not None:
+        assert (request.wait_kind, request.wait_ns / NS_PER_S) == ("human", wait_s)
+
+
+def test_notices_of_0_x_are_no_results_and_a_person_who_lets_it_go_on_ends_their_pause(tmp_path: Path) -> None:
+    events: list[Any] = list(openhands_events("s"))
+    trace = imported(written(tmp_path, events))
+    tools = [(one.wait_kind, one.wait_ns) for one in trace.recordings[0].requests]
+    assert tools[1:] == [("tool", 5 * NS_PER_S)] * 2
+    person = {"id": 50, "source": "user", "timestamp": at(100), "action": "message"}
+    running = {"observation": "agent_state_changed", "source": "environment", "extras": {"agent_state": "running"}}
+    recall = {"id": 52, "observation": "recall", "source": "environment", "timestamp": at(100.3)}
+    more = list(openhands_events("s", 5))[-4:]  # two answers and what came of their actions
+    more[0], more[2] = more[0] | {"timestamp": at(103)}, more[2] | {"timestamp": at(180)}
+    more[1] = more[1] | {"timestamp": at(105)}
+    states = [
+        {"id": 60 + place, "source": "user", "timestamp": at(seconds), "action": "change_agent_state", "args": state}
+        for place, (seconds, state) in enumerate([(106, {"agent_state": "paused"}), (176, {"agent_state": "running"})])
+    ]
+    notice = running | {"id": 62, "timestamp": at(176.1)}
+    rows = [*events, person, running | {"id": 51, "timestamp": at(100.1)}, recall, *more[:2], *states, notice, more[2]]
+    rows = [row | {"id": place} for place, row in enumerate(rows)]
+    requests = imported(written(tmp_path, rows)).recordings[0].requests
+    assert [one.wait_kind for one in requests[3:]] == ["human", "human"]
+    assert requests[4].wait_ns == 73 * NS_PER_S
+    rows.remove(next(row for row in rows if row.get("args") == {"agent_state": "running"}))
+    assert imported(written(tmp_path, rows)).recordings[0].requests[4].is_drawn
+
+
+def written(folder: Path, events: list[Any]) -> Path:
+    """A trajectory of these events."""
+    path = folder / "trajectory.json"
+    path.write_text(json.dumps(events))
+    return path
