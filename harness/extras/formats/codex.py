@@ -110,7 +110,7 @@ class _Session(Conversation):
             is_inside = kind in ("event_msg", "response_item")
             self._event(payload, (text_of(payload, "type") if is_inside else kind), moment_ns, f"{kind}/", at)
             if self.is_compacted and self._emptied_at:  # of these two rows either may come first
-                self.compact(self._emptied_at, is_waited=bool(self._inputs))
+                self.compact(self._emptied_at)
                 self._emptied_at = ""
 
     def _check_order(self, record: Record) -> None:

@@ -177,10 +177,10 @@ class Conversation:
         self.take_input(moment_ns, is_human=False)
         self._is_woken = True
 
-    def compact(self, at: str, *, is_waited: bool = False) -> None:
-        """The next prompt begins anew, with a summary of a call that the log does not hold; is_waited: by the next."""
+    def compact(self, at: str) -> None:
+        """The next prompt begins anew, with a summary of a call that the log does not hold."""
         self.is_compacted = True
-        self.lost = "a summary was made before theirs, by a call that the log does not hold" if is_waited else self.lost
+        self.lost = "a summary was made before theirs, by a call that the log does not hold"
         self.notes.leave("calls that summarised a conversation: the log does not hold them", at)
 
     def add(self, moment_ns: int, identity: Hashable, at: str) -> Call:

@@ -60,7 +60,7 @@ class _ClaudeChain(Chain):
         results = [part for part in parts if text_of(part, "type") == "tool_result"]
         is_hint = kind != "user" or record.get("isMeta") is True or record.get("isCompactSummary") is True
         if kind == "compaction":
-            self.compact(at, is_waited=text_of(record, "compactMetadata", "trigger") == "auto")
+            self.compact(at)
         said = [text_of(message, "content"), *(text_of(part, "text") for part in parts)]
         is_news = any(each.startswith("<task-notification>") for each in said)  # of releases without ``origin``
         origin = text_of(record, "origin", "kind")

@@ -25,9 +25,10 @@ TRACE = "0af7651916cd43dd8448eb211c80319c"
 
 
 def calls(trace: TraceFile) -> list[tuple[int, int, int, float]]:
-    """(prompt, kept, answer, wait in s) of every request."""
+    """(prompt, kept, answer, wait in s, -1 for one that is drawn) of every request."""
     requests = (one for recording in trace.recordings for one in recording.requests)
-    return [(one.prompt_tokens, one.keep_tokens, one.generate_tokens, one.wait_ns / NS_PER_S) for one in requests]
+    waits = ((one, -1 if one.is_drawn else one.wait_ns / NS_PER_S) for one in requests)
+    return [(one.prompt_tokens, one.keep_tokens, one.generate_tokens, wait_s) for one, wait_s in waits]
 
 
 def span(place: int, start_s: float, end_s: float, attributes: dict[str, Any], parent: int = 0) -> dict[str, Any]:
@@ -123,7 +124,7 @@ def test_a_side_chain_and_a_compaction_of_claude(tmp_path: Path) -> None:
     ]
     trace = imported(written(tmp_path, rows))
     of_main, of_side = (
-        [(510, 0, 400, 0.0), (1020, 510, 90, 0.5), (710, 0, 50, 24.0)],
+        [(510, 0, 400, 0.0), (1020, 510, 90, 0.5), (710, 0, 50, -1)],
         [(310, 0, 60, 0.5), (420, 310, 30, 1.5)],
     )
     assert sorted(calls(trace)) == sorted(of_main + of_side)

@@ -136,7 +136,7 @@ def test_a_list_without_an_answer_that_came_before_is_a_compaction(tmp_path: Pat
     person = {"id": "p", "timestamp": at(60), "type": "user", "content": [{"text": "x"}]}
     answer = answers(2)[1] | {"id": "more", "timestamp": at(64)}
     (recording,), notes = read(tmp_path, [*rows_of(), {"$set": {"messages": summary}}, person, answer])
-    assert recording.requests[-1].prompt_tokens == 1200
+    assert (recording.requests[-1].prompt_tokens, recording.requests[-1].is_drawn) == (1200, True)
     assert notes.assumed[AFTER_SUMMARY] == 1
     assert notes.left == {"calls that summarised a conversation: the log does not hold them": 1}
 

@@ -37,6 +37,7 @@ def test_a_compaction_begins_a_fresh_prompt_and_state_is_passed_over(tmp_path: P
     rows[3:3] = [system("chat_compression", 9), system("ui_telemetry", 9, "y")]
     (recording,), notes = read(tmp_path, s=rows)
     assert [request.keep_tokens for request in recording.requests] == [0, 1000, 1000]
+    assert [request.is_drawn for request in recording.requests] == [False, True, False]
     assert notes.assumed[AFTER_SUMMARY] == 1
     assert notes.left == {"calls that summarised a conversation: the log does not hold them": 1}
     assert notes.passed.total() == 1

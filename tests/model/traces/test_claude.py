@@ -371,18 +371,23 @@ def test_the_news_of_a_task_without_an_origin_is_no_person(tmp_path: Path) -> No
     assert (request.wait_kind, request.wait_ns) == ("tool", 295 * NS_PER_S)
 
 
-def test_the_wait_around_an_automatic_summary_is_not_known_and_no_persons(tmp_path: Path) -> None:
-    boundary = user(50) | {"type": "system", "subtype": "compact_boundary", "compactMetadata": {"trigger": "auto"}}
+@pytest.mark.parametrize("trigger", ["auto", "manual"])
+@pytest.mark.parametrize("asked_s", [None, 55.0])
+def test_the_wait_around_a_summary_is_not_known(tmp_path: Path, trigger: str, asked_s: float | None) -> None:
+    boundary = user(50) | {"type": "system", "subtype": "compact_boundary", "compactMetadata": {"trigger": trigger}}
     rows = [
         user(0),
         assistant("m1", 5, (10, 0, 0, 9), tool("t")),
         result("t", 8),
         boundary,
         user(50.1, isCompactSummary=True),
+        *([] if asked_s is None else [user(asked_s)]),
         assistant("m2", 56, (20, 0, 10, 9), text()),
     ]
-    request = imported(written(tmp_path, rows)).recordings[0].requests[1]
-    assert (request.wait_kind, request.is_drawn) == ("tool", True)
+    trace = imported(written(tmp_path, rows))
+    request = trace.recordings[0].requests[1]
+    assert (request.wait_kind, request.is_drawn) == ("tool" if asked_s is None else "human", True)
+    assert any("unknown: a summary was made before theirs" in label for label in trace.head.labels)
 
 
 @pytest.mark.parametrize("name", ["cache_creation_input_tokens", "cache_read_input_tokens"])
