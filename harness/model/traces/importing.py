@@ -190,11 +190,11 @@ def _files(sources: Iterable[Path], kind: str, notes: ReadNotes) -> Iterator[tup
 
 def _distinct(files: list[tuple[Path, bool]], notes: ReadNotes) -> list[tuple[Path, bool]]:
     """The files without those that are given twice, by path or by content."""
-    sizes = Counter(path.stat().st_size for path, _ in files)
+    sizes = Counter(path.stat().st_size for path, _ in files if "".join(path.suffixes[-2:]) not in OTHER_ENDS)
     kept: list[tuple[Path, bool]] = []
     seen: set[Path | str] = set()
     for path, is_searched in files:
-        # Only files of the same size can be the same.
+        # Only recordings of the same size can be the same; what is kept beside them may well be.
         content = sha256_of(path) if sizes[path.stat().st_size] > 1 and path.stat().st_size else path.resolve()
         if content in seen or path.resolve() in seen:
             notes.leave("files that were given twice", str(path))

@@ -236,7 +236,9 @@ def test_a_stray_file_of_another_format_and_files_of_no_format_are_counted(tmp_p
     (tmp_path / "b.jsonl").write_text(json.dumps(agentic("a")))
     (tmp_path / "c.jsonl.xz").write_bytes(b"packed")
     (tmp_path / "notes.md").write_text("text")
-    (tmp_path / "agent-a.meta.json").write_text('{"agentType": "explore", "description": "x"}')
+    (tmp_path / "copy.jsonl").write_text((tmp_path / "a.jsonl").read_text())
+    for name in ("a", "b"):
+        (tmp_path / f"agent-{name}.meta.json").write_text('{"agentType": "explore", "description": "x"}')
     (tmp_path / "a.json").write_text('{"agentType": "explore"}')
     import_trace([tmp_path], tmp_path / "out.jsonl", name="t")
     trace = read_trace(tmp_path / "out.jsonl")
@@ -245,7 +247,8 @@ def test_a_stray_file_of_another_format_and_files_of_no_format_are_counted(tmp_p
         "files with the keys of agentic-mooncake beside those of mooncake": 1,
         "files ending in .xz: packed: unpack them first": 1,
         "files ending in .md: not of these formats": 1,
-        "files ending in .meta.json: what an agent's program keeps of its sub-agents": 1,
+        "files ending in .meta.json: what an agent's program keeps of its sub-agents": 2,
+        "files that were given twice": 1,
         "files in no known format": 1,
     }
 
