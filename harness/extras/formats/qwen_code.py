@@ -66,6 +66,8 @@ class _QwenChain(Chain):
             else:
                 is_by_program = text_of(record, "subtype") in ("cron", "goal_runtime")
                 take_parts(self, parts, moment_ns, is_human=None if is_by_program else kind == "user")
+                if self._inputs and text_of(record, "toolCallResult", "status") == "cancelled":  # whatever its text
+                    self._inputs[-1] = moment_ns, True
 
     def _compact(self, at: str) -> None:
         """The summary has no row but its telemetry's; the next call is made at once, unless a person is asked."""

@@ -218,12 +218,10 @@ def detect(path: Path) -> str | None:
     if of_name := [name for name, form in forms if not form.keys and _unpacked(path).endswith(form.suffixes)]:
         return of_name[0]
     found: set[str] = set()
-    for place, (*_, record) in enumerate(json_records(path, ReadNotes())):
+    for *_, record in islice(json_records(path, ReadNotes()), LINES_LOOKED_AT):
         within = record_of(next(iter(list_of(record, "data")), None))  # a page of an answer: what it holds tells
         names = record.keys() | within.keys()
         found |= {name for name, form in TRACE_FORMATS.items() if any(keys <= names for keys in form.keys)}
-        if place >= LINES_LOOKED_AT:
-            break
     in_order = sorted(TRACE_FORMATS, key=lambda name: not TRACE_FORMATS[name].is_special)
     return next((name for name in in_order if name in found), None)
 

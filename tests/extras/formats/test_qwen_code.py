@@ -11,7 +11,7 @@ import pytest
 from harness.clock import NS_PER_S
 from harness.extras.formats.qwen_code import BESIDE
 from harness.model.traces.account import ReadNotes
-from harness.model.traces.calls import ALLOWED
+from harness.model.traces.calls import ALLOWED, AT_ONCE
 from harness.model.traces.importing import detect, read_recordings
 from harness.model.traces.links import AFTER_SUMMARY, UNANSWERED
 from harness.model.traces.recording import Recording
@@ -72,12 +72,17 @@ def test_a_call_that_only_telemetry_tells_of_is_counted(tmp_path: Path) -> None:
     assert notes.left == {BESIDE: 1}
 
 
-def test_a_tool_that_was_refused_was_waited_for_by_a_person(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_said", [True, False])
+def test_a_tool_that_was_refused_was_waited_for_by_a_person(tmp_path: Path, *, is_said: bool) -> None:
     rows = list(qwen_rows("s"))
+    rows[2]["toolCallResult"] = {"status": "success" if is_said else "cancelled"}
     for part in rows[2]["message"]["parts"]:
-        part["functionResponse"]["response"] = {"error": "[Operation Cancelled] Reason: User did not allow tool call"}
-    (recording,), _ = read(tmp_path, s=rows)
-    assert [request.wait_kind for request in recording.requests[1:]] == ["human", "tool"]
+        said = "[Operation Cancelled] Reason: User did not allow tool call"
+        part["functionResponse"]["response"] = {"error": said} if is_said else {"output": "x"}
+    for more in ([], [{"type": "user", "sessionId": "s", "timestamp": at(9), "message": {"parts": [{"text": "x"}]}}]):
+        (recording,), notes = read(tmp_path, s=[*rows[:3], *more, *rows[3:]])
+        assert [request.wait_kind for request in recording.requests[1:]] == ["human", "tool"]
+        assert not notes.assumed[AT_ONCE]
 
 
 @pytest.mark.parametrize(
