@@ -47,7 +47,8 @@ class Answer:
 
     sentence: result, interval and verdict. rests: what it rests on, the second line. measured: what each candidate
     showed. capacities: of goal = "sessions", today's first. why: why there is no more than a prediction, "" where there
-    is. artifact: folder of the chosen configuration's model, where it was measured.
+    is. artifact: folder of the chosen configuration's model, where it was measured. misfit: how far the costs err,
+    where their fit is not good.
     """
 
     state: State
@@ -58,6 +59,7 @@ class Answer:
     capacities: tuple[Capacity, ...] = ()
     artifact: str = ""
     rests: str = ""
+    misfit: str = ""
 
     @property
     def exit_code(self) -> ExitCode:

@@ -299,6 +299,8 @@ def _overturns(found: TuneResult) -> Iterator[str]:
         yield f"Costs that nobody measured: {option.unmeasured}."
     if costs := assumed(found):
         yield f"Costs: the search took those of {costs}, which nobody measured on this server."
+    if found.answer.misfit:
+        yield found.answer.misfit
     for each in found.answer.measured:
         if each.low is not None and each.high is not None:
             saved = interval_text(100 * each.low, 100 * each.high, 1)

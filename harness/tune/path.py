@@ -74,6 +74,7 @@ from harness.tune.price import (
     fit_errors,
     fit_in_words,
     fitted,
+    misfit_of,
     names_costs,
     needs_calibration,
     price_of,
@@ -651,8 +652,9 @@ class Tune:
         if any(run.is_valid and run.condition == chosen for run in runs):
             found = found._replace(before=diagnose(runs, BASE), after=diagnose(runs, chosen))
         places = {} if found.answer.option is None else folder.places("artifact")
-        made = replace(found.answer, artifact=places.get(chosen) or places.get(PROPOSED, ""))
-        made = replace(made, rests=" ".join(filter(None, (made.rests, self._memory_in_words(found)))))
+        misfit = misfit_of(self.first.server.cost_model) if found.explored and not self.borrowed else ""
+        made = replace(found.answer, artifact=places.get(chosen) or places.get(PROPOSED, ""), misfit=misfit)
+        made = replace(made, rests=" ".join(filter(None, (made.rests, misfit, self._memory_in_words(found)))))
         found = found._replace(answer=made)
         folder.end(made.state, tuned_text(self.spec, made, base_of(self.spec, found.explored)), tune_page(found))
         return found

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.analysis.calibration.cost_file import fit_runs, write_cost_file
+from harness.analysis.calibration.fit import MAX_SHARE
 from harness.analysis.sessions import DEFAULT_COSTS
 from harness.clock import NS_PER_MS
 from harness.kinds import kind_named, kind_of_run
@@ -132,6 +133,12 @@ def fit_in_words(errors: Mapping[str, float]) -> str:
     """How far a fit errs at most; "" where that is not known."""
     known = [f"{100 * share:.1f} % of {words}" for words, share in errors.items()]
     return f"the fit errs by at most {' and '.join(known)}, measured and not fitted" if known else ""
+
+
+def misfit_of(cost_model: str | Path) -> str:
+    """What an answer by these costs has to say of their fit; "" where it is good, or not known."""
+    errors = fit_errors(cost_model)
+    return f"Costs: {fit_in_words(errors)}." if max(errors.values(), default=0) > MAX_SHARE else ""
 
 
 def has_graphs(server: ServerSpec) -> bool:

@@ -149,12 +149,28 @@ def test_a_calibration_asks_for_what_the_model_has_and_for_as_many_requests_as_t
     assert longest <= 2048
 
 
+def costs_that_err_by(share: float, folder: Path) -> Path:
+    costs = folder / "loose.toml"
+    text = Path("plans/costs/paper.toml").read_text(encoding="utf-8")
+    costs.write_text(f"{text}\n[calibration.decode]\nheld_out_max_share = {share}\n", encoding="utf-8")
+    return costs
+
+
+@pytest.mark.parametrize("share", [0.45, 0.015])
+def test_an_answer_by_costs_whose_fit_is_not_good_says_how_far_they_err(tmp_path: Path, share: float) -> None:
+    server = {"cost_model": str(costs_that_err_by(share, tmp_path))}
+    spec = without_costs().model_copy(update={"backend": "sim", "server": ServerSpec.model_validate(server)})
+    made = Tune(spec, tmp_path / "runs", simulated, lambda _line: None, effort=QUICK.divided(6))
+    found = made.run(only_explore=True).answer
+    said = f"Costs: the fit errs by at most {100 * share:.1f} % of decode steps, measured and not fitted."
+    page = (tmp_path / "runs" / "unknown-tune" / "tune.html").read_text(encoding="utf-8")
+    overturns = page.partition("What would overturn it")[2]
+    assert (said in found.rests, said in overturns) == (share > 0.02, share > 0.02)
+
+
 @pytest.mark.parametrize(("error", "channel"), [(0.977, "b"), (0.2, "a")])
 def test_costs_whose_fit_errs_too_much_decide_nothing_and_are_named(tmp_path: Path, error: float, channel: str) -> None:
-    costs = tmp_path / "loose.toml"
-    text = Path("plans/costs/paper.toml").read_text(encoding="utf-8")
-    costs.write_text(f"{text}\n[calibration.decode]\nheld_out_max_share = {error}\n", encoding="utf-8")
-    price = price_of(ServerSpec(cost_model=str(costs)), SEEN)
+    price = price_of(ServerSpec(cost_model=str(costs_that_err_by(error, tmp_path))), SEEN)
     assert (price.channel, price.is_assumed) == (channel, error > 0.5)
     assert ("97.7 % of decode steps" in price.words) == price.is_assumed
 
