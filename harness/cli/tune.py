@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -18,6 +19,7 @@ from harness.cli.addresses import (
     MaybeExperimentArgument,
     RunsOption,
     SetOption,
+    asked_again,
     changes_of,
     experiment_with,
 )
@@ -93,9 +95,11 @@ def tune(
     wanted = DraftInputs(
         backend or "", (url,) if url else (), recording, api_key_env, seconds_to_wait(wait), agents=agents, stack=stack
     )
-    experiment, backend = _experiment(experiment, wanted)
     wishes = [f"tune.budget={json.dumps(budget)}"] * bool(budget) + [f"tune.memory={json.dumps(memory)}"] * bool(memory)
     wishes += [f"tune.may_change={json.dumps(may_change)}"] if may_change else []
+    options = asked_again([*(changes or ()), *wishes], None, None)
+    options += f" --runs {shlex.quote(str(runs))}" * (runs != Path("runs"))
+    experiment, backend = _experiment(experiment, wanted, options)
     spec, source, _ = experiment_with(experiment, [*changes_of(changes, backend), *wishes], runs)
     ensure_machine_code(spec)
 
@@ -128,8 +132,11 @@ def tune(
     raise typer.Exit(int(found.exit_code))
 
 
-def _experiment(experiment: Path | None, wanted: DraftInputs) -> tuple[Path, str | None]:
-    """The experiment that is named, or that is written now, and the backend that replaces the file's."""
+def _experiment(experiment: Path | None, wanted: DraftInputs, options: str) -> tuple[Path, str | None]:
+    """The experiment that is named, or that is written now, and the backend that replaces the file's.
+
+    options: of the same command on the file.
+    """
     from harness.model.spec import ServerSpec
 
     backend, urls, source = wanted.backend, wanted.urls, wanted.source
@@ -151,9 +158,10 @@ def _experiment(experiment: Path | None, wanted: DraftInputs) -> tuple[Path, str
         _print_verdict(source)
         write_experiment(path.stem, wanted, to_be_tuned)
         write_text(path, asked + path.read_text(encoding="utf-8"))
-        say(terminal(), f"wrote {escape_markup(str(path))}: what runs today; `harness tune {path}` is the same")
+        same = escape_markup(f"`harness tune {path}{options}`")
+        say(terminal(), f"wrote {escape_markup(str(path))}: what runs today; {same} is the same")
     elif not path.read_text(encoding="utf-8").startswith(asked):
-        hint = f"Go on with it: harness tune {path}; or name another file: harness tune NAME --for ..."
+        hint = f"Go on with it: harness tune {path}{options}; or name another file: harness tune NAME --for ..."
         raise SpecError("is there already, and asks something else", where=str(path), hint=hint)
     elif urls:
         await_server(ServerSpec(url=urls[0], api_key_env=wanted.api_key_env), wanted.wait_s)

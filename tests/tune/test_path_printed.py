@@ -34,9 +34,12 @@ def test_the_printed_command_starts_the_candidate_and_the_same_tune_then_answers
         (name,) = re.findall(r"--candidate (\w+)=URL", first.stdout)
         printed = re.search(rf"^  {name}: harness server emulator (.*)$", first.stdout, re.MULTILINE)
         assert printed is not None, first.stdout
+        same = re.search(r"`harness (tune tune-[^`]*)` is the same", " ".join(first.stdout.split()))
+        assert same is not None, first.stdout
         candidate = start_ready(tmp_path / name, *shlex.split(printed[1]), *beside)
         try:
-            last = harness(*command, "--candidate", f"{name}={candidate.address}")
+            # Of the same experiment with the same settings, or it would be refused as another tune.
+            last = harness(*shlex.split(same[1]), "--candidate", f"{name}={candidate.address}")
         finally:
             end(candidate)
     finally:
