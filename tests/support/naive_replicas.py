@@ -14,7 +14,6 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from itertools import count, product
 from typing import NamedTuple
 
@@ -24,7 +23,6 @@ from harness.compiled.records import IntArray, records_from
 from harness.extras.replicas.policies import POLICIES, Policy, RoutedRequest, policy_named
 from harness.extras.replicas.predicted import NO_RECORDS, DrawsOnReplicas
 from harness.extras.replicas.router import keys_of
-from harness.extras.replicas.routing import plans_of
 from harness.measure.records.schema import values_of
 from harness.model.engine import CostModel, EngineConfig
 from harness.model.engine.core import EngineCore, EngineRequest, StepEnd, StepStart
@@ -35,7 +33,7 @@ from harness.model.plan.model import Plan
 from harness.model.sim.draws import Draws, noise_table
 from harness.model.sim.driver import Key
 from harness.model.sim.kernel import arrays as layout
-from harness.model.sim.plans import one_plan, plan_arrays
+from harness.model.sim.plans import plan_arrays
 from harness.model.sim.simulate import run_paged
 from harness.model.spec import ServerSpec
 from harness.model.spec.server import RETENTION_KEYS
@@ -57,9 +55,7 @@ class EmulatedReplicas(CountedReplicas):
 
     def __init__(self, plan: Plan, server: ServerSpec, costs: CostModel, router: Policy) -> None:
         super().__init__(plan, server, costs, router)
-        # A plan that comes from the simulator's tables has no ids of its own.
-        told_apart = replace(plan, token_id_range=(1000, 150_000))
-        self._tokens = TokenRequests(told_apart, EngineConfig.from_server(server))
+        self._tokens = TokenRequests(plan, EngineConfig.from_server(server))
 
     def server_of(self, event: ClientEvent) -> int:
         body = json.dumps({"prompt": [int(token) for token in self._tokens.prompt(event)]}).encode()
@@ -119,11 +115,9 @@ class NaiveReplicas(CountedReplicas):
         self.evicted_ns += [start.start_ns] * (num_evicted - len(self.evicted_ns))
 
 
-def replicas_naively(
-    server: ServerSpec, draws: Draws, config: EngineConfig, made: type[CountedReplicas] = NaiveReplicas
-) -> layout.SimOutcome:
+def replicas_naively(case: Case, made: type[CountedReplicas] = NaiveReplicas) -> layout.SimOutcome:
     """What ``DrawsOnReplicas`` gives: sums over all replicas, and the requests of each plan, in order."""
-    played = [_played(server, draws, place, seed, made) for place, seed in enumerate(draws.noise_seeds)]
+    played, config = [_played(case, place, made) for place in range(len(case.plans))], case.config
     return layout.SimOutcome(
         requests=records_from(layout.RequestResult, [row for run in played for row in _requests(run)]),
         histogram=np.array([_histogram(run, config) for run in played], dtype=np.int64),
@@ -152,13 +146,13 @@ def _noisy(noise: IntArray, seed: int) -> Callable[[int], int] | None:
     return lasting_ns
 
 
-def _played(server: ServerSpec, draws: Draws, place: int, seed: int, made: type[CountedReplicas]) -> CountedReplicas:
-    (plan,) = plans_of(one_plan(draws.arrays, place))
+def _played(case: Case, place: int, made: type[CountedReplicas]) -> CountedReplicas:
+    server, draws = case.server, case.draws
     router = policy_named(server.routing.policy, server.num_replicas)
-    run = made(plan, server.replica, draws.models[place], router)
+    run = made(case.plans[place], server.replica, draws.models[place], router)
     # Each replica has noise of its own, which is drawn by the number of the step, one by one.
     for replica, core in enumerate(run.cores):
-        core.lasting_ns = _noisy(draws.noise, seed + replica)
+        core.lasting_ns = _noisy(draws.noise, draws.noise_seeds[place] + replica)
     run.takes_equal_steps = made.takes_equal_steps and len(draws.noise) == 1
     run.play()
     return run
@@ -215,9 +209,10 @@ def _totals(run: CountedReplicas, config: EngineConfig) -> tuple[int, ...]:
 
 
 class Case(NamedTuple):
-    """Drawn plans on drawn replicas."""
+    """Drawn plans on drawn replicas. draws: of the plans, in their order."""
 
     server: ServerSpec
+    plans: list[Plan]
     draws: Draws
 
     @property
@@ -285,7 +280,7 @@ def _case_on(chosen: random.Random, server: ServerSpec, num_plans: tuple[int, ..
     costs, plans = drawn_costs(chosen), [drawn_plan(chosen) for _ in range(chosen.choice(num_plans))]
     models = [costs.scaled(chosen.uniform(0.5, 2), 1) for _ in plans]
     seeds = [chosen.randrange(1 << 32) for _ in plans]
-    return Case(server, Draws(plan_arrays(plans), models, seeds, noise_table(chosen.choice((0, 0.01)))))
+    return Case(server, plans, Draws(plan_arrays(plans), models, seeds, noise_table(chosen.choice((0, 0.01)))))
 
 
 def drawn_alone(seed: int) -> Case:
@@ -299,7 +294,7 @@ def differences(case: Case, made: type[CountedReplicas] = NaiveReplicas) -> Iter
 
     The engine loop does not say of which tokens of a slot a hash was found.
     """
-    naive = replicas_naively(*case, case.config, made)
+    naive = replicas_naively(case, made)
     for ours in case.simulated():
         for name in ("requests", "histogram", "totals", *(("evictions",) if case.server.router is None else ())):
             tables = [getattr(outcome, name) for outcome in (ours, naive)]
@@ -320,7 +315,7 @@ def main(num_steps: str = "100000", first_seed: str = "0") -> int:
         while seen["steps"] < int(num_steps):
             case = drawn(seed)
             seed += 1
-            if made is EmulatedReplicas and not all(map(has_own_prompts, plans_of(case.draws.arrays))):
+            if made is EmulatedReplicas and not all(map(has_own_prompts, case.plans)):
                 continue
             for difference in differences(case, made):
                 print(f"{drawn.__name__} {seed - 1}, {made.__name__}: {difference}", flush=True)

@@ -5,13 +5,12 @@ A router remembers what it sent to a replica in the tables of a second memory: k
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from harness.compiled import jit
-from harness.compiled.records import IntArray, Records, Several, new_records, record_as_dict
+from harness.compiled.records import IntArray, Records, Several, new_records
 from harness.extras.replicas.policies import (
     BLOCK_TOKENS,
     KEPT_BLOCKS,
@@ -26,11 +25,8 @@ from harness.model.engine.paged_state import PagedState, new_paged_state
 from harness.model.engine.paged_steps import reset_paged
 from harness.model.engine.retention import find_second, put_second
 from harness.model.engine.steps import FAR
-from harness.model.plan.event_queue import whole_sessions
-from harness.model.plan.model import Plan, RequestPlan, SessionPlan
 from harness.model.sim.kernel.arrays import PlanArrays
 from harness.model.sim.kernel.arrivals import load_keys
-from harness.model.sim.plans import one_plan
 
 ROUND_ROBIN, LEAST_REQUESTS, SESSION_AFFINITY, PREFIX_AWARE = range(4)
 _NUMBERS = {
@@ -104,67 +100,25 @@ def new_router(policy: str, num_replicas: int, arrays: PlanArrays) -> tuple[Rout
 
 
 def _whole(arrays: PlanArrays) -> IntArray:
-    if not np.any((arrays.sessions["continues"] >= 0) | (arrays.sessions["is_start_waited"] > 0)):
-        return np.arange(len(arrays.sessions)) - np.repeat(arrays.plans["first_session"], arrays.plans["num_sessions"])
-    known = dict[bytes, IntArray]()
-    parts: list[IntArray] = []
-    for place in range(len(arrays.plans)):
-        alone = one_plan(arrays, place)
-        # Draws of a plan differ in times alone.
-        first, num = int(alone.sessions["first_follower"][0]), int(alone.sessions["num_followers"].sum())
-        links = [alone.sessions[name] for name in ("after", "continues", "num_followers", "is_start_waited")]
-        key = np.concatenate([*links, alone.followers[first : first + num]]).tobytes()
-        if key not in known:
-            (plan,) = plans_of(alone)
-            known[key] = whole_sessions(plan)
-        parts.append(known[key])
-    return np.concatenate(parts)
+    sessions, num_followers = arrays.sessions, arrays.sessions["num_followers"]
+    firsts = np.repeat(arrays.plans["first_session"], arrays.plans["num_sessions"])
+    goes_on = sessions["continues"] >= 0
+    is_part = goes_on | (sessions["is_start_waited"] > 0)
+    if not is_part.any():
+        return np.arange(len(sessions)) - firsts
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
 
-
-def plans_of(arrays: PlanArrays) -> list[Plan]:
-    """The plans in these tables. Names of blocks are the numbers of their chains, which are equal where those are."""
-    return [_plan_of(arrays, place) for place in range(len(arrays.plans))]
-
-
-def _plan_of(arrays: PlanArrays, place: int) -> Plan:
-    plan = record_as_dict(arrays.plans, place)
-    first = plan["first_session"]
-    rows = [record_as_dict(arrays.sessions, first + session) for session in range(plan["num_sessions"])]
-    before: list[list[int]] = [[] for _ in rows]
-    for session, row in enumerate(rows):
-        for follower in arrays.followers[row["first_follower"] :][: row["num_followers"]].tolist():
-            before[follower].append(session)
-    return Plan(
-        source="simulated",
-        seed=0,
-        replicate=0,
-        treatment="as-drawn",
-        shared_prefix_tokens=plan["shared_prefix"],
-        token_id_range=(0, 2),
-        sessions=tuple(_session_of(arrays, session, row, before[session]) for session, row in enumerate(rows)),
-        block_tokens=plan["named_tokens"],
-    )
-
-
-def _session_of(arrays: PlanArrays, index: int, row: dict[str, int], before: Sequence[int]) -> SessionPlan:
-    after = row["after"]
-    requests = arrays.requests[row["first_request"] :][: row["num_requests"]]
-    columns = ("keep", "new", "generate", "wait_ns", "abort_ns", "abort_tokens")
-    return SessionPlan(
-        index,
-        row["start_ns"],
-        None if after < 0 else after,
-        None if row["continues"] < 0 else row["continues"],
-        tuple(
-            RequestPlan(keep, new, generate, wait_ns, abort_after_ns=abort_ns, abort_after_tokens=abort_tokens)
-            for keep, new, generate, wait_ns, abort_ns, abort_tokens in zip(
-                *(requests[name].tolist() for name in columns), strict=True
-            )
-        ),
-        also_after=tuple(session for session in before if session != after),
-        start_kind="tool" if row["is_start_waited"] else "none",
-        blocks=tuple(arrays.names[row["first_name"] :][: row["num_names"]].tolist()),
-    )
+    before = np.repeat(np.arange(len(sessions)), num_followers)
+    # Draws of a plan share its followers.
+    shift = sessions["first_follower"] - (num_followers.cumsum() - num_followers)
+    after = arrays.followers[np.arange(len(before)) + np.repeat(shift, num_followers)] + firsts[before]
+    ends = np.concatenate([before[is_part[after]], sessions["continues"][goes_on] + firsts[goes_on]])
+    starts = np.concatenate([after[is_part[after]], np.flatnonzero(goes_on)])
+    links = coo_array((np.ones(len(ends)), (ends, starts)), shape=(len(sessions), len(sessions)))
+    _, part = connected_components(links, directed=False)
+    _, lowest = np.unique(part, return_index=True)
+    return lowest[part] - firsts
 
 
 @jit

@@ -8,7 +8,6 @@ import pytest
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import PlanError
 from harness.extras.replicas.policies import policy_named
-from harness.extras.replicas.routing import plans_of
 from harness.model.engine import EngineConfig, load_cost_model
 from harness.model.plan.event_queue import ClientEvent
 from harness.model.plan.model import Plan, RequestPlan, SessionPlan
@@ -32,7 +31,7 @@ def played(plan: Plan, server: ServerSpec, policy: str, num_replicas: int) -> Co
 @pytest.mark.parametrize("seed", range(10))
 def test_replicas_together_serve_what_came_through_the_door(seed: int) -> None:
     case = drawn_case(seed)
-    (plan, *_), num_replicas = plans_of(case.draws.arrays), case.server.num_replicas
+    (plan, *_), num_replicas = case.plans, case.server.num_replicas
     router = policy_named(case.server.routing.policy, num_replicas)
     run = play_replicas(plan, case.server.replica, case.draws.models[0], router)
     figures = figures_of_counted(run)
