@@ -71,7 +71,8 @@ def run(
         typer.Option("--until", help="`decided`: block by block, until the rule in [stop] has its answer."),
     ] = None,
     keep_going: Annotated[
-        bool, typer.Option("--keep-going", help="Go on although every request of the first run failed alike.")
+        bool,
+        typer.Option("--keep-going", help="Go on where a server answers nothing, or has other settings."),
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, show the runs, start nothing.")] = False,
     form: Annotated[
@@ -226,15 +227,15 @@ def _refuse_frozen(name: str, base_seed: int, path: Path) -> None:
 
 def _exit_code(console: Console, outcome: ExperimentOutcome, again: str) -> ExitCode:
     """What an outcome leaves to do, printed. again: the command that continues the experiment."""
-    from harness.runner.experiment import will_fail_again
+    from harness.runner.experiment import LASTING, will_fail_again
 
     for invalid in outcome.invalid_runs:
         say(console, f"[red]INVALID[/] {invalid.label}: {escape_markup('; '.join(invalid.invalid_reasons))}")
-    if outcome.ended_by:
+    if outcome.ended_by and not outcome.is_complete:
+        alike = "" if outcome.ended_by.startswith(LASTING) else "every request of the first run failed alike, so "
         say(
             console,
-            "every request of the first run failed alike, so the experiment ends here: "
-            f"{escape_markup(outcome.ended_by)}. "
+            f"{alike}the experiment ends here: {escape_markup(outcome.ended_by)}. "
             "Mend the cause first; --keep-going performs the other runs all the same",
         )
         return ExitCode.RUN_INVALID

@@ -27,7 +27,7 @@ from harness.errors import (
 from harness.judge.catalogue import analysis_named
 from harness.judge.prereg import RunAuthorization
 from harness.judge.prereg.repository import file_sha256
-from harness.kinds import kind_named
+from harness.kinds import kind_named, kind_of_run
 from harness.measure.records import layout
 from harness.measure.records.inputs import changed_inputs
 from harness.measure.records.run import SealedRun
@@ -218,8 +218,8 @@ class ExperimentOutcome:
     """The result of ``run_experiment``. runs: every sealed run of the experiment, earlier ones included.
 
     missing: labels of the planned runs that are not sealed. is_decided: the stopping rule has a verdict on every
-    comparison, so that no run is needed any more. ended_by: how every request of the first run failed, where that ended
-    the experiment.
+    comparison, so that no run is needed any more. ended_by: how every request of the first run failed, or which
+    settings of somebody else's server differ, where that ended the experiment.
     """
 
     spec: ExperimentSpec
@@ -291,8 +291,8 @@ def run_experiment(  # noqa: PLR0913  # an option each
 
     resume: allow runs sealed earlier; without it they are an error.
     Raises SpecError before anything starts; ServerError when a server cannot be run; RecordsError when records cannot
-    be written. An INVALID run is kept, and the experiment goes on; unless it is the first run of this call, all its
-    requests failed alike, and ``keep_going`` is False.
+    be written. An INVALID run is kept, and the experiment goes on; unless ``keep_going`` is False and it is the first
+    run of this call, all of whose requests failed alike, or its server is somebody else's and has other settings.
     retry_invalid: repeat the INVALID ones too; they are kept, and the new runs name them. Frozen runs: at most
     ``limits.retries`` times each.
     authorization: of a preregistration; makes every run confirmatory. Without an authorization runs stay exploratory.
@@ -329,8 +329,9 @@ def run_experiment(  # noqa: PLR0913  # an option each
         if spec.fleet is None or kind_named(spec.backend).is_virtual:
             for event in perform_in_order(todo, context, again, repeats):
                 progress.add(event)
-                if isinstance(event, Made) and len(progress.performed) == 1 < len(todo) and not keep_going:
-                    ended_by = failed_alike(event.run)
+                if isinstance(event, Made) and not keep_going:
+                    is_first = len(progress.performed) == 1 < len(todo)
+                    ended_by = lasting_fault(event.run) or (failed_alike(event.run) if is_first else "")
                 if (progress.is_decided and again.keys() <= set(progress.performed)) or ended_by:
                     break
         else:
@@ -375,6 +376,14 @@ def perform_in_order(
         if sealed is None:  # aborted by the user
             return
         yield Made(sealed)
+
+
+def lasting_fault(run: SealedRun) -> str:
+    """Why a run on somebody else's server is INVALID, and the remedy, where the same server repeats it; "" else."""
+    if run.is_valid or kind_of_run(run.manifest.backend).is_restarted:
+        return ""
+    faults = [each for each in run.manifest.findings if each.severity == "invalid"]
+    return next((str(each) for each in faults if f"{each.code}:" in LASTING), "")
 
 
 def failed_alike(run: SealedRun) -> str:

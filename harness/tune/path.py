@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from harness.analysis.compare.stopping import sequential_status
 from harness.clock import NS_PER_S, Clock, MonotonicClock
-from harness.errors import HarnessError, SpecError, unknown_name
+from harness.errors import HarnessError, RunInvalidError, SpecError, unknown_name
 from harness.kinds import kind_named
 from harness.measure.records import layout
 from harness.measure.records.run import SealedRun, declared_by
@@ -31,7 +31,7 @@ from harness.runner import ExperimentOutcome
 from harness.runner.backends import backend_named
 from harness.runner.backends.attached import AttachedBackend
 from harness.runner.calibrate import QUICK_SWEEPS
-from harness.runner.experiment import checked, refuse_what_is_missing, will_fail_again
+from harness.runner.experiment import checked, failed_alike, lasting_fault, refuse_what_is_missing, will_fail_again
 from harness.runner.progress import predicted_replay_s
 from harness.stacks.rbln.rules.kv_rules import AUTO
 from harness.stacks.vllm.graph_flags import chosen_sizes
@@ -614,14 +614,21 @@ class Tune:
             raise SpecError(error.what, where=where, hint=hint) from error
 
     def _performed(self, spec: ExperimentSpec, folder: TuneFolder, **options: Any) -> ExperimentOutcome:
-        """The experiment with all its runs; runs that a busy machine made INVALID are repeated."""
-        outcome = self.perform(spec, folder.path, self.until_ns, **options)
+        """The experiment with all its runs; runs that a busy machine made INVALID are repeated.
+
+        RunInvalidError where the server makes every run INVALID; the next call makes such runs again.
+        """
+        before = self._store.sealed(spec.name)
+        mended = {"retry_invalid": True} if any(lasting_fault(run) or failed_alike(run) for run in before) else {}
+        outcome = self.perform(spec, folder.path, self.until_ns, **options, **mended)
         # Under a rule they were repeated before it looked.
         for _ in range(0 if options.get("until_decided") else RETRIES):
             if outcome.was_interrupted or all(will_fail_again(run) for run in outcome.invalid_runs):
                 break
             self.repeated_s += sum(map(sum, wall_seconds(outcome.invalid_runs)))
             outcome = self.perform(spec, folder.path, self.until_ns, retry_invalid=True, **options)
+        if outcome.ended_by:
+            raise RunInvalidError(outcome.ended_by, where=spec.name, hint="Then give the same command")
         if (outcome.was_interrupted or not outcome.is_complete) and not self.is_over:
             raise TuneStoppedError
         return outcome

@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
-from harness.errors import SpecError
+from harness.errors import RunInvalidError, SpecError
+from harness.measure.records.store import RunStore
 from harness.model.spec import ExperimentSpec, parse_experiment
 from harness.runner import ExperimentOutcome, run_experiment
 from harness.tune.answer import Answer, commands, with_declared
 from harness.tune.confirm import base_of
 from harness.tune.explore import QUICK
 from harness.tune.path import Tune
+from tests.support.experiments import UNHURRIED
 from tests.support.plain_server import PlainServer, plain_server
 
 NOBODY, ANOTHER = "http://127.0.0.1:9", "http://127.0.0.1:10"
@@ -95,6 +97,31 @@ def test_rules_that_nothing_shows_are_asked_for_before_the_first_run(tmp_path: P
             made.run()
         assert "--stack vllm" in str(refused.value)
         assert server.asked == []
+
+
+def test_a_server_that_has_other_settings_ends_the_tune_at_its_first_run_which_is_made_again(tmp_path: Path) -> None:
+    def performed(spec: ExperimentSpec, folder: Path, _until_ns: int, **options: Any) -> ExperimentOutcome:
+        return run_experiment(spec, runs_root=folder, resume=True, **options)
+
+    sample = 'vllm:num_requests_running{engine="0",model_name="plain"}'
+    with plain_server(PlainServer(has_metrics=True, gives_token_ids=True, metrics=f"{sample} 6.0\n")) as server:
+        spec = of_others(server.url, rules="vllm-paged", cost_model="emulated-gpu", max_num_seqs=3)
+        workload, limits = (
+            spec.workload.model_copy(update={"wait_cap_s": 0.1}),
+            spec.limits.model_copy(update=UNHURRIED),
+        )
+        spec = spec.model_copy(update={"workload": workload, "limits": limits})
+        made = Tune(spec, tmp_path, performed, lambda _: None, effort=QUICK.divided(6))
+        with pytest.raises(RunInvalidError) as refused:
+            made.run()
+        assert "max_num_seqs: declared 3, and 6 requests ran at once in one engine. Change [server]" in str(
+            refused.value
+        )
+        store = RunStore(tmp_path / "others-tune")
+        assert [run.is_valid for run in store.sealed()] == [False]
+        server.metrics = f"{sample} 2.0\n"
+        assert made.run().diagnosis is not None
+        assert [run.is_valid for run in store.sealed("others-diagnose")] == [True, True, True]
 
 
 def test_an_attached_server_with_rules_of_vllm_is_answered_in_its_words() -> None:
