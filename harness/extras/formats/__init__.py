@@ -3,26 +3,28 @@
 from harness.plugins import Plugin
 
 _AT = "harness.extras.formats"
+_NAMES = (
+    "otel",
+    "atif",
+    "openhands",
+    "gemini-cli",
+    "qwen-code",
+    "opencode",
+    "swe-agent",
+    "weka",
+    "lmcache",
+    "vllm-sessions",
+)
 PLUGIN = Plugin(
     name="formats",
     summary="traces of Codex, other agents, OpenTelemetry, TraceLab, Mooncake, Bailian, Weka, LMCache and vLLM itself",
     commands={"plan waits import": f"{_AT}.commands:waits_import"},
     trace_formats={
-        "tracelab": f"{_AT}.tracelab:FORMAT",
-        "codex": f"{_AT}.codex:FORMAT",
+        **{name: f"{_AT}.{name}:FORMAT" for name in ("tracelab", "codex")},
         "bailian": f"{_AT}.mooncake:BAILIAN",
         "mooncake": f"{_AT}.mooncake:FORMAT",
         "csv": f"{_AT}.columns:FORMAT",
         "agentic-mooncake": f"{_AT}.agentic:FORMAT",
-        "otel": f"{_AT}.otel:FORMAT",
-        "atif": f"{_AT}.atif:FORMAT",
-        "openhands": f"{_AT}.openhands:FORMAT",
-        "gemini-cli": f"{_AT}.gemini_cli:FORMAT",
-        "qwen-code": f"{_AT}.qwen_code:FORMAT",
-        "opencode": f"{_AT}.opencode:FORMAT",
-        "swe-agent": f"{_AT}.swe_agent:FORMAT",
-        "weka": f"{_AT}.weka:FORMAT",
-        "lmcache": f"{_AT}.lmcache:FORMAT",
-        "vllm-sessions": f"{_AT}.vllm_sessions:FORMAT",
+        **{name: f"{_AT}.{name.replace('-', '_')}:FORMAT" for name in _NAMES},
     },
 )

@@ -1,8 +1,6 @@
 """Requests that wait for others: agentic Mooncake (NVIDIA Dynamo), and Mooncake sessions (NVIDIA AIPerf).
 
-A request starts ``delay`` and ``tool_wait_ms`` after the last request of ``wait_for`` has ended. A row of a session
-that has only a ``delay`` starts so long after the row before it, for a person (AIPerf's documentation of
-``mooncake_trace``); AIPerf takes rows of a session with instants as one conversation too.
+A request starts ``delay`` and ``tool_wait_ms`` after the last of ``wait_for`` has ended; AIPerf's after the row before.
 """
 
 from __future__ import annotations

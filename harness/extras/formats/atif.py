@@ -1,7 +1,6 @@
-"""ATIF, the Agent Trajectory Interchange Format of Harbor, versions 1.0 to 1.7: one trajectory a document.
+"""ATIF, the Agent Trajectory Interchange Format of Harbor (harborframework.com/docs/trajectory-format): one a document.
 
-After the format's RFC (harborframework.com/docs/trajectory-format): a step has a source, and where it has them a time
-and metrics; ``prompt_tokens`` counts the cached tokens too. No message, argument or observation leaves a step.
+``prompt_tokens`` counts the cached tokens too. No message, argument or observation leaves a step.
 """
 
 from __future__ import annotations
@@ -112,6 +111,7 @@ def _steps(given: list[Record], session: str, at: str, notes: ReadNotes) -> Traj
             call.identity = "atif", moment_ns or (session, _number(step)), *counts[:3]
             call.children = dict.fromkeys(_children(step), UNTIMED)
             notes.assume("steps that are several calls, taken as one", (tokens_of(step.get("llm_call_count")) or 1) > 1)
+        steps.look(step)
     return steps
 
 

@@ -1,7 +1,4 @@
-"""Rows that are requests with named blocks: names as numbers, what prompts share, and how many tokens a block has.
-
-Equal names mean equal tokens of that block, and of all blocks before it where names are chained.
-"""
+"""Rows that are requests with named blocks: equal names are equal tokens, and equal ones before where chained."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """Codex's logs: ``~/.codex/sessions/YYYY/MM/DD/rollout-*.jsonl``. A round closes at a ``token_count`` after an output.
 
-A forked or sub-agent session's file begins with its parent's rows, stamped anew; ``session_meta`` may name the parent
-(``forked_from_id``, ``parent_thread_id``, ``source.subagent.thread_spawn``). Only types, ids, times and usage counts
-are read, and how long a tool ran; no content, path or command leaves a line. ``codex.toml`` has the types of rows.
+Only types, ids, times, usage counts and how long a tool ran are read. ``codex.toml`` has the types of rows.
 """
 
 from __future__ import annotations
@@ -16,12 +14,9 @@ from harness.model.traces.links import reader_of
 from harness.model.traces.values import Record, counts_of, instant_ns, record_of, text_of, tokens_of
 
 HELD_TO = "0.171.0"
-PASSED, ROLES, ITEMS = types_of(__file__).values()
+PASSED, ROLES, ITEMS, LABELS = types_of(__file__).values()
 ENDINGS = {"_call": "output", "_output": "result"}
-STEPS = "steps of the running totals that are not the next call: calls are missing or changed"
-UNCOUNTED = "calls without a token count: interrupted, or the file is cut off"
-COPIED = "a fork's first call: the result before it is a copy, stamped anew"
-REVIEWS = "reviews: the calls of their reviewer are not in the file of the session that asked for it"
+STEPS, UNCOUNTED, COPIED, REVIEWS = LABELS.values()
 REVIEW = {"exited_review_mode", "ExitedReviewMode"}, {"entered_review_mode", "EnteredReviewMode"}
 INPUTS = ("person", "result", "hint", "turn")
 USAGE = ("input_tokens", "cached_input_tokens", "output_tokens", "reasoning_output_tokens")
@@ -112,6 +107,8 @@ class _Session(Conversation):
             if self.is_compacted and self._emptied_at:  # of these two rows either may come first
                 self.compact(self._emptied_at)
                 self._emptied_at = ""
+        self.look(record)
+        self.look(payload, text_of(payload, "type"))
 
     def _check_order(self, record: Record) -> None:
         """Label rows that are missing by the number that newer releases give each."""

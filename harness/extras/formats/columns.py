@@ -1,8 +1,4 @@
-"""Sessions as a table (CSV): TraceLab's replay columns, a plan one to one.
-
-session_id, arrival_time (ms), round_idx, prefix_len, input_len (new tokens), output_len, tool_wait_after_ms. A row
-whose numbers are missing or negative is counted and left out with the rest of its session.
-"""
+"""Sessions as a table (CSV): TraceLab's replay columns, a plan one to one. ``arrival_time`` is in ms."""
 
 from __future__ import annotations
 
@@ -86,6 +82,7 @@ def _rows(path: Path, notes: ReadNotes, progress: Progress | None) -> Iterator[t
                 raise SpecError(f"has no column {', '.join(missing)}", where=str(path), hint="docs/guides/traces.md")
             for cells in reader:
                 notes.num_rows += 1
+                notes.look(cells, "line")
                 if progress is not None:
                     progress(sum(len(cell) for cell in cells.values() if isinstance(cell, str)))
                 yield cells.get(key) or "", f"{path}, line {reader.line_num}", _numbers(cells)

@@ -1,7 +1,6 @@
 """Gemini CLI's sessions: ``~/.gemini/tmp/PROJECT/chats/*.jsonl``, and those of sub-agents in a folder of their parent.
 
-A message is written again, under its id, when its counts or its tools are known; ``$set`` rows hold the conversation as
-it is then. After what release 0.61 writes. Only types, ids, times, lengths and counts are read.
+A message comes again, under its id, with its counts or tools; ``$set`` rows hold the conversation as it is then.
 """
 
 from __future__ import annotations
@@ -101,6 +100,7 @@ class _Session(Conversation):
             self.unread.unknown(f"message {kind}", at)
         elif kind == "error" or text_of(message, "content") == CANCELLED:
             self.end_without_row(at)
+        self.look(message)
 
     def _answer(self, message: Record, name: str, moment_ns: int, at: str) -> None:
         tokens, tools = record_of(message, "tokens"), records_of(message, "toolCalls")

@@ -1,8 +1,6 @@
-"""LMCache's agentic traces (sammshen/lmcache-agentic-traces on Hugging Face, MIT): one model call a row.
+"""LMCache's agentic traces (sammshen/lmcache-agentic-traces on Hugging Face, MIT), and AIPerf's: one model call a row.
 
-A row has ``session_id``, ``input`` (its prompt: all messages), ``output_length`` in tokens, and ``pre_gap`` in s since
-the answer before, or ``session_timestamp`` in s since the session's first call. AIPerf's rows have ``messages`` and
-``delay`` or ``timestamp`` in ms, and may give new messages only. Prompts are measured and hashed; no text leaves a row.
+``pre_gap`` and ``session_timestamp`` are in s, AIPerf's ``delay`` and ``timestamp`` in ms. No text leaves a row.
 """
 
 from __future__ import annotations

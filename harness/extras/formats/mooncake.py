@@ -1,7 +1,4 @@
-"""Production requests with named blocks: Mooncake's (FAST'25 release, kvcache-ai) and Bailian's (Alibaba).
-
-A row is one request with its arrival, lengths and the names of its prompt's blocks. Equal names are equal tokens.
-"""
+"""Production requests with named blocks: Mooncake's (FAST'25 release, kvcache-ai) and Bailian's (Alibaba)."""
 
 from __future__ import annotations
 

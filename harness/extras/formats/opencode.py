@@ -1,8 +1,6 @@
 """opencode's exported sessions (``opencode export``): ``info``, and ``messages`` with their parts.
 
-An answer's message has its token counts and the moment at which it was asked for; its parts say when its text and its
-reasoning ended and when tools ran. Its ``completed`` is that of its tools, so it is not read as the answer's end. A
-fork begins with copies of its parent's messages under new ids; a sub-agent is named by the tool that started it.
+An answer's ``completed`` is that of its tools, so its end is that of its text, its reasoning or its first tool's start.
 """
 
 from __future__ import annotations
@@ -74,6 +72,7 @@ class _Session(Conversation):
             self.take_input(moment_ns, is_human=not is_by_program, is_hint=is_by_program)
         else:
             self._answer(info, parts, moment_ns, at)
+        self.look(message)
 
     def _answer(self, info: Record, parts: list[Record], moment_ns: int, at: str) -> None:
         counts = _counts(tokens := record_of(info, "tokens"))

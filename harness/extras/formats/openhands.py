@@ -1,9 +1,7 @@
 """OpenHands: event streams (a list of events, an evaluation's ``history``) and conversations of its SDK.
 
-An action holds the usage of the model's answer (``tool_call_metadata.model_response``), or the sum of all usage so far
-(``llm_metrics.accumulated_token_usage``), of which the step is the answer's; the SDK keeps usage apart, in
-``base_state.json`` beside the folder of events, by the id of the answer. After the code of OpenHands 0.x and of
-OpenHands/software-agent-sdk. No content of an event is read.
+An action holds the usage of the answer (``tool_call_metadata.model_response``) or the sum of all so far
+(``llm_metrics``); the SDK keeps usage in ``base_state.json``, by the answer's id. No content of an event is read.
 """
 
 from __future__ import annotations
@@ -126,6 +124,7 @@ def _steps(conversation: _Conversation, notes: ReadNotes) -> TrajectoryCalls:
         elif kind in (*ENDS_A_CALL, "PauseEvent") or text_of(event, "args", "agent_state") == "paused":
             steps.stop(at, ends_a_call=kind in ENDS_A_CALL)
         calls_at[text_of(event, "id")] = above
+        steps.look(event)
         if is_answer and answer in answers:
             answers[answer].num_agents += text_of(event, "tool_name") in START_AN_AGENT
     notes.hold(f"prompt tokens {UNSTATED}", stated or conversation.stated, (call.input_tokens for call in steps.calls))

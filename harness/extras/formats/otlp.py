@@ -1,9 +1,6 @@
-"""Spans and log records as flat spans, whatever coat they come in.
+"""Spans and log records as flat spans: OTLP JSON, Tempo's, Jaeger's, Phoenix's and the SDK's console, and flat spans.
 
-OTLP JSON (opentelemetry.io, "OTLP/HTTP"): names in lowerCamelCase or snake_case, 64-bit numbers as text or as numbers,
-ids in hexadecimal, attributes as typed values; one ExportTraceServiceRequest or ExportLogsServiceRequest a document, or
-one a line (the collector's file exporter). Also Tempo's ``batches`` and ``trace``, what the SDK's console exporter
-writes, Jaeger's and Phoenix's JSON, and flat spans with plain attributes.
+OTLP names keys in lowerCamelCase or snake_case, and writes 64-bit numbers as text or as numbers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Qwen Code's sessions: ``~/.qwen/projects/PROJECT/chats/*.jsonl``, and ``subagents/SESSION/agent-*.jsonl``.
 
-Its rows have the ids and links of Claude Code's, and usage in the words of Gemini's API. As release 0.24 writes them.
-Only types, ids, times, lengths and counts are read.
+Rows have the ids and links of Claude Code's, and usage in the words of Gemini's API.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""SWE-agent's ``.traj`` files, and those of mini-swe-agent.
+"""SWE-agent's ``.traj`` files, and those of mini-swe-agent. Of texts only lengths are read.
 
-SWE-agent's steps have the messages that were sent (``query``), the answer and ``execution_time`` in s; tokens are
-counted for the run as a whole (swe-agent.com, "Output files"). mini-swe-agent keeps the usage and the time of each
-answer in ``extra`` of its message. Of texts only lengths are read.
+SWE-agent counts tokens for a run as a whole; mini-swe-agent keeps usage and time in ``extra`` of each answer.
 """
 
 from __future__ import annotations
@@ -112,6 +110,7 @@ def _of_messages(messages: list[Record], at: str, notes: ReadNotes) -> Trajector
             is_by_person = place < 2 or is_typed or text_of(extra, "interrupt_type") in BY_PERSON
             steps.ask(moment_ns, is_human=role == "user" and is_by_person)
             is_typed = role == "user" and "actions" in extra
+        steps.look(message)
     return steps
 
 

@@ -1,7 +1,4 @@
-"""Trajectories of agents: model calls in order, with the times and counts that a file happens to have.
-
-A call without a time gets the tool time that the file has, else an unknown wait. What had to be assumed is labelled.
-"""
+"""Trajectories of agents: model calls in order, with the times and counts that a file happens to have."""
 
 from __future__ import annotations
 

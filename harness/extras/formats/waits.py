@@ -1,7 +1,6 @@
 """Wait distributions counted from recordings: tool by tool of a TraceLab release, or all tools together of any format.
 
-A release is JSON lines or tables in a DuckDB file; one line or one batch is in memory. Every call or wait that is left
-out is counted with its reason.
+One line, or one batch of a DuckDB file, is in memory. What is left out is counted with its reason.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Weka's agent sessions (cc-traces): one a line or a file, with chained block hashes, think times and sub-agents.
-
-Built to the format's description (semianalysisai/cc-traces-weka on Hugging Face) and to the files of kv-cache-tester.
-"""
+"""Weka's agent sessions (semianalysisai/cc-traces-weka on Hugging Face): one a line or a file, with sub-agents."""
 
 from __future__ import annotations
 

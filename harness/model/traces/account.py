@@ -1,8 +1,4 @@
-"""The account of a reading: what each row of the files was, what became of each call, and what had to be assumed.
-
-Every row is exactly one of ``ROWS``, and every call becomes a request or is dropped with a reason; the sums are
-asserted.
-"""
+"""The account of a reading: every row is one of ``ROWS``, every call becomes a request or is dropped for a reason."""
 
 from __future__ import annotations
 
@@ -20,8 +16,11 @@ import numpy as np
 from harness.model.plan.build import derive_seed
 from harness.model.plan.waits import WaitDistribution, load_waits
 from harness.model.traces.recording import DEFAULT_WAITS, Arrivals
+from harness.model.traces.values import Record, words_at
 
 Row = TypeVar("Row")
+Known = Mapping[str, Mapping[str, Collection[str]]]
+"""The keys of objects, or the values, that may stand at paths of keys within each sort of row."""
 ROWS = ("calls", "parts of calls", "passed over", "broken", "unknown")
 # Of more unknown rows than this the waits of a session are unknown.
 SHARE_OF_UNKNOWN = 0.01
@@ -90,6 +89,7 @@ class ReadNotes:
     block_tokens: int | None = None
     arrivals: Arrivals | None = None
     has_bare_times: bool = False  # numbers of time were read, whose unit the person may say
+    known: Known = field(default_factory=dict[str, Mapping[str, Collection[str]]])  # by the reader of this format
 
     def part(self, num_rows: int = 1) -> None:
         """Rows are parts of calls, or what came between two."""
@@ -104,6 +104,17 @@ class ReadNotes:
         if kind in reasons:
             self.pass_over(f"{kind}: {reasons[kind]}")
         return kind in reasons
+
+    def look(self, row: Record, of: str) -> bool:
+        """Label each key and value of a row that is not ``known``; False for a value, which may be a person's doing."""
+        known = self.known.get(of, {})
+        said = ((path, *each) for path in known for each in words_at(row, path.split(".") if path else ()))
+        strange = [(path, is_key, name) for path, is_key, name in said if name not in known[path]]
+        for path, is_key, name in strange:
+            told = f"{path}.{name}".strip(".") if is_key else f"{path} {name}"
+            told = told if TYPE_NAME.fullmatch(told) else f"{path}, by no plain name"
+            self.assume(f"rows with a {'key' if is_key else 'value'} that is not known here: {told}")
+        return all(is_key for _, is_key, _ in strange)
 
     def row_broken(self, reason: str, at: str, *, was_call: bool = False) -> None:
         """A row cannot be read. was_call: it was counted as a call."""

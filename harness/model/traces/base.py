@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import zlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -19,7 +19,7 @@ from typing import IO, Any, NamedTuple, cast
 from harness.errors import SpecError
 from harness.inputs import open_regular, open_unpacked
 from harness.model.spec.base import tomllib
-from harness.model.traces.account import ReadNotes
+from harness.model.traces.account import Known, ReadNotes
 from harness.model.traces.recording import Arrivals, Recording
 from harness.model.traces.values import Record, parsed_json
 
@@ -40,7 +40,7 @@ class TraceFormat:
 
     is_special: has keys of another format too, and is tried before it. not_promised: what files of this format may get
     wrong or leave out, and what the reader does then. passed: the types of rows that say nothing of a call, each with
-    its reason; held_to: the newest release, or the revision of the format, that the reader was tried with.
+    its reason; known: what rows may say, all else is labelled; held_to: the newest release that was tried.
     """
 
     description: str
@@ -52,6 +52,7 @@ class TraceFormat:
     suffixes: tuple[str, ...] = (".jsonl", ".jsonl.gz")
     is_special: bool = False
     passed: Mapping[str, str] = field(default_factory=dict[str, str])
+    known: Known = field(default_factory=dict[str, Mapping[str, Collection[str]]])
     held_to: str = ""
 
 
@@ -101,6 +102,7 @@ def json_records(path: Path, notes: ReadNotes, progress: Progress | None = None)
         if isinstance(value, dict):
             record = cast("Record", value)
             notes.assume(ONE_PAGE, any(map(record.get, CURSORS)))
+            notes.look(record, "line")
             yield TraceLine(path, at, record)
         else:
             notes.row_broken(TOO_LONG if value == TOO_LONG else "no JSON object", at)

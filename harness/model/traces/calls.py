@@ -155,6 +155,7 @@ class Conversation:
         self._answered: set[str] = set()
         self._is_in_doubt = self._is_woken = False
         self.is_allowed = False  # a person was asked whether a tool of the last call may run
+        self.is_strange = False  # a row since the last call says something that is not known
         self.lost = ""  # why the wait of the next call is not known: a call before it was left out
         self._shift_ns = self._latest_ns = 0
         self._back_to: Call | None = None
@@ -167,6 +168,10 @@ class Conversation:
             self._shift_ns, self.lost = least_ns - moment_ns, BACK
         self._latest_ns = max(self._latest_ns, moment_ns + self._shift_ns) if is_row else self._latest_ns
         return moment_ns + self._shift_ns
+
+    def look(self, row: Record, of: str = "row") -> None:
+        """Whose the wait over a row is, that says something that is not known, is not known either."""
+        self.is_strange = not self.notes.look(row, of) or self.is_strange
 
     def take_input(self, moment_ns: int, *, is_human: bool | None, is_hint: bool = False) -> None:
         """A person's message, or a tool's result; None: neither. is_hint: counts only where there is no other input."""
@@ -230,6 +235,7 @@ class Conversation:
         # The program goes on by itself behind a summary, by a schedule, or where a hook of it asks for more.
         if persons_ns is None and (tools_ns is None if self._inputs else self._hints or self.is_compacted):
             turn.kind = "none"
+        turn.kind = "none" if self.is_strange else turn.kind
         settle_kind(turn, submitted_ns - ended_ns, self._ran_ns, self.notes, is_allowed=self.is_allowed)
         turn.inputs_ns, turn.is_woken = (tools_ns, persons_ns), self._is_woken
         turn.parent, turn.index, turn.is_reset = self.parent, len(self.calls), self.is_compacted
@@ -238,7 +244,7 @@ class Conversation:
         self.unread.begin(is_first=not self.calls)
         turn.unknown_wait, self.lost = self.lost or self.doubt(is_last_human=persons_ns == submitted_ns), ""
         self._inputs, self._hints, self._ran_ns, self._unanswered = [], [], [], set()
-        self.is_compacted = self._is_in_doubt = self._is_woken = self.is_allowed = False
+        self.is_compacted = self._is_in_doubt = self._is_woken = self.is_allowed = self.is_strange = False
         return turn
 
     def doubt(self, *, is_last_human: bool) -> str:
@@ -311,14 +317,16 @@ def logs_of(
 ) -> Iterator[Log]:
     """The conversations of each file; a file whose rows are out of order of time is read again in order."""
     for path in files:
-        log = _log(kind, path, progress)
-        log = _log(kind, path, num_late=log.num_late) if log.num_late else log
+        log = _log(kind, path, notes, progress)
+        log = _log(kind, path, notes, num_late=log.num_late) if log.num_late else log
         yield from (calls for calls in log.logs() if calls)
         notes.take_over(log.notes)
 
 
-def _log(kind: type[AgentLog], path: Path, progress: Progress | None = None, *, num_late: int = 0) -> AgentLog:
-    log = kind(path.stem, ReadNotes())
+def _log(
+    kind: type[AgentLog], path: Path, notes: ReadNotes, progress: Progress | None = None, *, num_late: int = 0
+) -> AgentLog:
+    log = kind(path.stem, ReadNotes(known=notes.known))
     log.folder = path.parent.name
     lines = json_records(path, log.notes, progress)
     for _, at, record in _by_time(lines, num_late, log) if num_late else lines:

@@ -1,7 +1,6 @@
 """Claude Code's logs: ``~/.claude/projects/<project>/*.jsonl`` and ``subagents/agent-*.jsonl``.
 
-Rows of one assistant message share its id; each of its passes of the session's model is a call. Only types, ids, times,
-lengths and usage counts are read; no content, path or command leaves a line.
+Rows of one assistant message share its id. Only types, ids, times, lengths and usage counts are read.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from harness.model.traces.values import Record, counts_of, instant_ns, record_of
 HELD_TO = "2.1.157"
 PASSED = types_of(__file__)["passed"]
 SAID = ("content", "parts")
-INPUTS = {"text", "image", "document", "tool_result", "tool_reference"}
 USAGE = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens")
 # By the session's own model; of others by an advisor, or by the model it fell back to.
 OWN_PASSES = ("message", "compaction")
@@ -75,10 +73,7 @@ class _ClaudeChain(Chain):
             turn = self.result(text_of(part, "tool_use_id"), moment_ns, part.get("content"), ran_ms)
             if turn is not None and (agent := text_of(record, "toolUseResult", "agentId")):
                 turn.children[f"{text_of(record, 'sessionId') or self.session}/{agent}"] = moment_ns
-        if unknown := {text_of(part, "type") or "without a type" for part in parts} - INPUTS:
-            self.unread.unknown(f"user content {min(unknown)}", at)
-        else:
-            self.notes.part()
+        self.notes.part()
 
     def _answer(self, record: Record, parts: list[Record], moment_ns: int, at: str) -> None:
         message = record_of(record, "message")
@@ -128,7 +123,7 @@ class ClaudeLog(AgentLog):
         self._parents: set[str] = set()
         self._session_of: dict[str, str] = {}
         self._call_at: dict[str, Call] = {}  # the last call up to a row
-        self._is_back = False
+        self._is_back = self._is_strange = False
 
     def logs(self) -> Iterable[Log]:
         missing = self._parents - self._rows
@@ -151,10 +146,12 @@ class ClaudeLog(AgentLog):
         self.notes.check_release(self.program, text_of(record, "version"), self.held_to)
         self._is_back = self._is_back or at in self.backs
         if self.notes.passes(kind, self.passed):
+            self._is_strange = not self.notes.look(record, kind) or self._is_strange
             return
         chain = self._chain(record, row)
         chain.unread.num_rows += 1
         chain.lost, self._is_back = BACK if self._is_back else chain.lost, False
+        chain.is_strange, self._is_strange = chain.is_strange or self._is_strange, False
         if kind not in chain.kinds:
             chain.unread.unknown(kind, at)
         elif moment_ns is None:
@@ -165,6 +162,7 @@ class ClaudeLog(AgentLog):
             self.came_at(moment_ns)
             num_calls = len(chain.calls)
             chain.take(kind, record, moment_ns, at)
+            chain.look(record)
             if len(chain.calls) > num_calls:
                 self._call_at[row] = turn = chain.calls[-1]
                 turn.rewound_to = above if above not in chain.calls[-2:] else None

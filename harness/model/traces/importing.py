@@ -87,6 +87,7 @@ def read_recordings(
         hint = "Name a file by itself to read what it is" if left else "Name files or a folder"
         raise SpecError(what, where=", ".join(map(str, sources)), hint=hint)
     chosen, files = _one_format(_distinct(found, notes), kind, notes)
+    notes.known = TRACE_FORMATS[chosen].known
     recordings = list(_sound(TRACE_FORMATS[chosen].read(files, notes, progress), notes))
     if notes.options.time_unit_ns and not notes.has_bare_times:
         raise SpecError("has no bare numbers of time", where=str(files[0]), hint="Leave --time-unit out")

@@ -1,7 +1,6 @@
 """From recordings to the sessions of a plan: what is left out, how lengths shrink, and which session waits for which.
 
-Requests that do not fit a context are removed first, and counted. A request that waits for several others, or that
-several wait for, begins or ends a session of the plan.
+What does not fit a context is removed first, and counted. A fork or join begins or ends a session.
 """
 
 from __future__ import annotations

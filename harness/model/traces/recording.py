@@ -1,8 +1,7 @@
 """Recorded sessions: who sent how many tokens after whom, how long each wait was, and the trace file that holds them.
 
-Every reader makes recordings, and every plan from a trace starts from them. Lengths are in tokens, times in ns since
-the recording's start; they cannot hold text, paths or commands. A trace file is a header line, then one JSON line per
-recording. A trace of any length is described in one reading. Nothing here is measured.
+Lengths are in tokens, times in ns since the recording's start; no text, path or command. A trace file is a header line,
+then one JSON line per recording.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any, cast
 
@@ -69,6 +69,16 @@ def _at(value: object, path: Iterable[str]) -> object:
     for key in path:
         value = cast("Record", value).get(key) if isinstance(value, dict) else None
     return value
+
+
+def words_at(value: object, path: Sequence[str]) -> Iterator[tuple[bool, str]]:
+    """(whether it is a key, the key of an object or the value) at a path of keys, in each member of arrays on it."""
+    if isinstance(value, list):
+        yield from (word for each in cast("list[object]", value) for word in words_at(each, path))
+    elif path:
+        yield from words_at(record_of(value).get(path[0]), path[1:])
+    elif value is not None:
+        yield from ((True, key) for key in record_of(value)) if isinstance(value, dict) else ((False, str(value)),)
 
 
 def text_of(value: object, *path: str) -> str:

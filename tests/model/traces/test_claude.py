@@ -454,3 +454,20 @@ def test_where_the_clock_was_set_back_the_chain_of_rows_says_their_order(tmp_pat
     assert [one.keep_tokens for one in requests] == [510 * turn for turn in range(4)]
     assert [one.wait_ns / NS_PER_S for one in requests if not one.is_drawn] == [0, 4, 4]
     assert f"1 x waits that are unknown: {BACK}" in trace.head.labels
+
+
+@pytest.mark.parametrize(
+    "path", ["subtype", "message.stop_reason", "toolUseResult.interrupted", "message.content.type"]
+)
+def test_a_wait_over_what_a_reader_does_not_know_is_of_no_kind_and_labelled(tmp_path: Path, path: str) -> None:
+    answer, came = assistant("a", 3, (10, 500, 0, 400), tool("t"), uuid="a"), result("t", 8) | {"uuid": "r"}
+    notice = {"type": "system", "uuid": "s", "timestamp": at(9), "sessionId": came["sessionId"], "subtype": "held"}
+    answer["message"] |= {"stop_reason": "held" if path == "message.stop_reason" else "tool_use"}
+    came |= {"toolUseResult": {"interrupted": "held"}} if path == "toolUseResult.interrupted" else {}
+    came["message"]["content"] += [{"type": "held"}] * (path == "message.content.type")
+    rows = [user(0), answer, came, *[notice] * (path == "subtype")]
+    after = [assistant("b", 12, (10, 500, 510, 90), tool("v"), uuid="b"), result("v", 20) | {"uuid": "q"}]
+    trace = imported(written(tmp_path, [*rows, *after, assistant("c", 23, (10, 500, 1020, 90), text(), uuid="c")]))
+    waits = [(request.wait_kind, request.wait_ns // NS_PER_S) for request in trace.recordings[0].requests]
+    assert waits == [("none", 0), ("none", 5), ("tool", 8)]
+    assert f"1 x rows with a value that is not known here: {path} held" in trace.head.labels

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import json
 import random
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,7 @@ from harness.errors import SpecError
 from harness.model.traces.importing import TRACE_FORMATS
 from harness.model.traces.links import UNANSWERED
 from harness.model.traces.recording import RecordedRequest, TraceFile
+from tests.support.mutated_accounts import ROWS_INSIDE
 from tests.support.sound_traces import SESSIONS, SOUND, TURNS, Lines
 from tests.support.trace_rows import imported
 
@@ -214,6 +217,29 @@ def test_many_answers_of_a_token_or_two_are_labelled(tmp_path: Path, kind: str) 
     lines = [line.replace(old, re.sub(r"\d+(?=,?$)|(?<=: )\d+(?=, )", "1", old)) for line in SOUND[kind]()]
     assert lines != SOUND[kind]()
     assert any("placeholder" in label for label in imported(written(tmp_path, kind, lines)).head.labels)
+
+
+def test_a_key_that_no_reader_knows_changes_nothing_and_is_named(tmp_path: Path, kind: str) -> None:
+    if not TRACE_FORMATS[kind].known:
+        pytest.skip("its keys are free, or the harness writes them")
+    usual = content(imported(written(tmp_path, kind, SOUND[kind]())))
+    if kind == "csv":
+        head, *lines = SOUND[kind]()
+        lines = [f"{head},pausedMs", *(f"{line},7" for line in lines)]
+    else:
+        lines = [json.dumps(with_a_key(kind, json.loads(line))) for line in SOUND[kind]()]
+    trace = imported(written(tmp_path, kind, lines))
+    assert content(trace) == usual
+    assert any(
+        re.fullmatch(r"\d+ x rows with a key that is not known here: pausedMs", each) for each in trace.head.labels
+    )
+
+
+def with_a_key(kind: str, row: Any) -> Any:
+    inside = {"weka": None}.get(kind, ROWS_INSIDE.get(kind))
+    if inside is None or inside not in row or kind == "swe-agent":
+        return row | {"pausedMs": 7}
+    return row | {inside: [each | {"pausedMs": 7} for each in row[inside]]}
 
 
 def test_every_format_lists_what_it_does_not_promise(kind: str) -> None:
