@@ -17,7 +17,6 @@ from harness.model.plan.model import Plan
 from harness.model.sim.driver import Key
 from harness.model.sim.plans import check_slots, plan_arrays
 from harness.model.spec import ServerSpec
-from harness.runner.backends.sim import ClientRows
 
 
 @dataclass(slots=True, eq=False)
@@ -74,21 +73,17 @@ class Replica:
 
 
 class CountedReplicas(ReplicaRun):
-    """A run that counts what each replica does, with the rows of a perfect client."""
+    """A run that counts what each replica does. requests: those that were sent."""
 
     def __init__(self, plan: Plan, server: ServerSpec, costs: CostModel, router: Policy) -> None:
         super().__init__(plan, server, costs, router)
         self.replicas = [Replica(core, costs) for core in self.cores]
-        self._rows = ClientRows(plan, is_streaming=True)
-        self.requests_table = self._rows.requests_table
+        self.requests: dict[Key, EngineRequest] = {}
+        self.requests_table = self.rows.requests_table
 
     def request_of(self, event: ClientEvent) -> EngineRequest:
-        self._rows.sent((event.session, event.request), event.trigger_ns, event.at_ns)
-        return super().request_of(event)
-
-    def left(self, key: Key, at_ns: int) -> None:
-        super().left(key, at_ns)
-        self._rows.left(key, at_ns)
+        made = self.requests[event.session, event.request] = super().request_of(event)
+        return made
 
     def started(self, server: int, start: StepStart, /) -> None:
         self.replicas[server].started(start)
@@ -96,10 +91,6 @@ class CountedReplicas(ReplicaRun):
     def ended(self, server: int, end: StepEnd, /) -> None:
         super().ended(server, end)
         self.replicas[server].ended(end)
-        for request, num_tokens in zip(end.requests, end.num_tokens, strict=True):
-            self._rows.tokens(self.names[request.handle], end.ends_ns, num_tokens)
-        for request in end.finished:
-            self._rows.completed(self.names[request.handle], end.ends_ns[-1], request.cached_tokens)
 
 
 def play_replicas(plan: Plan, server: ServerSpec, costs: CostModel, router: Policy) -> CountedReplicas:

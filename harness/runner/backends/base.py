@@ -166,7 +166,7 @@ def rules_in_force(site_packages: Path) -> dict[str, Any]:
 
 class Replicas(NamedTuple):
     """Several servers behind a router. launch: the plan of all of them, by the launch of one. simulated: a run of them
-    in virtual time, a ``SimulatedRun`` (``runner.backends.sim``), by its costs and folder. drawn: for a server, a
+    in virtual time, a ``VirtualRun`` (``runner.backends.sim``), by its costs and folder. drawn: for a server, a
     function that simulates draws as ``run_draws`` does. check: refuses a router that this host cannot start, or that a
     virtual kind does not model. warm_up: compiles what ``drawn`` simulates with."""
 

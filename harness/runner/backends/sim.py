@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -64,12 +64,12 @@ def perform_simulated_run(planned: PlannedRun, context: RunContext) -> SealedRun
         # After the entry of a ledger, which a busy machine takes seconds to write.
         epoch_s = int(utc_now().timestamp())
         costs = planned.cost_model.scaled(factor)
-        run: SimulatedRun = (
+        run: VirtualRun = (
             service("replicas", where="server.replicas").simulated(planned, costs, writer.folder)
             if planned.server.is_routed
-            else _VirtualRun(planned, costs, writer.raw(layout.STEP_LOG) if planned.server.is_paged else None)
+            else _OneServer(planned, costs, writer.raw(layout.STEP_LOG) if planned.server.is_paged else None)
         )
-        end_ns = run.play()
+        end_ns, settings = run.play(), run.records[0].settings
         context.on_progress(RequestFinished(planned.label, plan.num_requests, plan.num_requests))
         manifest = manifest_of(
             planned,
@@ -77,7 +77,7 @@ def perform_simulated_run(planned: PlannedRun, context: RunContext) -> SealedRun
             clock=ClockRecord(scale=1.0, realtime_minus_monotonic_ns=epoch_s * NS_PER_S),
             observation=observation_of(planned.server),
             server=ServerRecord(facts={"launch": {"backend": kind.name, "label": kind.label, **run.facts}}),
-            effective={"server": run.settings, "shown": sorted(run.settings)},
+            effective={"server": settings, "shown": sorted(settings)},
             provenance=provenance.capture(),
             timings={"replay_start_ns": 0, "replay_end_ns": end_ns},
             fleet=_fleet_record(planned, factor),
@@ -210,22 +210,6 @@ def _in_whole_us(at_ns: int) -> int:
     return at_ns // NS_PER_US * NS_PER_US
 
 
-class SimulatedRun(Protocol):
-    """A run in virtual time, and its records. settings: of its servers, which are equal. facts: for the manifest."""
-
-    rows: ClientRows
-    settings: dict[str, Any]
-    facts: dict[str, Any]
-
-    def play(self) -> int:
-        """Everything; returns the instant of the last token."""
-        ...
-
-    def derived(self, folder: Path) -> Derived:
-        """What a log and scrapes would say. folder: of the run."""
-        ...
-
-
 class EngineRecord:
     """What one engine core did, as a server's log and metrics would have it. Instants in virtual ns."""
 
@@ -283,36 +267,50 @@ class EngineRecord:
         self._readings.append(Scrape(at_ns, reason, *samples_of(body)))
 
 
-class _VirtualRun(VirtualDriver):
-    """One plan on one freshly started server, in virtual time, and its records."""
+class VirtualRun(VirtualDriver):
+    """One plan on freshly started, equal servers in virtual time, and its records.
 
-    def __init__(self, run: PlannedRun, costs: CostModel, step_log: RawFile | None) -> None:
-        server, plan, client = run.server, run.plan, run.spec.client
+    rows: of a perfect client. records: of each server, by its place; empty without ``step_logs``, which are the files
+    of servers of paged rules and None of others. facts: for the manifest.
+    """
+
+    takes_equal_steps = True
+
+    def __init__(  # noqa: PLR0913  # a plan, its servers and their records
+        self,
+        plan: Plan,
+        server: ServerSpec,
+        costs: CostModel,
+        num_servers: int = 1,
+        *,
+        is_streaming: bool = True,
+        step_logs: Sequence[RawFile | None] = (),
+    ) -> None:
         config = EngineConfig.from_server(server)
         check_times(plan_arrays([plan]), config, [costs])
-        # The step log of paged rules has a row for each step.
-        self.takes_equal_steps = not config.rule_set.is_paged
-        super().__init__(plan, [EngineCore(scheduler_of(config, costs))])
-        self.rows, self._record = ClientRows(plan, client.stream), EngineRecord(server, step_log)
-        self.settings, self.facts = self._record.settings, dict[str, Any]()
+        if any(step_logs):
+            # A step log has a row for each step.
+            self.takes_equal_steps = False
+        cores = [EngineCore(scheduler_of(config, costs, draw_seed=place)) for place in range(num_servers)]
+        super().__init__(plan, cores)
+        self.rows, self.facts = ClientRows(plan, is_streaming), dict[str, Any]()
+        self.records = [EngineRecord(server, step_log) for step_log in step_logs]
         self._unread = UnreadRequests(plan, config)
-        self._interval_ns = round(client.scrape_interval_s * NS_PER_S)
-        has_late_start = any(session.start_offset_ns and session.after is None for session in plan.sessions)
-        if has_late_start and simulate(plan, server, run.cost_model).end_ns < MAX_READINGS * self._interval_ns:
-            self.next_look_ns = self._interval_ns
 
     def play(self) -> int:
-        self._record.read_metrics(0, "before")
+        self.read_metrics(0, "before")
         end_ns = super().play()
-        self._record.read_metrics(end_ns, "after")
+        self.read_metrics(end_ns, "after")
         return end_ns
 
     def derived(self, folder: Path) -> Derived:
-        return of_simulator(self._record.tables(), folder)
+        """What a log and scrapes would say. folder: of the run."""
+        return of_simulator(self.records[0].tables(), folder)
 
-    def look(self) -> None:
-        self._record.read_metrics(self.next_look_ns, "interval")
-        self.next_look_ns += self._interval_ns
+    def read_metrics(self, at_ns: int, reason: str) -> None:
+        """A reading of the metrics of each server."""
+        for record in self.records:
+            record.read_metrics(at_ns, reason)
 
     def request_of(self, event: ClientEvent) -> EngineRequest:
         key = (event.session, event.request)
@@ -325,14 +323,31 @@ class _VirtualRun(VirtualDriver):
     def left(self, key: tuple[int, int], at_ns: int) -> None:
         self.rows.left(key, at_ns)
 
-    def ended(self, _server: int, end: StepEnd, /) -> None:
+    def ended(self, server: int, end: StepEnd, /) -> None:
         for request, num_tokens in zip(end.requests, end.num_tokens, strict=True):
             # Nobody reads the answer, so no token is drawn.
             request.num_generated += num_tokens
             self.rows.tokens(self.names[request.handle], end.ends_ns, num_tokens)
-        self._record.step(end, self.names)
+        if self.records:
+            self.records[server].step(end, self.names)
         for request in end.finished:
             self.rows.completed(self.names[request.handle], end.ends_ns[-1], request.cached_tokens)
+
+
+class _OneServer(VirtualRun):
+    """A run of one server, whose metrics are read between start and end too where a session starts late."""
+
+    def __init__(self, run: PlannedRun, costs: CostModel, step_log: RawFile | None) -> None:
+        plan, server, client = run.plan, run.server, run.spec.client
+        super().__init__(plan, server, costs, is_streaming=client.stream, step_logs=[step_log])
+        self._interval_ns = round(client.scrape_interval_s * NS_PER_S)
+        has_late_start = any(session.start_offset_ns and session.after is None for session in plan.sessions)
+        if has_late_start and simulate(plan, server, run.cost_model).end_ns < MAX_READINGS * self._interval_ns:
+            self.next_look_ns = self._interval_ns
+
+    def look(self) -> None:
+        self.read_metrics(self.next_look_ns, "interval")
+        self.next_look_ns += self._interval_ns
 
 
 @dataclass(frozen=True, slots=True)
