@@ -114,7 +114,7 @@ vllm-cpu-try: dev  ## minutes: a small experiment on the real vLLM of VLLM_CPU (
 	  tests/stacks/vllm/test_core_steps_on_vllm.py tests/stacks/vllm/test_step_log_drafts_on_vllm.py \
 	  tests/runner/backends/test_vllm_sessions.py
 
-vllm-cpu-path: dev  ## some 10 minutes: serve agents on the real vLLM of VLLM_CPU, record them, tune, confirm a planted gain
+vllm-cpu-path: dev  ## some 15 minutes: serve agents on the real vLLM of VLLM_CPU, record them, tune, confirm planted gains
 	@VLLM_CPU=$(VLLM_CPU) $(BIN)/python -m pytest -n 0 tests/tune/test_path_on_vllm.py
 
 # One core computes, the other has the API server and the client.

@@ -14,21 +14,22 @@ from threading import Event
 from typing import Any
 
 ALONE = 2
-NEW_TOKENS, ANSWER_TOKENS, MEAN_WAIT_S = 16, 32, 0.3
-IDS = (300, 1800)
+ANSWER_TOKENS, MEAN_WAIT_S = 96, 0.05
+NEW_TOKENS, IDS = (48, 16, 144, 80), (300, 1800)
 
 
 def converse(client: Any, model: str, turns: int, number: int) -> None:
     """The requests of one agent."""
     drawn = random.Random(number)
-    ids = [drawn.randrange(*IDS) for _ in range(3 * NEW_TOKENS)]
-    for _ in range(turns):
-        # A wait for a tool.
+    ids: list[int] = []
+    for turn in range(turns):
+        # A wait for a tool, and what it gives back.
         Event().wait(drawn.expovariate(1 / MEAN_WAIT_S))
+        ids += [drawn.randrange(*IDS) for _ in range(NEW_TOKENS[turn % len(NEW_TOKENS)])]
         # Greedy: a model without weights repeats itself, so that drafts from the text before are accepted.
         more = {"temperature": 0, "ignore_eos": True, "return_token_ids": True}
         answer = client.completions.create(model=model, prompt=ids, max_tokens=ANSWER_TOKENS, extra_body=more)
-        ids += [*answer.choices[0].token_ids, *(drawn.randrange(*IDS) for _ in range(NEW_TOKENS))]
+        ids += answer.choices[0].token_ids
 
 
 def main(url: str, agents: int, turns: int) -> None:
