@@ -11,10 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from harness.analysis.cost.devices import independent_samples, positive_mean_interval
@@ -135,10 +136,11 @@ MAX_TURNS = 6
 class Latencies:
     """Answered requests of one run that lie in its measurement window; times in model ns, nan where not observed.
 
-    session, turn, prefix, ttft_ns, e2e_ns, queue_ns, tpot_ns, tokens: shape (requests,). prefix: "first", "reused" or
-    "recomputed", "unknown". itl_ns, itl_row: one per token after a request's first; the request it belongs to. span_ns:
-    from the first send to the last end in the window. device, unit: where in a fleet it ran. has_open_arrivals: its
-    sessions start at different times, whoever is still served. late: bounds, where the client read tokens late.
+    session, turn, prefix, ttft_ns, e2e_ns, queue_ns, tpot_ns, tokens, prompt_tokens: shape (requests,). prefix:
+    "first", "reused" or "recomputed", "unknown". prompt_tokens: as the server counted them, else as planned. itl_ns,
+    itl_row: one per token after a request's first; the request it belongs to. span_ns: from the first send to the last
+    end in the window. device, unit: where in a fleet it ran. has_open_arrivals: its sessions start at different times,
+    whoever is still served. late: bounds, where the client read tokens late.
     """
 
     session: IntArray
@@ -149,6 +151,7 @@ class Latencies:
     queue_ns: FloatArray
     tpot_ns: FloatArray
     tokens: IntArray
+    prompt_tokens: IntArray
     itl_ns: FloatArray
     itl_row: IntArray
     span_ns: int
@@ -176,6 +179,14 @@ class Percentile:
     at_most: float | None = None
 
 
+class Mean(NamedTuple):
+    """The mean of all values, ns. at_least, at_most: as of a ``Percentile``."""
+
+    value: float
+    at_least: float | None = None
+    at_most: float | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class LatencyDistribution:
     """One metric of one group of requests ("all", a prefix, a turn)."""
@@ -184,6 +195,7 @@ class LatencyDistribution:
     group: str
     num_values: int
     percentiles: tuple[Percentile, ...]
+    mean: Mean
 
     def at(self, q: float) -> Percentile:
         """The percentile q; KeyError for one that is not computed."""
@@ -211,13 +223,18 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class ServingFigures:
-    """What a condition served, over its valid runs. goodput: requests per second within the [slo]; None without one."""
+    """What a condition served, over its valid runs. tokens: those of answers; input_tokens: of the answered prompts.
+
+    goodput: requests per second within the [slo]; None without one.
+    """
 
     condition: str
     num_runs: int
     num_requests: int
     distributions: tuple[LatencyDistribution, ...]
     tokens_per_s: Rate
+    input_tokens_per_s: Rate
+    total_tokens_per_s: Rate
     requests_per_s: Rate
     goodput_per_s: Rate | None
     good_share: float | None
@@ -300,6 +317,7 @@ def latencies(run: SealedRun) -> Latencies:
         queue_ns=_queueing_ns(run, kept.column("response_id").to_pylist(), sent_ns),
         tpot_ns=tpot_ns,
         tokens=tokens,
+        prompt_tokens=pc.coalesce(*kept.select(["prompt_tokens", "planned_prompt_tokens"])).to_numpy(),
         itl_ns=itl_ns,
         itl_row=itl_row,
         span_ns=int(done_ns.max() - sent_ns.min()) if len(turn) else 0,
@@ -366,12 +384,15 @@ def serving_figures(condition: str, runs: Sequence[SealedRun]) -> ServingFigures
     good = [is_good(run, slo) for run in observed] if slo.is_set else None
     spans_s = [run.span_ns / NS_PER_S for run in observed]
     counts = [len(run.turn) for run in observed]
+    made, sent = ([int(getattr(run, name).sum()) for run in observed] for name in ("tokens", "prompt_tokens"))
     return ServingFigures(
         condition=condition,
         num_runs=len(observed),
         num_requests=sum(counts),
         distributions=tuple(_distributions(observed)),
-        tokens_per_s=_rate([int(run.tokens.sum()) for run in observed], spans_s, observed),
+        tokens_per_s=_rate(made, spans_s, observed),
+        input_tokens_per_s=_rate(sent, spans_s, observed),
+        total_tokens_per_s=_rate([*map(sum, zip(made, sent, strict=True))], spans_s, observed),
         requests_per_s=_rate(counts, spans_s, observed),
         goodput_per_s=None if good is None else _rate([int(is_good.sum()) for is_good in good], spans_s, observed),
         good_share=None if good is None else sum(int(is_good.sum()) for is_good in good) / sum(counts),
@@ -468,10 +489,13 @@ def _distribution(
     is_open = metric in QUEUED and any(run.has_open_arrivals for run in runs)
     num_sessions = sum(len(np.unique(run.session[is_in])) for run, is_in, _ in seen) if metric in QUEUED else None
     percentiles = percentiles_of(samples, unit, is_open, num_sessions)
+    mean = Mean(float(np.concatenate([values for _, _, values in seen]).mean()))
     if any(run.late is not None for run in runs):
-        low, high = zip(*(metric_bounds(run, metric, is_in) for run, is_in, _ in seen), strict=True)
-        percentiles = tuple(with_bounds(each, np.concatenate(low), np.concatenate(high)) for each in percentiles)
-    return LatencyDistribution(metric, group, sum(map(len, samples)), percentiles)
+        bounds = zip(*(metric_bounds(run, metric, is_in) for run, is_in, _ in seen), strict=True)
+        low, high = map(np.concatenate, bounds)
+        percentiles = tuple(with_bounds(each, low, high) for each in percentiles)
+        mean = Mean(**_within(mean.value, float(low.mean()), float(high.mean())))
+    return LatencyDistribution(metric, group, sum(map(len, samples)), percentiles, mean)
 
 
 def with_bounds(percentile: Percentile, low_ns: FloatArray, high_ns: FloatArray) -> Percentile:
@@ -480,16 +504,22 @@ def with_bounds(percentile: Percentile, low_ns: FloatArray, high_ns: FloatArray)
     Of gaps there are more where chunks were read together, so that their percentile may lie outside what it can be.
     One that was moved is a bound, and has it.
     """
-    low, high = (quantile(values, percentile.q) for values in (low_ns, high_ns))
-    value, interval = min(max(percentile.value, low), high), percentile.interval
+    ends = _within(percentile.value, *(quantile(values, percentile.q) for values in (low_ns, high_ns)))
+    value, interval = ends["value"], percentile.interval
     if interval is not None:
         interval = replace(interval, estimate=value, low=min(interval.low, value), high=max(interval.high, value))
-    is_moved = value != percentile.value
-    ends_of = {
-        "at_least": low if low < value or (is_moved and value == low) else None,
-        "at_most": high if high > value or (is_moved and value == high) else None,
+    return replace(percentile, interval=interval, **ends)
+
+
+def _within(value: float, low: float, high: float) -> dict[str, Any]:
+    """The value, moved to within its bounds, and those that say something."""
+    moved = min(max(value, low), high)
+    is_moved = moved != value
+    return {
+        "value": moved,
+        "at_least": low if low < moved or (is_moved and moved == low) else None,
+        "at_most": high if high > moved or (is_moved and moved == high) else None,
     }
-    return replace(percentile, value=value, interval=interval, **ends_of)
 
 
 def percentiles_of(
@@ -541,15 +571,19 @@ def serving_rows(figures: Sequence[ServingFigures]) -> list[dict[str, object]]:
                 "unit": "ms",
                 "num_values": distribution.num_values,
             }
+            mean = cells(distribution.mean, {f"mean{end}": path for end, path in _MEAN_CELLS.items()})
+            row |= {name: ratio(value_ns, NS_PER_MS) for name, value_ns in mean.items()}
             rows.append(row | percentile_cells(distribution.percentiles))
-        for name in ("tokens_per_s", "requests_per_s", "goodput_per_s"):
+        for name in RATES:
             if (rate := getattr(condition, name)) is not None:
                 row = {"condition": condition.condition, "group": "all", "metric": name, "unit": "1/s"}
                 rows.append({**row, "num_values": condition.num_runs, **cells(rate, RATE_CELLS)})
     return rows
 
 
+RATES = ("tokens_per_s", "input_tokens_per_s", "total_tokens_per_s", "requests_per_s", "goodput_per_s")
 RATE_CELLS = {"mean": "mean", "mean_low": "interval.low", "mean_high": "interval.high", "none_of": "none_of"}
+_MEAN_CELLS = {"": "value", "_at_least": "at_least", "_at_most": "at_most"}
 _PERCENTILE_CELLS = {
     "": "value",
     "_low": "interval.low",

@@ -13,9 +13,11 @@ from harness.analysis.serving import Latencies, Percentile, Rate, latencies, per
 from harness.analysis.stats import NoInterval
 from harness.analysis.summary import summarise
 from harness.errors import SpecError
+from harness.extras.peers.vllm_bench import result_file
 from harness.measure.records.store import RunStore
 from harness.model.sim import simulate
 from harness.model.spec import parse_experiment
+from harness.present.export.measured import measured
 from harness.present.report import serving_tables
 from harness.present.report.answers import bound_words
 from harness.runner import run_experiment
@@ -93,6 +95,20 @@ def test_rates_are_in_the_rows_for_programs_and_none_of_so_many_is_said(simulate
     most = 100 * (1 - 0.05 ** (1 / num_runs))
     (table, *_) = serving_tables(summary)
     assert f"goodput 0 of {num_requests} (< {most:.2g} % of the requests, each run one draw)" in table.name
+
+
+def test_means_and_rates_of_tokens_are_those_of_vllm_bench_serve(simulated: Simulated) -> None:
+    run = simulated(workload=SLOW, condition=BASE, replicates=1)[0]
+    bench, summary = result_file(measured(run)), summarise([run])
+    rows = {row["metric"]: row for row in summary.serving_to_arrow().to_pylist() if row["group"] == "all"}
+    of_bench = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2e": "e2el"}
+    means = {name: rows[name]["mean"] for name in of_bench}
+    assert means == pytest.approx({name: bench[f"mean_{theirs}_ms"] for name, theirs in of_bench.items()})
+    assert rows["input_tokens_per_s"]["mean"] == pytest.approx(bench["total_input_tokens"] / bench["duration"])
+    assert rows["total_tokens_per_s"]["mean"] == pytest.approx(bench["total_token_throughput"])
+    (table, *_) = serving_tables(summary)
+    assert f"{bench['total_token_throughput']:,.1f} in all" in table.name
+    assert f"{bench['mean_ttft_ms']:,.1f}" == table.rows[0][table.columns.index("mean")]
 
 
 def test_a_percentile_lies_where_it_can_be() -> None:

@@ -18,6 +18,7 @@ from harness.analysis.serving import (
     serving_figures,
     serving_rows,
 )
+from harness.clock import NS_PER_MS
 from harness.measure.records.schema import CHUNKS, with_newer_columns
 from harness.measure.records.store import RunStore
 from harness.runner import run_experiment
@@ -80,6 +81,8 @@ def test_answers_that_come_in_one_piece_carry_their_bounds_everywhere(tmp_path: 
     assert figures is not None
     (shown,) = [row for row in serving_rows([figures]) if (row["metric"], row["group"]) == ("ttft", "all")]
     assert shown["p50_at_most"] is None
+    assert shown["mean_at_least"] == pytest.approx(least.mean() / NS_PER_MS)
+    assert shown["mean_at_least"] < shown["mean"] == pytest.approx(most.mean() / NS_PER_MS)
     median_ms, bound_ms = value_over(MEASURES["ttft_p50"], [run]), bound_over(MEASURES["ttft_p50"], [run], "at_least")
     assert median_ms is not None
     assert bound_ms is not None

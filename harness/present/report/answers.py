@@ -25,7 +25,7 @@ from harness.analysis.compare.stopping import B_CANNOT_TELL
 from harness.analysis.cost.agreement import MAX_EXCESS, MAX_TAU, Agreement, Cause
 from harness.analysis.cost.step_parts import StepParts
 from harness.analysis.figures import figure_at
-from harness.analysis.serving import Percentile
+from harness.analysis.serving import Mean, Percentile
 from harness.analysis.stats import Interval
 from harness.analysis.summary import ConditionFigures, ExperimentSummary
 from harness.clock import NS_PER_MS, NS_PER_S
@@ -105,14 +105,14 @@ def short_ms(duration_ns: float | None) -> str:
     return fixed(duration_ns, int(duration_ns is None or duration_ns < 1000 * NS_PER_MS), NS_PER_MS)
 
 
-def bound_words(percentile: Percentile) -> str:
-    """What a percentile can be, as its tokens were read late, in ms: its least and its most; empty where none shows."""
-    ends = {"\u2265": percentile.at_least, "\u2264": percentile.at_most}
-    shown = short_ms(percentile.value)
+def bound_words(figure: Percentile | Mean) -> str:
+    """What such a figure can be, as its tokens were read late, in ms: its least and its most; "" where none shows."""
+    ends = {"\u2265": figure.at_least, "\u2264": figure.at_most}
+    shown = short_ms(figure.value)
     return " ".join(
         f"{sign}{short_ms(end)}"
         for sign, end in ends.items()
-        if end is not None and (short_ms(end) != shown or end == percentile.value)
+        if end is not None and (short_ms(end) != shown or end == figure.value)
     )
 
 

@@ -15,7 +15,7 @@ from harness.analysis.compare.ratio import Verdict
 from harness.analysis.compare.stopping import SequentialStatus
 from harness.analysis.cost.agreement import Agreement
 from harness.analysis.reuse_by_wait import HOW_REUSED, ReuseShare
-from harness.analysis.serving import HOW_SURE, METRICS, Percentile, Rate, ServingFigures
+from harness.analysis.serving import HOW_SURE, METRICS, Mean, Percentile, Rate, ServingFigures
 from harness.analysis.sessions import HOW_TIMED, SessionFigures
 from harness.analysis.stats import GIVEN_COSTS, MIN_BEYOND, Interval, NoInterval
 from harness.analysis.summary import ConditionFigures, ExperimentSummary
@@ -288,7 +288,8 @@ def _model_time(summary: ExperimentSummary) -> str:
 
 
 def _all_of(figures: ServingFigures, summary: ExperimentSummary) -> Table:
-    rates = [f"{figures.tokens_per_s.mean:,.1f} tokens/s", f"{_rate(figures.requests_per_s)} requests/s"]
+    prompts = f"{figures.input_tokens_per_s.mean:,.1f} of prompts, {figures.total_tokens_per_s.mean:,.1f} in all"
+    rates = [f"{figures.tokens_per_s.mean:,.1f} tokens/s ({prompts})", f"{_rate(figures.requests_per_s)} requests/s"]
     if figures.goodput_per_s is not None:
         good = f"{100 * (figures.good_share or 0):.1f} % of the requests"
         rate = f"{_rate(figures.goodput_per_s)}/s"
@@ -304,6 +305,7 @@ def _all_of(figures: ServingFigures, summary: ExperimentSummary) -> Table:
             METRICS[each.metric] if each.group == "all" else "",
             each.group,
             f"{each.num_values:,}",
+            _with_bounds(each.mean),
             *(cell for percentile in each.percentiles for cell in _bounded(percentile)),
         )
         for each in by_metric
@@ -314,7 +316,7 @@ def _all_of(figures: ServingFigures, summary: ExperimentSummary) -> Table:
         f"{figures.condition}: {figures.num_requests} requests{summary.window} in {figures.num_runs} runs; "
         f"{', '.join(rates)} [ms{_model_time(summary)}]",
         f"below a percentile: its interval, or why there is none; \u2264: typical run. {HOW_SURE}{late}",
-        ("metric", "requests", "values", "p50", "\u2264", "p90", "\u2264", "p99", "\u2264"),
+        ("metric", "requests", "values", "mean", "p50", "\u2264", "p90", "\u2264", "p99", "\u2264"),
         tuple(rows),
         summary.origin,
     )
@@ -346,8 +348,11 @@ def _percentile(figures: ServingFigures, metric: str, q: float) -> str:
     distribution = figures.of(metric)
     if distribution is None:
         return DASH
-    percentile = distribution.at(q)
-    return "\n".join([short_ms(percentile.value), *filter(None, [bound_words(percentile)])])
+    return _with_bounds(distribution.at(q))
+
+
+def _with_bounds(figure: Percentile | Mean) -> str:
+    return "\n".join([short_ms(figure.value), *filter(None, [bound_words(figure)])])
 
 
 def _rate(rate: Rate | None) -> str:
