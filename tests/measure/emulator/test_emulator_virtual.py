@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -11,104 +10,13 @@ from hypothesis import strategies as st
 
 from harness.measure.emulator.metrics import ServerMetrics
 from harness.measure.emulator.step_log import step_record
-from harness.model.engine import DECODE, PREFILL, CostModel, EngineConfig, Scheduler, load_cost_model
-from harness.model.engine.core import EngineCore, EngineRequest, StepEnd
+from harness.model.engine import PREFILL, EngineConfig, Scheduler, load_cost_model
+from harness.model.engine.core import EngineCore, EngineRequest
 from harness.model.experiment import build_plan
 from harness.model.plan.blocks import token_block_keys
 from harness.model.plan.model import Plan, RequestPlan, SessionPlan
-from harness.model.sim import SimResult, simulate
-from harness.model.spec import ServerSpec, UniformLength, WorkloadSpec
-from tests.support.virtual_emulator import run_virtually
-
-LIMITS = (1, 2, 3, 4, 6, 8)
-
-
-@st.composite
-def servers(draw: st.DrawFn) -> ServerSpec:
-    limit = draw(st.sampled_from(LIMITS))
-    smaller = draw(st.sets(st.integers(1, limit)))
-    return ServerSpec(
-        max_num_seqs=limit,
-        decode_buckets=tuple(sorted({*smaller, limit})),
-        kv_slots=draw(st.integers(max(2, limit - 2), limit + 3)),
-        slot_tokens=2048,
-        prefix_caching=draw(st.booleans()),
-    )
-
-
-@st.composite
-def workloads(draw: st.DrawFn) -> WorkloadSpec:
-    shared = draw(st.sampled_from((0, 128, 256)))
-    longest = shared + draw(st.sampled_from((20, 300, 900)))
-    return WorkloadSpec(
-        num_sessions=draw(st.integers(1, 10)),
-        requests_per_session=draw(st.integers(1, 3)),
-        prompt_tokens=UniformLength(low=shared + 1, high=longest),
-        generate_tokens=UniformLength(low=1, high=draw(st.sampled_from((1, 3, 40)))),
-        new_tokens=UniformLength(low=1, high=9),
-        wait_cap_s=draw(st.sampled_from((0.001, 0.05, 5.0))),
-        start_offset_s=draw(st.sampled_from((0.0, 0.02, 0.5))),
-        shared_prefix_tokens=shared,
-        concurrency=draw(st.sampled_from((None, 1, 2))),
-    )
-
-
-Row = tuple[int, str, int, int | None, int | None, int | None, int]
-
-
-def emulated_steps(steps: list[StepEnd]) -> Iterator[Row]:
-    """(start, kind, n, b, request, computed, duration) of each step that ran."""
-    for end in steps:
-        start, step = end.start, end.start.step
-        if step.kind == PREFILL:
-            yield (
-                start.start_ns,
-                PREFILL,
-                1,
-                None,
-                start.requests[0].external_id,
-                step.computed_tokens,
-                step.duration_ns,
-            )
-        elif step.kind == DECODE:
-            yield (start.start_ns, DECODE, step.num_seqs, step.bucket, None, None, step.duration_ns)
-
-
-def simulated_steps(result: SimResult) -> Iterator[Row]:
-    for row in result.steps.to_pylist():
-        name = None if row["session"] is None else f"{row['session']}-{row['request']}"
-        for repeat in range(row["count"]):
-            start_ns = row["start_ns"] + repeat * row["duration_ns"]
-            yield (start_ns, row["kind"].upper(), row["n"], row["b"], name, row["computed_tokens"], row["duration_ns"])
-
-
-def assert_same_run(plan: Plan, server: ServerSpec | EngineConfig, costs: CostModel | None = None) -> None:
-    steps, result = run_virtually(plan, server, costs), simulate(plan, server, costs)
-    assert list(emulated_steps(steps)) == list(simulated_steps(result))
-    evictions = [
-        (end.start.start_ns, event.slots[0], event.caller)
-        for end in steps
-        for event in end.start.step.kv_events
-        if event.kind == "EVICTION"
-    ]
-    assert evictions == [(row["at_ns"], row["slot"], row["caller"]) for row in result.evictions.to_pylist()]
-    cached = {
-        end.start.requests[0].external_id: end.start.step.cached_tokens
-        for end in steps
-        if end.start.step.kind == PREFILL
-    }
-    rows = {f"{row['session']}-{row['request']}": row for row in result.requests.to_pylist()}
-    assert cached == {name: row["cached_tokens"] for name, row in rows.items() if row["admitted_ns"] >= 0}
-    completed = {request.external_id: end.start.end_ns for end in steps for request in end.finished}
-    assert completed == {name: row["completed_ns"] for name, row in rows.items() if row["aborted_tokens"] < 0}
-
-
-@settings(max_examples=25)
-@given(server=servers(), workload=workloads(), seed=st.integers(0, 10_000))
-def test_emulator_loop_on_a_virtual_clock_equals_the_simulator(
-    server: ServerSpec, workload: WorkloadSpec, seed: int
-) -> None:
-    assert_same_run(build_plan(workload, seed, 0), server)
+from harness.model.spec import ServerSpec, WorkloadSpec
+from tests.support.virtual_emulator import assert_same_run, run_virtually
 
 
 def test_requests_that_arrive_together_enter_in_session_order() -> None:
@@ -116,16 +24,10 @@ def test_requests_that_arrive_together_enter_in_session_order() -> None:
     sessions = tuple(SessionPlan(index, 0, None, None, (request,)) for index in range(5))
     plan = Plan("drawn", 1, 0, "as-drawn", 0, (1000, 2000), sessions, {})
     server = ServerSpec(max_num_seqs=4, decode_buckets=(1, 2, 4))
-    prefills = [row[4] for row in emulated_steps(run_virtually(plan, server)) if row[1] == PREFILL]
-    assert prefills == ["0-0", "1-0", "2-0", "3-0", "4-0"]
+    starts = [end.start for end in run_virtually(plan, server)]
+    prefilled = [start.requests[0].external_id for start in starts if start.step.kind == PREFILL]
+    assert prefilled == ["0-0", "1-0", "2-0", "3-0", "4-0"]
     assert_same_run(plan, server)
-
-
-def test_prefill_holds_back_decode() -> None:
-    workload = WorkloadSpec(num_sessions=4, requests_per_session=1)
-    kinds = [row[1] for row in emulated_steps(run_virtually(build_plan(workload, 3, 0), ServerSpec()))]
-    assert kinds[:4] == [PREFILL] * 4
-    assert set(kinds[4:]) == {DECODE}
 
 
 def test_an_idle_step_flushes_the_last_finished_request_and_takes_no_time() -> None:

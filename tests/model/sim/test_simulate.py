@@ -17,9 +17,9 @@ from harness.model.sim import SimResult, plan_arrays, simulate
 from harness.model.sim.simulate import run_batch
 from harness.model.spec import ServerSpec, UniformLength, WorkloadSpec
 from harness.stacks.rbln.rules.kv_rules import RULE_SETS
-from tests.measure.emulator.test_emulator_virtual import assert_same_run
 from tests.support.naive import naive_run
 from tests.support.paged_in_steps import LONGEST, drawn_plan, has_own_prompts
+from tests.support.virtual_emulator import assert_same_run
 
 BASELINE = ServerSpec(rules="paper")
 MORE_SLOTS = ServerSpec(rules="paper", max_num_seqs=16, decode_buckets=(1, 2, 4, 8, 16))
@@ -246,12 +246,6 @@ def test_an_active_limit_lowers_the_batch_and_nothing_else() -> None:
 
 def test_interpolated_buckets_are_named() -> None:
     assert simulate(paper_plan(6, 1, 0), SELECTED).interpolated_buckets == (6, 10, 16)
-
-
-def test_simultaneous_arrivals_go_by_session() -> None:
-    sessions = [SessionPlan(index, 0, None, None, (RequestPlan(0, 50 + index, 5, 0),)) for index in range(4)]
-    admitted = simulate(plan_of(sessions), ServerSpec()).requests["admitted_ns"].to_pylist()
-    assert admitted == sorted(admitted)
 
 
 def test_a_request_that_can_never_be_admitted_is_an_error() -> None:

@@ -18,9 +18,8 @@ from harness.model.sim import simulate
 from harness.model.sim.plans import plan_arrays
 from harness.model.sim.simulate import run_paged
 from harness.model.spec import ServerSpec, WorkloadSpec
-from tests.support.emulated_paged import compare_runs, drawn_drafts
-from tests.support.paged_in_steps import drawn_plan, drawn_server, has_own_prompts
-from tests.support.virtual_emulator import run_virtually
+from tests.support.paged_in_steps import LONGEST, drawn_plan, drawn_server, has_own_prompts
+from tests.support.virtual_emulator import assert_same_run, run_virtually
 
 US = 10**9
 COSTS = CostModel(
@@ -48,13 +47,30 @@ def one_request(prompt: int, generate: int) -> Plan:
     return Plan("drawn", 1, 0, "as-drawn", 0, (1000, 2000), (session,), {})
 
 
+def drawn_drafts(chosen: random.Random, server: ServerSpec) -> dict[str, Any]:
+    """Keys of that server's speculative decoding: few and many drafts, rates between certain and hopeless."""
+    num_drafts = chosen.choice((1, 2, 3, 5))
+    rates = sorted((chosen.choice((0.0, 1.0, chosen.random())) for _ in range(num_drafts)), reverse=True)
+    longest = LONGEST if server.max_num_batched_tokens is None else server.max_num_batched_tokens
+    return {
+        "num_speculative_tokens": num_drafts,
+        "speculative_method": chosen.choice(("ngram", "eagle3")),
+        "synthetic_acceptance_rates": tuple(rates),
+        "decode_buckets": tuple(size * (1 + num_drafts) for size in server.decode_buckets),
+        # vLLM never admits a request that it pads above the threshold of long prompts.
+        "long_prefill_tokens": server.long_prefill_tokens and max(server.long_prefill_tokens, 1 + num_drafts),
+        # vLLM never admits a request whose padding is above the budget.
+        "max_num_batched_tokens": max(longest, 2 * (1 + num_drafts), 8 * (1 + num_drafts)),
+    }
+
+
 def test_the_compiled_loop_draws_what_the_emulators_loop_draws_to_the_nanosecond() -> None:
     seen = Counter[str]()
     for seed in range(40):
         chosen = random.Random(f"drafts {seed}")
         plan, spec = drawn_plan(chosen), drawn_server(chosen)
         if has_own_prompts(plan):
-            seen += compare_runs(plan, spec.model_copy(update=drawn_drafts(chosen, spec)))
+            seen += assert_same_run(plan, spec.model_copy(update=drawn_drafts(chosen, spec)))
     assert min(seen["asynchronous steps"], seen["preemptions"], seen["clients that leave"]) > 20
 
 

@@ -19,8 +19,8 @@ from harness.model.sim import simulate
 from harness.model.spec import ServerSpec
 from harness.stacks.rbln.rules.kv_rules import NATIVE
 from tests.support.command_line import harness
-from tests.support.emulated_paged import compare_runs
 from tests.support.paged_in_steps import drawn_plan, drawn_server, has_own_prompts
+from tests.support.virtual_emulator import assert_same_run
 
 US = 10**9
 COSTS = CostModel(
@@ -95,7 +95,7 @@ def test_the_compiled_loop_decides_what_the_stepwise_engine_decides_to_the_nanos
         }
         native = spec.model_copy(update=changed)
         if has_own_prompts(plan) and has_an_end(plan, native):
-            seen += compare_runs(plan, native)
+            seen += assert_same_run(plan, native)
     assert seen["cases"] > 12
     assert min(seen["preemptions"], seen["clients that leave"]) > 4
 

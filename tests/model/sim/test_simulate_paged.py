@@ -1,9 +1,6 @@
-"""A server with paged KV memory: the simulator and the emulator's loop step the same scheduler to the nanosecond."""
+"""A server with paged KV memory in the simulator: what it reuses, evicts and refuses."""
 
 from __future__ import annotations
-
-import random
-from collections import Counter
 
 import pytest
 
@@ -11,24 +8,12 @@ from harness.errors import PlanError, SpecError
 from harness.model.plan.model import Plan, RequestPlan, SessionPlan
 from harness.model.sim import simulate
 from harness.model.spec import ServerSpec
-from tests.support.emulated_paged import compare_runs
-from tests.support.paged_in_steps import drawn_plan, drawn_server, has_own_prompts
 
 
 def server(**changed: object) -> ServerSpec:
     return ServerSpec.model_validate(
         {"rules": "vllm-paged", "cost_model": "emulated-gpu", "slot_tokens": 2048, **changed}
     )
-
-
-def test_the_emulators_loop_on_a_virtual_clock_equals_the_simulator() -> None:
-    seen = Counter[str]()
-    for seed in range(7):
-        chosen = random.Random(f"emulated paged {seed}")
-        plan, spec = drawn_plan(chosen), drawn_server(chosen)
-        if has_own_prompts(plan):
-            seen += compare_runs(plan, spec)
-    assert min(seen["asynchronous steps"], seen["preemptions"], seen["clients that leave"]) > 10
 
 
 def one_user(*requests: tuple[int, int, int, int]) -> Plan:
