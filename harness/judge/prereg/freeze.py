@@ -327,6 +327,8 @@ def _check_options(options: FreezeOptions, repository: Repository, dirty: Sequen
         raise SpecError("only a tag can be signed", where="--sign", hint="Name it: --tag NAME")
     if options.tag and not options.is_committed:
         raise SpecError("a tag needs the commit it is put on", where="--tag", hint="Add --commit")
+    if options.tag:
+        repository.check_tag(options.tag, is_signed=options.is_signed)
 
 
 def check_new_seed(

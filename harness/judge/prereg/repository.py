@@ -168,6 +168,11 @@ class Repository:
         kind = "-s" if is_signed else "-a"
         _git(self.root, "tag", kind, name, "-m", message, hint="Choose another name or key")
 
+    def check_tag(self, name: str, *, is_signed: bool) -> None:
+        """Raise SpecError where git refuses the name or the key of such a tag; no tag is left."""
+        self.tag(name, "tried", is_signed=is_signed)
+        _git(self.root, "tag", "-d", name)
+
 
 SEE_WHY = "Run it there to see why"
 

@@ -145,6 +145,16 @@ def test_a_signature_without_a_tag_and_a_tag_without_a_commit_are_refused(place:
         place.freeze(is_committed=False, tag="early")
 
 
+@pytest.mark.parametrize(("tag", "is_signed"), [("taken", False), ("no name", False), ("free", True)])
+def test_a_tag_that_git_refuses_leaves_no_files_and_no_commit(place: Workplace, tag: str, is_signed: bool) -> None:
+    place.git("tag", "taken")
+    place.git("config", "user.signingkey", "nobody's")
+    with pytest.raises(SpecError, match=r"git tag failed.* Choose another name or key"):
+        place.freeze(tag=tag, is_signed=is_signed)
+    assert not place.frozen.parent.exists()
+    assert place.git("tag").split() == ["taken"]
+
+
 def test_a_dirty_tree_is_refused_unless_told_and_then_recorded(place: Workplace) -> None:
     place.write("notes.txt", "draft")
     with pytest.raises(SpecError, match=r"uncommitted changes \(1\), first notes\.txt"):
