@@ -26,7 +26,7 @@ def steps(
     Example: `harness stack steps core_steps.jsonl --format json`
     """
 
-    from harness.extras.other_stacks.steps import read_steps, request_records, request_table, step_tables
+    from harness.extras.other_stacks.steps import read_steps, request_figures, request_table, step_tables
 
     with RecordsError.on_os_error("cannot be read", where=file):
         steps_read = read_steps(file.read_bytes(), where=str(file))
@@ -34,7 +34,7 @@ def steps(
     if form is TableForm.json:
         (whole,), shapes = (table.records() for table in tables)
         whole = {"source": steps_read.source, **whole, "first_damaged": steps_read.first_damaged}
-        requests = request_records(steps_read)
+        requests = request_figures(steps_read).to_pylist()
         print_text(json.dumps({**whole, "notes": steps_read.notes, "shapes": shapes, "requests": requests}, indent=1))
     else:
         tables = (*tables, *filter(None, [request_table(steps_read)]))

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from harness.analysis.cost.padding import padding_of
 from harness.clock import NS_PER_MS
 from harness.errors import RecordsError
-from harness.stacks.vllm.core_steps import MARK
+from harness.measure.records.schema import values_of
+from harness.stacks.vllm.core_steps import MARK, REQUESTS
 from harness.stacks.vllm.step_log import SCHEMA, read_step_log
 from harness.table import Table
 
@@ -26,22 +27,18 @@ from harness.table import Table
 class ForeignSteps:
     """The steps of a file. source: the stack, with the version that the format was read from.
 
-    steps: columns of ``SCHEMA``. has_each_step: False where a file names each shape once, so that there are no counts.
-    notes: what the file does not show, and what its figures leave out. requests: see
-    ``harness.stacks.vllm.core_steps.REQUESTS``; None where the file does not name them.
+    steps: columns of ``SCHEMA``. first_damaged: of the ``num_damaged`` records, shortened. notes: what the file does
+    not show, and what its figures leave out. has_each_step: False where a file names each shape once, so that there are
+    no counts. requests: see ``harness.stacks.vllm.core_steps.REQUESTS``; empty where the file does not name them.
     """
 
     source: str
     steps: pa.Table
-    damaged: Sequence[bytes]
+    num_damaged: int
+    first_damaged: str
     notes: tuple[str, ...]
     has_each_step: bool = True
-    requests: pa.Table | None = None
-
-    @property
-    def first_damaged(self) -> str:
-        """The first damaged record, shortened; "" for none."""
-        return self.damaged[0][:120].decode("utf-8", "replace") if self.damaged else ""
+    requests: pa.Table = field(default_factory=REQUESTS.empty_table)
 
 
 NATIVE_MARK = b"RBLN batch: dp_rank="
@@ -75,8 +72,8 @@ def _read_native(content: bytes) -> ForeignSteps:
         elif not line.rstrip().endswith(b"-> nothing to run"):
             damaged.append(line)
     source = "vllm-rbln native path (format of 0.12.0)"
-    steps = pa.Table.from_pylist(records, schema=SCHEMA)
-    return ForeignSteps(source, steps, damaged, _NATIVE_NOTES, has_each_step=False)
+    steps, first = pa.Table.from_pylist(records, schema=SCHEMA), damaged[0][:120] if damaged else b""
+    return ForeignSteps(source, steps, len(damaged), first.decode("utf-8", "replace"), _NATIVE_NOTES, False)
 
 
 def _shape_record(shape: re.Match[bytes]) -> dict[str, Any]:
@@ -93,32 +90,21 @@ def read_steps(content: bytes, *, where: str = "step file") -> ForeignSteps:
     """The steps in a file of any known stack; RecordsError for any other file."""
     if any(mark in content.partition(b"\n")[0] for mark in (b'"vllm_step_log"', MARK)):
         log = read_step_log(content, where=where)
-        damaged = [log.first_damaged.encode()] * log.num_damaged
-        name = f"vLLM {log.vllm or 'of unknown version'}"
-        if not log.cores:
-            return ForeignSteps(f"{name}, step log", log.steps, damaged, log.unseen)
-        (core,) = log.cores
-        lost = f"{core.num_missing} steps are not in the file, {core.num_unended} never ended"
-        notes = (*([lost] if core.num_missing or core.num_unended else []), *log.unseen)
-        return ForeignSteps(f"{name}, engine core {log.engines[0]}", log.steps, damaged, notes, requests=core.requests)
+        source, notes, requests = "step log", log.unseen, REQUESTS.empty_table()
+        for core in log.cores:
+            source, requests = f"engine core {log.engines[0]}", core.requests
+            if core.num_missing or core.num_unended:
+                notes = (f"{core.num_missing} steps are not in the file, {core.num_unended} never ended", *notes)
+        source = f"vLLM {log.vllm or 'of unknown version'}, {source}"
+        return ForeignSteps(source, log.steps, log.num_damaged, log.first_damaged, notes, requests=requests)
     if NATIVE_MARK in content:
         return _read_native(content)
-    for mark, stack in _NO_LONGER_READ.items():
-        if mark in content:
-            raise RecordsError(
-                f"is a step file of {stack}, which this version does not read",
-                where=where,
-                hint="rbln-harness 0.1.0 at commit 1d08ee51 reads it: harness stack steps FILE",
-            )
     raise RecordsError(
         "is no file of steps that is known",
         where=where,
         hint="Known are vLLM's step log (docs/reference/step-files.md) and a debug log of vllm-rbln's native path "
-        "(VLLM_LOGGING_LEVEL=DEBUG)",
+        "(VLLM_LOGGING_LEVEL=DEBUG); the harness of commit 1d08ee51 reads those of tpu-inference and of vLLM on Gaudi",
     )
-
-
-_NO_LONGER_READ = {b'"padded_total_num_scheduled_tokens"': "tpu-inference", b'_bucket_batch_size"': "vLLM on Gaudi"}
 
 
 def step_tables(file: ForeignSteps) -> tuple[Table, Table]:
@@ -127,27 +113,25 @@ def step_tables(file: ForeignSteps) -> tuple[Table, Table]:
     b is absent where the server did not show it. p: share of padded positions, sum(b - n) / sum(b). Steps without a
     graph are absent where no step shows its mode.
     """
-    columns = (file.steps[name].to_pylist() for name in ("n", "b", "runtime_mode"))
-    decodes = [row for row in zip(*columns, strict=True) if row[0] is not None]
-    kinds, by_n = Counter(file.steps["kind"].to_pylist()), Counter(n for n, _b, _mode in decodes)
-    by_shape = Counter[tuple[int, int | None]]((n, b) for n, b, _mode in decodes)
-    eager = Counter[tuple[int, int | None]]((n, b) for n, b, mode in decodes if mode == "NONE")
-    has_modes = any(file.steps["runtime_mode"].to_pylist())
-    num_positions = sum(b or 0 for _n, b, _mode in decodes)
-    num_used = sum(n for n, b, _mode in decodes if b is not None)
+    kinds, modes = (Counter(file.steps[name].to_pylist()) for name in ("kind", "runtime_mode"))
+    decodes = file.steps.filter(file.steps["n"].is_valid()).select(["n", "b", "runtime_mode"]).to_pylist()
+    by_shape = Counter[tuple[int, int | None]]((row["n"], row["b"]) for row in decodes)
+    by_n = Counter(row["n"] for row in decodes)
+    eager = Counter((row["n"], row["b"]) for row in decodes if row["runtime_mode"] == "NONE")
     whole: dict[str, Any] = {
         "steps": file.steps.num_rows,
         "decode_steps": len(decodes),
-        "decode_steps_without_b": sum(b is None for _n, b, _mode in decodes),
+        "decode_steps_without_b": sum(count for (_n, b), count in by_shape.items() if b is None),
         "prefill_steps": kinds["prefill"],
         "mixed_steps": kinds["mixed"],
         "other_steps": file.steps.num_rows - kinds["decode"] - kinds["prefill"] - kinds["mixed"],
-        "padding_p": 1 - num_used / num_positions if num_positions else None,
+        "padding_p": padding_of({(n, b): count for (n, b), count in by_shape.items() if b is not None}).ratio,
     }
     if not file.has_each_step:
         whole |= dict.fromkeys(whole.keys() - {"decode_steps_without_b"})
-    whole["damaged_lines"] = len(file.damaged)
-    notes = (f"first damaged line: {file.first_damaged!a}", *file.notes) if file.damaged else file.notes
+    whole["damaged_lines"] = file.num_damaged
+    notes = (f"first damaged line: {file.first_damaged!a}", *file.notes) if file.num_damaged else file.notes
+    has_modes = any(modes.keys() - {None})
     shapes = [
         (n, b, count, count / len(decodes), by_n[n], eager[n, b] if has_modes else None)
         if file.has_each_step
@@ -172,27 +156,24 @@ _REQUEST_COUNTS = (
 )
 
 
-def request_records(file: ForeignSteps) -> list[dict[str, Any]]:
-    """What became of each request, in the order of admission; empty where the file does not name them."""
-
-    def span_ms(row: dict[str, Any], since: str, until: str) -> float | None:
-        return None if None in (row[since], row[until]) else (row[until] - row[since]) / NS_PER_MS
-
-    return [
-        {"request_id": row["request_id"]}
-        | {name: span_ms(row, *ends) for name, ends in _SPANS.items()}
-        | {name: row[name] for name in _REQUEST_COUNTS}
-        for row in ([] if file.requests is None else file.requests.to_pylist())
-    ]
+def request_figures(file: ForeignSteps) -> pa.Table:
+    """What became of each request, a row each, in the order of admission; empty where the file does not name them."""
+    spans_ms = {
+        name: [None if None in (since, until) else (until - since) / NS_PER_MS for since, until in ends_ns]
+        for name, ends_ns in ((name, values_of(file.requests, *ends)) for name, ends in _SPANS.items())
+    }
+    counts = {name: file.requests[name] for name in _REQUEST_COUNTS}
+    return pa.table({"request_id": file.requests["request_id"], **spans_ms, **counts})
 
 
 def request_table(file: ForeignSteps) -> Table | None:
     """Median, 99th percentile and maximum over the requests; None where the file does not name them."""
-    records = request_records(file)
-    rows: list[tuple[str, int, float, float, float]] = []
-    for name in (*_SPANS, *_REQUEST_COUNTS):
-        if values := [float(record[name]) for record in records if record[name] is not None]:
-            p50, p99 = np.percentile(values, [50, 99]).tolist()
-            rows.append((name, len(values), p50, p99, max(values)))
+    figures = request_figures(file).drop_columns("request_id")
+    known = {name: figures[name].drop_null().to_numpy() for name in figures.column_names}
+    rows = [
+        (name, len(values), *np.percentile(values, [50, 99, 100]).tolist())
+        for name, values in known.items()
+        if len(values)
+    ]
     caption = "what became of each request: waiting, prompt until its last part, tokens after the first"
     return Table("requests", caption, ("figure", "requests", "p50", "p99", "max"), tuple(rows)) if rows else None
