@@ -9,11 +9,11 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from harness.analysis.compare.measures import Bounds, Value
+from harness.analysis.stats import grouped
 from harness.errors import RecordsError, SpecError, in_one_line
 from harness.judge.decisions.gate import FIGURES, GateRun, gate_run
 from harness.measure.records import layout
@@ -27,17 +27,6 @@ MANIFESTS = "manifests"
 COLUMNS = ("condition", "replicate", "device", "unit", "num_requests", "num_sessions", "figure", "amount", "units")
 BOUNDS = ("at_least", "at_most")
 _RESTORE = "Restore the folder from its commit or artifact, or save the baseline again"
-
-
-class _Place(NamedTuple):
-    """What the table says of a run beside its figures."""
-
-    condition: str
-    replicate: str
-    device: str
-    unit: int
-    num_requests: int
-    num_sessions: int
 
 
 def is_baseline(folder: Path) -> bool:
@@ -63,32 +52,31 @@ def save_baseline(folder: Path, runs: Sequence[SealedRun], *, may_replace: bool 
 def load_baseline(folder: Path) -> list[GateRun]:
     """The runs of a baseline; RecordsError naming the file where a byte is not as it was saved."""
     check_sums(folder, folder, _RESTORE)
-    figures: dict[_Place, dict[str, Value | None]] = {}
-    bounds: dict[_Place, dict[str, Bounds]] = {}
     try:
         with open(folder / TABLE, encoding="utf-8", newline="") as stream:
-            for row in csv.DictReader(stream, strict=True):
-                # Earlier versions saved no number of sessions.
-                numbers = [int(row.get(name) or 0) for name in ("unit", "num_requests", "num_sessions")]
-                place = _Place(row["condition"], row["replicate"], row["device"], *numbers)
-                values = figures.setdefault(place, {})
-                values[row["figure"]] = Value(float(row["amount"]), float(row["units"])) if row["amount"] else None
-                # Earlier versions saved no bounds.
-                if row.get("at_least"):
-                    ends = (float(row[name]) for name in BOUNDS)
-                    bounds.setdefault(place, {})[row["figure"]] = Bounds(*ends)
+            by_run = grouped(csv.DictReader(stream, strict=True), lambda row: (row["condition"], row["replicate"]))
+        return [_run_of(folder, _manifest_name(*names), rows) for names, rows in by_run.items()]
     except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
         why = f"is no table of figures that this version reads ({in_one_line(error)})"
         raise RecordsError(why, where=str(folder / TABLE), hint=_RESTORE) from error
-    runs: list[GateRun] = []
-    for place, values in figures.items():
-        name = _manifest_name(place.condition, place.replicate)
-        if not (folder / name).is_file():
-            raise RecordsError(f"has no {name}", where=str(folder), hint=_RESTORE)
-        numbers = (place.device, place.unit, place.num_requests)
-        known = (values, place.num_sessions, bounds.get(place, {}), str(folder.resolve()))
-        runs.append(GateRun(load_manifest(folder / name), *numbers, *known))
-    return runs
+
+
+def _run_of(folder: Path, manifest: str, rows: Sequence[Mapping[str, str]]) -> GateRun:
+    """The run of a manifest and its rows of the table. Earlier versions saved neither bounds nor sessions."""
+    if not (folder / manifest).is_file():
+        raise RecordsError(f"has no {manifest}", where=str(folder), hint=_RESTORE)
+    return GateRun(
+        load_manifest(folder / manifest),
+        device=rows[0]["device"],
+        unit=int(rows[0]["unit"] or 0),
+        num_requests=int(rows[0]["num_requests"] or 0),
+        num_sessions=int(rows[0].get("num_sessions") or 0),
+        values={
+            row["figure"]: Value(float(row["amount"]), float(row["units"])) if row["amount"] else None for row in rows
+        },
+        bounds={row["figure"]: Bounds(*(float(row[end]) for end in BOUNDS)) for row in rows if row.get("at_least")},
+        folder=str(folder.resolve()),
+    )
 
 
 def _table(runs: Sequence[GateRun]) -> str:
