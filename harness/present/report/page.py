@@ -167,20 +167,17 @@ def render_page(view: ReportView) -> str:
         cell=cell_text,
         metrics=METRICS,
         how_sure=HOW_SURE,
-        reuse_by_wait=view.summary.reuse_by_wait,
         routing=routing_of(view.sealed.values()),
-        num_replicas=min(NUM_REPLICA_LINES, max((len(one.replicas) for one in view.timelines), default=0)),
+        num_replicas=min(NUM_REPLICA_LINES, max((len(one.servers) for one in view.timelines), default=0)),
         how_reused=HOW_REUSED,
         share_cells=share_cells,
         sessions=list(map(for_documents, sessions_tables(view.summary))),
         csv_links=csv_links(view.summary),
         color_of=view.summary.place_of,
-        has_comparisons=view.is_compared,
         kind=kind_of_run(view.backend),
         has_factors=any(condition.factors for condition in view.summary.conditions),
         has_audit=any(run.audit.floor_lag_ms for run in view.sealed.values()),
         scale=f"{view.summary.time_scale:g}",
-        time_note=view.time_note,
         s=view.seconds_unit,
         ms="model ms" if view.is_scaled else "ms",
         plots=plots_of(view),
@@ -272,8 +269,7 @@ def linker(view: ReportView) -> Callable[[str], Markup]:
 def _timeline(view: ReportView, timeline: TimelineView, index: int) -> dict[str, Any]:
     unit = "model s" if view.is_scaled else "s"
     steps = [
-        [[round(s.start_s, 4), round(s.end_s, 4), s.n, s.b] for s in step_segments(one)]
-        for one in timeline.replicas or (timeline,)
+        [[round(s.start_s, 4), round(s.end_s, 4), s.n, s.b] for s in step_segments(one)] for one in timeline.servers
     ]
     bars = [
         [bar.session, round(bar.sent_s, 4), round(bar.done_s, 4)]
@@ -286,8 +282,8 @@ def _timeline(view: ReportView, timeline: TimelineView, index: int) -> dict[str,
     lanes = drawn_lanes(timeline, len(view.timelines))
     if timeline.num_sessions > lanes:
         resting += f"; the first {lanes} sessions are drawn"
-    if timeline.replicas:
-        resting += f"; {len(timeline.replicas)} replicas, each with its line below the requests that it served"
+    if len(timeline.servers) > 1:
+        resting += f"; {len(timeline.servers)} replicas, each with its line below the requests that it served"
     if not any(steps):
         resting += "; the log carries no usable step times, so n and bucket are not drawn"
     # Runs under one treatment share a time axis, so that their lengths compare by eye.

@@ -56,7 +56,10 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Decode steps of a server. step_s, step_n, step_b: shape (steps,), ascending times."""
+    """Decode steps of a server, empty where its log carries no step times.
+
+    step_s, step_n, step_b: shape (steps,), ascending times.
+    """
 
     step_s: FloatArray
     step_n: IntArray
@@ -65,11 +68,10 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class TimelineView:
-    """One run as lanes of requests over steps. ``step_s`` is empty when the log carries no step times.
+    """One run as lanes of requests over steps.
 
-    step_s, step_n, step_b: shape (steps,), ascending times. start_ns: the instant of the run's clock that is 0 s.
-    stalls_s: (start, duration) of moments in which the client's machine stood still. replicas: the steps of each
-    replica behind a router, which are then not among those of the run.
+    servers: the steps of each server. start_ns: the instant of the run's clock that is 0 s. stalls_s: (start, duration)
+    of moments in which the client's machine stood still.
     """
 
     label: str
@@ -77,13 +79,10 @@ class TimelineView:
     color: int
     num_sessions: int
     bars: tuple[Bar, ...]
-    step_s: FloatArray
-    step_n: IntArray
-    step_b: IntArray
+    servers: tuple[Steps, ...]
     end_s: float
     start_ns: int = 0
     stalls_s: tuple[tuple[float, float], ...] = ()
-    replicas: tuple[Steps, ...] = ()
 
 
 def requests_in_stalls(requests: pa.Table, stalls_ns: Sequence[Sequence[int]]) -> int:
@@ -105,7 +104,7 @@ def requests_in_stalls(requests: pa.Table, stalls_ns: Sequence[Sequence[int]]) -
 
 def timeline(run: SealedRun, color: int) -> TimelineView | None:
     """The timeline of one run; None when no request of it was ever due."""
-    requests, steps = run.table("requests"), run.table("steps")
+    requests = run.table("requests")
     if not requests.num_rows:
         return None
     start_ns = int(requests.column("due_ns").to_numpy().min())
@@ -114,10 +113,9 @@ def timeline(run: SealedRun, color: int) -> TimelineView | None:
     returns = rearrivals(known, run.plan_if_readable, reuse_rule(run), engine_of)
     again = {(each.session, each.request): each for each in returns}
     bars = _bars(requests, _first_tokens(run.table("chunks")), start_ns, again)
-    servers = [_steps(server.steps, start_ns) for server in servers_in(run)]
+    servers = tuple(_steps(server.steps, start_ns) for server in servers_in(run))
     if len(servers) > 1:
         bars = [replace(bar, replica=engine_of.get((bar.session, bar.request))) for bar in bars]
-    own = servers[0] if len(servers) == 1 else _steps(steps.slice(0, 0), start_ns)
     lasts = [float(value) for server in servers for value in server.step_s[-1:]]
     ends = [bar.done_s for bar in bars if bar.done_s is not None] + lasts
     return TimelineView(
@@ -126,9 +124,7 @@ def timeline(run: SealedRun, color: int) -> TimelineView | None:
         color=color,
         num_sessions=1 + int(requests.column("session").to_numpy().max()),
         bars=tuple(bars),
-        step_s=own.step_s,
-        step_n=own.step_n,
-        step_b=own.step_b,
+        servers=servers,
         end_s=max(ends, default=1.0) * 1.005,
         start_ns=start_ns,
         stalls_s=tuple(
@@ -136,7 +132,6 @@ def timeline(run: SealedRun, color: int) -> TimelineView | None:
             for at_ns, duration_ns in run.audit.stall_intervals_ns or ()
             if at_ns + duration_ns > start_ns  # the meter also watches the preparations
         ),
-        replicas=tuple(servers) if len(servers) > 1 else (),
     )
 
 
@@ -220,25 +215,25 @@ class Segment:
     b: int
 
 
-def step_lengths_s(view: TimelineView | Steps) -> FloatArray:
+def step_lengths_s(steps: Steps) -> FloatArray:
     """How long each step is drawn: to the next one, or a usual step where a prefill or idle time lies between.
 
     shape (steps,); empty without step times, or where stamps are too coarse to place steps in time.
     """
-    gaps_s = np.diff(view.step_s)
+    gaps_s = np.diff(steps.step_s)
     usual_s = float(np.median(gaps_s)) if gaps_s.size else 0.0
-    if view.step_s.size == 0 or (gaps_s.size and usual_s <= 0):
+    if steps.step_s.size == 0 or (gaps_s.size and usual_s <= 0):
         return np.zeros(0)
     return np.append(np.where(gaps_s > GAP_STEPS * usual_s, usual_s, gaps_s), usual_s)
 
 
-def step_segments(view: TimelineView | Steps) -> list[Segment]:
+def step_segments(steps: Steps) -> list[Segment]:
     """Steps joined where (n, b) stays the same and no prefill or idle time lies between; empty without step times."""
-    lengths_s = step_lengths_s(view)
+    lengths_s = step_lengths_s(steps)
     if lengths_s.size == 0:
         return []
     segments: list[Segment] = []
-    for start_s, length_s, n, b in zip(view.step_s, lengths_s, view.step_n, view.step_b, strict=True):
+    for start_s, length_s, n, b in zip(steps.step_s, lengths_s, steps.step_n, steps.step_b, strict=True):
         start, end = float(start_s), float(start_s + length_s)
         last = segments[-1] if segments else None
         if last is not None and (last.n, last.b) == (n, b) and start - last.end_s < 1e-6:
@@ -280,7 +275,7 @@ class _Drawing:
 
     def __init__(self, view: TimelineView, frame: Frame) -> None:
         self.view, self.frame = view, frame
-        panels = [step_segments(steps) for steps in view.replicas or (view,)]
+        panels = list(map(step_segments, view.servers))
         self.panels = panels if any(panels) else []
         self.lane_height = next((height for most, height in LANE_HEIGHTS if frame.lanes <= most), 5.0)
         self.top = STALL_HEIGHT + 3.0
@@ -356,7 +351,7 @@ class _Drawing:
             yield f'<line class="t-grid" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{y:.1f}" y2="{y:.1f}"/>'
             yield _text(LEFT - 7, y + 3.2, str(level), anchor="end")
         bottom = self._panel_bottom(replica)
-        if not self.view.replicas:
+        if len(self.panels) == 1:
             yield _upright(bottom - STEP_PANEL_HEIGHT / 2, "n and bucket")
             return
         yield _upright(bottom - STEP_PANEL_HEIGHT / 2, f"replica {replica}")

@@ -14,7 +14,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from rich.console import Console
 
@@ -328,8 +327,7 @@ def test_sixty_four_sessions_and_a_dozen_runs_stay_a_small_file(tmp_path: Path) 
 def test_timelines_of_many_requests_draw_fewer_sessions_and_say_so() -> None:
     bar = Bar(0, 0, 0.0, 0.0, 0.1, 1.0, "first", "ok", 9, 9, 0)
     bars = tuple(replace(bar, session=session) for session in range(100) for _ in range(30))
-    none = np.empty(0)
-    crowd = TimelineView("base/0", "base", 0, 100, bars, none, none.astype(int), none.astype(int), 1.0)
+    crowd = TimelineView("base/0", "base", 0, 100, bars, (), 1.0)
     assert [drawn_lanes(crowd, of) for of in (1, 3, 1000)] == [96, 40, 1]
 
 

@@ -17,7 +17,7 @@ from harness.model.engine import CostModel
 from harness.model.engine.cost import FS_PER_MS, to_fs
 from harness.present.report import conditions_table, on_terminal
 from harness.present.report.answers import answers
-from harness.present.report.timeline import TimelineView, nice_stride, requests_in_stalls, step_segments, timeline
+from harness.present.report.timeline import Steps, nice_stride, requests_in_stalls, step_segments, timeline
 from harness.runner import run_experiment
 from tests.support.experiments import small_experiment
 from tests.support.report_runs import MS, Shape, seal_demo, seal_run
@@ -118,13 +118,13 @@ def test_at_eighty_columns_a_set_of_buckets_stays_whole(tmp_path: Path) -> None:
     assert "buckets=1,2,4,6,8 " in drawn(replace(summary, conditions=conditions), 80)
 
 
-def timeline_of(step_s: list[float], n: list[int], b: list[int]) -> TimelineView:
-    return TimelineView("c/0", "c", 0, 1, (), np.array(step_s), np.array(n), np.array(b), 10.0)
+def steps_of(step_s: list[float], n: list[int], b: list[int]) -> Steps:
+    return Steps(np.array(step_s), np.array(n), np.array(b))
 
 
 def test_equal_steps_join_and_a_prefill_between_them_separates() -> None:
-    view = timeline_of([0.00, 0.01, 0.02, 0.30, 0.31, 0.32], [3, 3, 2, 2, 2, 2], [4, 4, 2, 2, 2, 2])
-    segments = step_segments(view)
+    steps = steps_of([0.00, 0.01, 0.02, 0.30, 0.31, 0.32], [3, 3, 2, 2, 2, 2], [4, 4, 2, 2, 2, 2])
+    segments = step_segments(steps)
     assert [(s.n, s.b) for s in segments] == [(3, 4), (2, 2), (2, 2)]
     assert segments[0].end_s == pytest.approx(0.02)
     assert segments[1].end_s == pytest.approx(0.03)  # one usual step, not the prefill behind it
@@ -132,8 +132,8 @@ def test_equal_steps_join_and_a_prefill_between_them_separates() -> None:
 
 
 def test_stamps_that_are_too_coarse_place_no_steps() -> None:
-    assert step_segments(timeline_of([1.0, 1.0, 1.0, 2.0], [1, 1, 1, 1], [1, 1, 1, 1])) == []
-    assert step_segments(timeline_of([], [], [])) == []
+    assert step_segments(steps_of([1.0, 1.0, 1.0, 2.0], [1, 1, 1, 1], [1, 1, 1, 1])) == []
+    assert step_segments(steps_of([], [], [])) == []
 
 
 @pytest.mark.parametrize(("span", "stride"), [(10.0, 1.0), (10.9, 2.0), (27.2, 5.0), (0.4, 0.05), (600.0, 100.0)])
