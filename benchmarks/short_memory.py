@@ -1,52 +1,65 @@
 """How well the simulator predicts a server whose KV memory is short: intervals over draws beside repeated runs.
 
 ``python -m benchmarks.short_memory FOLDER`` replays the same sessions with .5 to 2 times the KV memory that they need,
-several times each, on the emulator, and prints a table. Draws take what requests took beside their steps in a run of
-another plan. ``--vllm ENVIRONMENT MODEL COSTS`` does so on a real vLLM for CPUs, with smaller sessions and the draws of
-every prediction. Runs that FOLDER holds are not made again.
+several times each, on the emulator, and prints a table. ``--vllm ENVIRONMENT MODEL COSTS`` does so on a real vLLM for
+CPUs, with smaller sessions. Draws take what requests took beside their steps, and steps beside their costs, in runs of
+another plan. Runs that FOLDER holds are not made again.
 """
 
 from __future__ import annotations
 
 import sys
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from heapq import heappush
 from pathlib import Path
 from statistics import mean
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import typer
 
+from harness.analysis.cost.reconstruct import step_prices
+from harness.analysis.logs.engine_steps import step_log_of, step_spans
+from harness.analysis.logs.replicas import core_requests
 from harness.analysis.serving import latencies
 from harness.analysis.sessions import session_times
-from harness.clock import NS_PER_MS, NS_PER_S
+from harness.clock import NS_PER_MS, NS_PER_S, ScaledClock
 from harness.compiled.records import IntArray
 from harness.errors import HarnessError
 from harness.measure.emulator.step_log import read_trace
 from harness.measure.records import layout
 from harness.measure.records.run import SealedRun
+from harness.measure.records.schema import values_of
+from harness.model.engine import CostModel
 from harness.model.engine.config import EngineConfig
+from harness.model.engine.core import EngineCore, EngineRequest, StepEnd
+from harness.model.engine.paged import scheduler_of
 from harness.model.experiment import PlannedRun, build_plan, resolve
+from harness.model.plan.event_queue import ClientEvent
 from harness.model.plan.model import Plan
-from harness.model.sim.draws import FloatArray, draw, nominal, perturbation_of, run_draws
-from harness.model.sim.kernel.arrays import with_column
-from harness.model.sim.plans import joined, plan_arrays
+from harness.model.sim.draws import FloatArray
+from harness.model.sim.driver import Key, UnreadRequests, VirtualDriver
 from harness.model.spec import ExperimentSpec, parse_experiment
 from harness.runner.experiment import run_experiment
+from harness.stacks.vllm.step_log import StepLog
 from harness.table import Table, table_of, to_markdown
 
 SHARES = (0.5, 0.7, 1.0, 1.4, 2.0)
 """Of the KV blocks that all sessions together hold at their ends."""
 REPEATS = 4
-DRAWS = 400
+DRAWS = 200
 ENDS = (0.05, 0.5, 0.95)
 LEAST_WIDTH = 0.01
 """An interval may be as wide as this part of the runs' mean, or twice their spread."""
 TRIES = 20
 """Of a run that is INVALID."""
 SEED = 11
+RECENT_NS = 5 * NS_PER_MS
+"""What was due before has nothing to do with a request; taken as a distance, no step runs."""
 BLOCK_TOKENS = 16
 WIDE_MS = 60_000.0
 WORKLOAD: Mapping[str, Any] = {
@@ -198,35 +211,111 @@ def experiment(
     return parse_experiment({**table, "condition": conditions}, where="short memory")
 
 
-class Delays(NamedTuple):
-    """What requests took beside their steps, ns; arrays of shape (requests,).
+class Record(NamedTuple):
+    """What a server recorded of a run, in ns of the run's clock.
 
-    arrive_ns: from the instant at which one was due to its arrival at the engine. first_ns, end_ns: from the end of the
-    step of its first and its last token until the client had it.
+    spans: the beginning and the end of each step, in order. came_ns: by (session, request), when it was there for the
+    engine. tokens_ns: by the same, the ends of the steps of its first and its last token. prices_ns: of each step by
+    the costs; empty where it lasts as long.
     """
 
-    arrive_ns: IntArray
-    first_ns: IntArray
-    end_ns: IntArray
+    spans: Sequence[tuple[int, int]]
+    came_ns: Mapping[Key, int]
+    tokens_ns: Mapping[Key, tuple[int, int]]
+    prices_ns: Sequence[int] = ()
 
 
-NO_DELAYS = Delays(*np.zeros((3, 1), dtype=np.int64))
-
-
-def delays_of(run: SealedRun) -> Delays:
-    """Those of an emulated run without preemptions, by the emulator's own trace."""
-    arrived: dict[str, int] = {}
-    ends: defaultdict[str, list[int]] = defaultdict(list)
+def record_of_trace(run: SealedRun) -> Record:
+    """That of an emulated run without preemptions."""
+    spans, arrived, ends = list[tuple[int, int]](), dict[str, int](), defaultdict[str, list[int]](list)
     for step in read_trace(run.path / layout.DEVICE_TRACE):
         arrived.update(step.get("arrivals", ()))
-        for name in step.get("requests", ()):
-            ends[name].append(step["start_ns"] + step["duration_ns"])
-    rows = []
-    for row, ttft_ns in zip(run.table("requests").to_pylist(), latencies(run).ttft_ns.tolist(), strict=True):
-        name = f"{row['response_id']}-0"
-        first_ns = row["sent_ns"] + ttft_ns - ends[name][-row["completion_tokens"]]
-        rows.append((arrived[name] - row["due_ns"], first_ns, row["done_ns"] - ends[name][-1]))
-    return Delays(*np.array(rows, dtype=np.int64).T)
+        if names := step.get("requests"):
+            spans.append((step["start_ns"], step["start_ns"] + step["duration_ns"]))
+            for name in names:
+                ends[name].append(spans[-1][1])
+    came_ns, tokens_ns = dict[Key, int](), dict[Key, tuple[int, int]]()
+    for session, request, name, tokens in values_of(
+        run.table("requests"), "session", "request", "response_id", "completion_tokens"
+    ):
+        of_request = ends[f"{name}-0"]
+        came_ns[session, request] = arrived[f"{name}-0"]
+        tokens_ns[session, request] = of_request[-tokens], of_request[-1]
+    return Record(spans, came_ns, tokens_ns)
+
+
+def record_of_core(log: StepLog, requests: pa.Table, clock: ScaledClock, costs: CostModel) -> Record:
+    """That of the engine core of a vLLM without asynchronous scheduling. requests: see ``core_requests``."""
+    priced = zip(step_spans(log), step_prices(log, costs) or (), log.cores[0].steps, strict=True)
+    ran = [(span, price_ns, step.values["schedule_ns"]) for span, price_ns, step in priced if span and price_ns]
+    spans = [(clock.from_monotonic_ns(first), clock.from_monotonic_ns(last)) for (first, last), *_ in ran]
+    decided_ns = [clock.from_monotonic_ns(at_ns) for *_, at_ns in ran]
+    came_ns, tokens_ns = dict[Key, int](), dict[Key, tuple[int, int]]()
+    for session, request, queued_ns, *tokens in values_of(
+        requests, "session", "request", "queued_ns", "first_token_ns", "last_ns"
+    ):
+        taken = bisect_left(decided_ns, queued_ns)
+        # The engine looks between two steps, of which one begins as the other ends: it came while that one ran.
+        came_ns[session, request] = queued_ns if queued_ns <= spans[taken][0] else spans[taken - 1][0] + 1
+        tokens_ns[session, request] = tuple(tokens)
+    return Record(spans, came_ns, tokens_ns, [price_ns for _, price_ns, _ in ran])
+
+
+class Delays(NamedTuple):
+    """What requests took beside their steps, and steps beside their costs, ns; arrays of shape (requests,), (steps,).
+
+    What a request met when it was due: until_ns, how long the step still ran, or -RECENT_NS while none did; since_ns,
+    how long ago another was due, RECENT_NS at most, and twice that for the first of all. late_ns: from the end of that
+    step, or from the instant itself, until it was there for the engine; below 0 where it was there before. first_ns,
+    end_ns: from the end of the step of its first and its last token until the client had it. price_ns, lasted_ns: of
+    each step.
+    """
+
+    until_ns: IntArray
+    since_ns: IntArray
+    late_ns: IntArray
+    first_ns: IntArray
+    end_ns: IntArray
+    price_ns: IntArray
+    lasted_ns: IntArray
+
+
+def delays_of(requests: Sequence[Mapping[str, Any]], ttft_ns: Sequence[float], record: Record) -> Delays:
+    """Those of a run. requests: rows of its table; ttft_ns: of each."""
+    rows, begins_ns, before_ns = list[tuple[int, ...]](), [first for first, _ in record.spans], None
+    for row, ttft in sorted(zip(requests, ttft_ns, strict=True), key=lambda each: each[0]["due_ns"]):
+        key, due_ns = (row["session"], row["request"]), row["due_ns"]
+        place = bisect_right(begins_ns, due_ns) - 1
+        rest_ns = max(record.spans[place][1] - due_ns, 0) if place >= 0 else 0
+        first_ns, last_ns = record.tokens_ns[key]
+        rows.append(
+            (
+                *met(rest_ns, due_ns, before_ns),
+                max(record.came_ns[key] - due_ns, 0) - rest_ns,
+                row["sent_ns"] + round(ttft) - first_ns,
+                row["done_ns"] - last_ns,
+            )
+        )
+        before_ns = due_ns
+    lasted_ns = [last - first for first, last in record.spans] if record.prices_ns else []
+    of_steps = np.array([[*record.prices_ns], lasted_ns], dtype=np.int64)
+    order = of_steps[0].argsort(kind="stable")
+    return Delays(*np.array(rows, dtype=np.int64).T, *of_steps[:, order])
+
+
+def met(rest_ns: int, due_ns: int, before_ns: int | None) -> tuple[int, int]:
+    """What a request meets when it is due, see ``Delays``. rest_ns: of the step; before_ns: when another was due."""
+    since_ns = 2 * RECENT_NS if before_ns is None else min(due_ns - before_ns, RECENT_NS)
+    return rest_ns or -RECENT_NS, since_ns
+
+
+def delays_of_run(run: SealedRun) -> Delays:
+    """Those of a run of the emulator, or of a vLLM."""
+    if (log := step_log_of(run)) is not None and log.cores:
+        record = record_of_core(log, core_requests(run), ScaledClock(run.manifest.clock.scale), run.cost_model)
+    else:
+        record = record_of_trace(run)
+    return delays_of(run.table("requests").to_pylist(), latencies(run).ttft_ns.tolist(), record)
 
 
 class Drawn(NamedTuple):
@@ -252,38 +341,77 @@ class Drawn(NamedTuple):
         return (self.done_ns - self.due_ns).sum(axis=1) / self.num_sessions / NS_PER_S
 
 
-def drawn(planned: PlannedRun, delays: Delays | None) -> Drawn:
-    """Draws of a planned run. A delay is an event: the client sends the later. delays: None: as every prediction."""
-    arrays, config = plan_arrays([planned.plan]), EngineConfig.from_server(planned.server)
-    picks = np.random.default_rng(SEED).integers(
-        len((delays or NO_DELAYS).arrive_ns), size=(DRAWS, len(arrays.requests))
-    )
-    arrive_ns, first_ns, end_ns = (column[picks] for column in delays or NO_DELAYS)
-    if delays is None:
-        perturbation = perturbation_of(planned.spec.prediction, planned.cost_file)
-        draws = draw(arrays, config, planned.cost_model, perturbation, range(DRAWS))
-    else:
-        parts = []
-        for arrive, end in zip(arrive_ns, end_ns, strict=True):
-            # What follows the last request of a session delays nothing.
-            late = with_column(arrays, "wait_ns", arrays.requests["wait_ns"] + end + np.append(arrive[1:], 0))
-            sessions = arrays.sessions.copy()
-            sessions["start_ns"][:] += arrive[sessions["first_request"]]
-            parts.append(late._replace(sessions=sessions))
-        draws = nominal(joined(parts), planned.cost_model)
-    requests = run_draws(draws, config).requests
-    of_draws = {
-        name: requests[name].reshape(picks.shape)
-        for name in ("arrival_ns", "first_token_ns", "completed_ns", "cached_tokens")
-    }
-    return Drawn(
-        of_draws["arrival_ns"] - arrive_ns,
-        of_draws["first_token_ns"] + first_ns,
-        of_draws["completed_ns"] + end_ns,
-        of_draws["cached_tokens"],
-        arrays.requests["keep"] + arrays.requests["new"],
-        len(arrays.sessions),
-    )
+class DrawnRun(VirtualDriver):
+    """A draw: a request is as late as one of other runs that met the like: in that state they share what makes it late.
+
+    A step lasts, beside its costs, as one of nearly that price in one of these runs, as runs differ as a whole.
+    """
+
+    takes_equal_steps = True
+
+    def __init__(self, planned: PlannedRun, delays: Sequence[Delays], number: int) -> None:
+        config, self._own = EngineConfig.from_server(planned.server), delays[number % len(delays)]
+        lasting_ns = self._lasting_ns if len(self._own.price_ns) else None
+        super().__init__(planned.plan, [EngineCore(scheduler_of(config, planned.cost_model), lasting_ns=lasting_ns)])
+        of_all = [np.concatenate(columns) for columns in zip(*delays, strict=True)]
+        self._until_ns, self._since_ns, self._late_ns = of_all[:3]
+        self._num_near, self._generator = len(delays), np.random.default_rng((SEED, number))
+        self._unread = UnreadRequests(planned.plan, config)
+        self.requests, self.due_ns, self.done_ns = dict[Key, EngineRequest](), dict[Key, int](), dict[Key, int]()
+
+    def seen(self) -> list[tuple[int, ...]]:
+        """Play it; of each request in the plan's order: due_ns, first_ns, done_ns, cached_tokens."""
+        self.play()
+        return [
+            (
+                self.due_ns[key],
+                request.first_token_ns + self._one_of(self._own.first_ns),
+                self.done_ns[key],
+                request.cached_tokens,
+            )
+            for key, request in sorted(self.requests.items())
+        ]
+
+    def send(self, event: ClientEvent) -> None:
+        key, now_ns, ends_ns = (event.session, event.request), event.at_ns, self._ends_ns[0]
+        if key in self.due_ns:
+            return super().send(event)
+        rest_ns = ends_ns[bisect_left(ends_ns, now_ns)] - now_ns if ends_ns else 0
+        until_ns, since_ns = met(rest_ns, now_ns, next(reversed(self.due_ns.values()), None))
+        apart_ns = np.abs(self._until_ns - until_ns) + np.abs(self._since_ns - since_ns)
+        late_ns = self._one_of(self._late_ns[apart_ns.argpartition(self._num_near - 1)[: self._num_near]])
+        self.due_ns[key] = now_ns
+        return heappush(self._due, event._replace(at_ns=now_ns + max(rest_ns + late_ns, 0)))
+
+    def request_of(self, event: ClientEvent) -> EngineRequest:
+        request = self._unread.request_of(event, len(self.names))
+        return self.requests.setdefault((event.session, event.request), request)
+
+    def ended(self, _server: int, end: StepEnd, /) -> None:
+        for request, num_tokens in zip(end.requests, end.num_tokens, strict=True):
+            request.num_generated += num_tokens
+
+    def _over(self, key: Key, at_ns: int) -> None:
+        self.done_ns[key] = at_ns + self._one_of(self._own.end_ns)
+        super()._over(key, self.done_ns[key])
+
+    def _lasting_ns(self, price_ns: int) -> int:
+        prices_ns = self._own.price_ns
+        first = int(np.searchsorted(prices_ns, price_ns)) - self._num_near // 2
+        first = min(max(first, 0), max(len(prices_ns) - self._num_near, 0))
+        at = first + int(self._generator.integers(min(self._num_near, len(prices_ns))))
+        return round(price_ns * self._own.lasted_ns[at] / prices_ns[at])
+
+    def _one_of(self, values: IntArray) -> int:
+        return int(values[self._generator.integers(len(values))])
+
+
+def drawn(planned: PlannedRun, delays: Sequence[Delays]) -> Drawn:
+    """Draws of a planned run; delays: of other runs."""
+    draws = np.array([DrawnRun(planned, delays, number).seen() for number in range(DRAWS)], dtype=np.int64)
+    due_ns, first_ns, done_ns, cached_tokens = np.moveaxis(draws, 2, 0)
+    prompts = np.array([request.prompt_tokens for request in planned.plan.requests])
+    return Drawn(due_ns, first_ns, done_ns, cached_tokens, prompts, planned.plan.num_sessions)
 
 
 def _duration_s(run: SealedRun) -> float:
@@ -317,7 +445,9 @@ FIGURES: Mapping[str, tuple[Callable[[SealedRun], float], Callable[[Drawn], Floa
 """A figure of a run, and the same of draws, shape (draws,)."""
 
 
-def rows_of(simulated: ExperimentSpec, measured: Sequence[Sequence[SealedRun]], delays: Delays | None) -> Iterator[Row]:
+def rows_of(
+    simulated: ExperimentSpec, measured: Sequence[Sequence[SealedRun]], delays: Sequence[Delays]
+) -> Iterator[Row]:
     """Rows by share. simulated: a condition for each; measured: a run of each, for each repeat."""
     for place, (share, (planned,)) in enumerate(zip(SHARES, resolve(simulated).by_condition.values(), strict=True)):
         draws = drawn(planned, delays)
@@ -359,22 +489,21 @@ def main(
     if any(vllm):
         named = dict(zip(("environment", "model", "cost_model"), vllm, strict=True))
         studied = Studied("vllm", ON_CPU, {**CPU_SERVER, **STARTED, **named})
-    measured: list[list[SealedRun]] = []
-    observed: list[Delays] = []
+    # Another plan, beside each repeat, as a machine changes. A vLLM without enough memory has parts of prompts of any
+    # length, of which each has its own price; an emulator's trace tells less of preempted requests.
+    another = experiment(
+        studied, SHARES[:1] if any(vllm) else SHARES[-1:], SEED + 1, {**LIMITS, "schedule_moved_share": 1.0}
+    )
+    measured, delays = list[list[SealedRun]](), list[Delays]()
     for repeat in range(repeats):
         measured.append(runs_of(experiment(studied), folder / str(repeat)))
-        if not any(vllm):
-            # All sessions with all of their KV memory, another plan; beside each repeat, as a machine changes.
-            another = experiment(studied, SHARES[-1:], SEED + 1, {**LIMITS, "schedule_moved_share": 1.0})
-            observed.append(delays_of(*runs_of(another, folder / f"delays-{repeat}")))
-    simulated, delays = experiment(studied.predicted(measured[0][0])), None
-    if observed:
-        delays = Delays(*(np.concatenate(columns) for columns in zip(*observed, strict=True)))
-        medians = (f"{name} {np.median(column) / NS_PER_MS:.2f}" for name, column in delays._asdict().items())
-        print(
-            f"Medians of {len(delays.end_ns)} requests of another plan, ms: {', '.join(medians)}\n".replace("_ns", "")
-        )
-    print(to_markdown(table(list(rows_of(simulated, measured, delays)))))
+        delays.append(delays_of_run(*runs_of(another, folder / f"delays-{repeat}")))
+    pooled = Delays(*(np.concatenate(columns) for columns in zip(*delays, strict=True)))
+    medians = (
+        f"{name[:-3]} {np.median(column) / NS_PER_MS:.2f}" for name, column in pooled._asdict().items() if len(column)
+    )
+    print(f"Medians of {len(pooled.end_ns)} requests of another plan, ms: {', '.join(medians)}\n")
+    print(to_markdown(table(list(rows_of(experiment(studied.predicted(measured[0][0])), measured, delays)))))
 
 
 if __name__ == "__main__":
