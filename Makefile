@@ -134,15 +134,13 @@ differential: dev  ## a million steps of the engine against the vendor's own sch
 
 # What must end in one line however it is broken; the short form of each is part of the tests.
 FUZZ_S ?= 300
-FUZZ_INPUTS ?= 0
-FUZZ_CORPUS ?= runs/fuzz
 MISTAKES ?= 500
 
 walks: runtime  ## the walks of tools/walks.md, from nothing to an answer, and how long each takes
 	@$(BIN)/python tools/walks.py
 
-fuzz: dev  ## changed texts at every parser, for FUZZ_S seconds or FUZZ_INPUTS; finds are kept in FUZZ_CORPUS and tried first
-	@$(BIN)/python -m tests.fuzz $(FUZZ_S) $(FUZZ_CORPUS) $(FUZZ_INPUTS)
+fuzz: dev  ## changed texts at every parser, for FUZZ_S seconds; finds are kept in runs/fuzz
+	@$(BIN)/python -m tests.fuzz $(FUZZ_S)
 	@$(BIN)/python -m tests.support.mutated_accounts 100000
 	@MISTAKES=$(MISTAKES) $(BIN)/python -m pytest -q -n 0 tests/fuzz/test_mistakes.py
 
@@ -163,11 +161,10 @@ DISKS ?= 20
 # Disks of a size need mounts, which end with the command where it may have its own.
 PRIVATE_MOUNTS = $(shell unshare -m true 2>/dev/null && echo unshare -m)
 
-faults: dev  ## minutes: KILLS random kills and DISKS full disks of runs, KILLS kills of a tune and half as many full disks in each of its stages, limits, killed processes, the misbehaving server over http and https, freezes, tampering, cheats
+faults: dev  ## minutes: KILLS random kills and DISKS full disks of runs, KILLS kills of a tune and half as many full disks in each of its stages, limits, killed processes, freezes, tampering, cheats
 	@$(BIN)/python -m pytest -n $(WORKERS) -q $(PYTEST_ARGS) tests/cli/test_cli_bad_input.py tests/cli/test_cli_interruption.py \
 	  tests/measure/records tests/judge/prereg tests/measure/client/test_run_misbehaviours.py tests/runner/test_run_freezes.py tests/measure/client/test_run_processes.py \
 	  tests/measure/server tests/fuzz
-	@$(BIN)/python -m tests.faults misbehaviours 1
 	@$(BIN)/python -m tests.faults kills $(KILLS)
 	@$(PRIVATE_MOUNTS) $(BIN)/python -m tests.faults disks $(DISKS)
 	@$(PRIVATE_MOUNTS) $(BIN)/python -m tests.faults tunes $(KILLS)

@@ -16,8 +16,7 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.clock import NS_PER_S, MonotonicClock
-from tests.differential.ledger import Ledger, Outcome, Tally, code_hash
+from tests.differential.tally import Outcome, Tally
 
 if TYPE_CHECKING:
     from tests.differential.histories import History
@@ -60,25 +59,16 @@ def main() -> int:
     """Play all seeds; 1 when any differs."""
     options = _options()
     first, last = (int(part) for part in options.seeds.split(":"))
-    ledger = Ledger(options.ledger, [options.rules, options.steps, code_hash()])
-    total, clock = Tally(), MonotonicClock()
-    began_ns, recalled = clock.now_ns(), 0
+    total = Tally()
     with ProcessPoolExecutor(
         options.workers, initializer=begin_worker, initargs=(options.rules, options.artifact)
     ) as pool:
         for batch in range(first, last, BATCH_SEEDS):
-            seeds = range(batch, min(batch + BATCH_SEEDS, last))
-            tally = ledger.recall(seeds)
-            recalled += 0 if tally is None else tally.num_steps
-            if tally is None:
-                tally = play_batch(pool, seeds, options)
-                ledger.record(seeds, tally)
-            total.add(tally)
-            if options.progress:
-                took_s = (clock.now_ns() - began_ns) / NS_PER_S
-                print(progress_line(total, recalled, took_s, options.until_steps), file=sys.stderr, flush=True)
-            if options.until_steps and total.num_steps >= options.until_steps:
-                break
+            play_batch(pool, range(batch, min(batch + BATCH_SEEDS, last)), options, total)
+            if options.until_steps:
+                print(f"{total.num_steps:,} of {options.until_steps:,} steps", file=sys.stderr, flush=True)
+                if total.num_steps >= options.until_steps:
+                    break
     print(total.text(), flush=True)
     for seed in total.different[: options.shrink]:
         report_difference(seed, options.steps, options.artifact, options.rules)
@@ -107,37 +97,23 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rules", default="vendor-0.11.1", help="the engine's rules; must name the installed version")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--until-steps", type=int, default=0, help="stop once this many steps were compared")
-    parser.add_argument("--ledger", type=Path, help="file of what was played; a second run continues where it ends")
-    parser.add_argument("--progress", action="store_true", help="a line after every batch of seeds")
     parser.add_argument("--shrink", type=int, default=1, help="how many differences to shrink")
     return parser.parse_args()
 
 
-def play_batch(pool: Executor, seeds: range, options: argparse.Namespace) -> Tally:
-    """The histories of some seeds, on all workers."""
-    tally = Tally()
+def play_batch(pool: Executor, seeds: range, options: argparse.Namespace, total: Tally) -> None:
+    """Count the histories of some seeds, which are played on all workers."""
     for job in [pool.submit(outcome_of, seed, options.steps, options.artifact, options.rules) for seed in seeds]:
         try:
             seed, kind, outcome = job.result()
         except KeyboardInterrupt:
-            # Finished batches are in the ledger; waiting for this one would take minutes.
+            # Waiting for this batch would take minutes.
             for worker in multiprocessing.active_children():
                 worker.terminate()
             raise
-        tally.count(seed, kind, outcome)
+        total.count(seed, kind, outcome)
         if outcome.differences:
             print(f"seed {seed}: {outcome.differences[0]}", file=sys.stderr, flush=True)
-    return tally
-
-
-def progress_line(total: Tally, recalled: int, took_s: float, until_steps: int) -> str:
-    """How far a run is, and how long it still takes at the speed so far."""
-    done = f"{total.num_steps:,} steps, {len(total.different)} histories with a difference, {took_s / 60:.1f} min"
-    played = total.num_steps - recalled
-    if not until_steps or not played or total.num_steps >= until_steps:
-        return done
-    left_min = (until_steps - total.num_steps) / played * took_s / 60
-    return f"{done}, about {left_min:.0f} more for {until_steps:,}"
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, Protocol
 
 from harness.errors import PlanError
 from tests.differential.histories import Abort, History, Submit, draw_history, simpler, without
-from tests.differential.ledger import Outcome
 from tests.differential.seen import AnySeen, difference
+from tests.differential.tally import Outcome
 
 
 class Server(Protocol):

@@ -4,8 +4,7 @@ vLLM's own scheduler, of the release that the twin of ``PAGED_TWIN`` holds, is c
 native path of its vllm-rbln with those of that path.
 A newer vLLM is compared by its Python files alone, without its libraries: unpack its wheel, and run ``python -m
 tests.differential --rules vllm-paged ...`` as ``play_version`` does, with that folder first in PYTHONPATH.
-``python -m tests.differential.million [STEPS]``; exit status 0 means no difference. Interrupted, it continues where it
-stopped, unless the engine or the comparison has changed since.
+``python -m tests.differential.million [STEPS]``; exit status 0 means no difference.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ PAGED_TWIN = "0.12.0"
 PAGED_RULES = "vllm-paged-0.30"
 """What that vLLM decides."""
 TWIN_RULES = (PAGED_RULES, NATIVE)
-LEDGERS = CHECKOUT / "runs" / "differential"
 
 
 def main(num_steps: str = "1000000", *versions: str) -> int:
@@ -44,7 +42,7 @@ def main(num_steps: str = "1000000", *versions: str) -> int:
             print(f"{version}: {error}")
             statuses += [1] if versions else []
         except KeyboardInterrupt:
-            sys.exit("differential: interrupted; the same command continues")
+            sys.exit("differential: interrupted")
     if not statuses:
         sys.exit("differential: nothing was compared: no release of vllm-rbln is installed")
     return max(statuses)
@@ -60,10 +58,9 @@ def play_version(version: str, num_steps: str) -> int:
         # vLLM alone, without the platform of vllm-rbln.
         variables["VLLM_PLUGINS"] = ""
     variables["PYTHONPATH"] = os.pathsep.join([variables["PYTHONPATH"], str(CHECKOUT)])
-    ledger = LEDGERS / f"{version}.jsonl"
     arguments = ["--artifact", str(cached_artifact(twin, twin_spec())), "--seeds", MANY_SEEDS]
-    arguments += ["--rules", rules, "--ledger", str(ledger), "--until-steps", num_steps, "--progress"]
-    print(f"{version}, rules {rules} (what is done is kept in {ledger}):", flush=True)
+    arguments += ["--rules", rules, "--until-steps", num_steps]
+    print(f"{version}, rules {rules}:", flush=True)
     began_ns = clock.now_ns()
     command = [str(twin.python), "-m", "tests.differential", *arguments]
     status = subprocess.run(command, cwd=CHECKOUT, env=variables, check=False).returncode

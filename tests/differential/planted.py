@@ -1,17 +1,16 @@
 # pyright: basic
-"""Mistakes planted in the naive scheduler of paged KV memory, and in the rules of drafts, one at a time: does the
-comparison see each?
+"""Mistakes planted in the rules of drafts, one at a time: does the comparison see each?
 
 Nothing of vLLM is imported: the other side is the compiled scheduler, which ``make differential`` holds to vLLM's own.
-Where vLLM is installed, ``python -m tests.differential.planted MODEL [RULES]`` plants the mistakes with drafts beside
-it, or beside the native path of vllm-rbln.
+Where vLLM is installed, ``python -m tests.differential.planted MODEL [RULES]`` plants them beside it, or beside the
+native path of vllm-rbln.
 """
 
 from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,53 +18,8 @@ from typing import Any
 
 from harness.model.engine.config import EngineConfig
 from harness.stacks.rbln.rules.kv_rules import NATIVE, PAGED, RULE_SETS
-from tests.differential.compare import Server, Sides, paged_sides, play, sides_of
-from tests.differential.paged_side import COSTS, EnginePlant, PagedEngine, draw_paged_history
-from tests.support.naive_paged import NaivePagedScheduler
-
-Plant = Callable[[Any], None]
-"""Changes a naive scheduler. Its parts are private: a mistake is made inside."""
-
-
-def nothing(scheduler: Any) -> None:
-    """No mistake."""
-    del scheduler
-
-
-def free_in_order_of_the_text(scheduler: Any) -> None:
-    """The beginning of a text is used again first."""
-    free = scheduler.pool.free
-    scheduler.pool.free = lambda blocks: free(tuple(blocks)[::-1])
-
-
-def match_the_last_registered(scheduler: Any) -> None:
-    """Of several blocks with the same content the last one is matched."""
-    pool = scheduler.pool
-
-    def match(keys: Iterable[int]) -> list[int]:
-        matched: list[int] = []
-        for key in keys:
-            if key not in pool._by_key:
-                break
-            matched.append(next(reversed(pool._by_key[key])))
-        return matched
-
-    pool.match = match
-
-
-def count_lookups_together(scheduler: Any) -> None:
-    """Look-ups after a preemption are not told apart."""
-    count_lookup = scheduler._count_lookup
-
-    def count(request: Any, cached_tokens: int) -> None:
-        request.was_preempted = False
-        count_lookup(request, cached_tokens)
-
-    scheduler._count_lookup = count
-
-
-PLANTED: tuple[Plant, ...] = (free_in_order_of_the_text, match_the_last_registered, count_lookups_together)
-"""Each shows in figures that no rule of drafts changes: the order of free blocks, which blocks, the counts."""
+from tests.differential.compare import Server, paged_sides, play, sides_of
+from tests.differential.paged_side import EnginePlant, PagedEngine
 
 
 def drafting_with(**changes: Any) -> EnginePlant:
@@ -141,25 +95,6 @@ def first_with_drafts(
         if len(found) == len(engines):
             break
     return found
-
-
-class NaiveEngine(PagedEngine):
-    """A server of a history that steps the naive scheduler, with a mistake."""
-
-    def __init__(self, geometry: Any, plant: Plant) -> None:
-        super().__init__(geometry)
-        self.scheduler = NaivePagedScheduler(self.scheduler.config, COSTS)
-        plant(self.scheduler)
-
-
-def first_difference(plant: Plant, num_histories: int, num_steps: int) -> tuple[int, list[str]]:
-    """The first seed whose history shows the mistake, and what differs; -1: none of these histories does."""
-    sides = Sides(draw_paged_history, PagedEngine, lambda geometry: NaiveEngine(geometry, plant))
-    for seed in range(num_histories):
-        outcome = play(draw_paged_history(seed, num_steps), sides)
-        if outcome.differences:
-            return seed, outcome.differences
-    return -1, []
 
 
 def main(model: str, rules: str = "") -> None:

@@ -7,26 +7,10 @@ import pytest
 from harness.stacks.rbln.rules.kv_rules import NATIVE
 from tests.differential.paged_side import EnginePlant
 from tests.differential.planted import (
-    PLANTED,
     PLANTED_ON_NATIVE,
     PLANTED_WITH_DRAFTS,
-    Plant,
-    first_difference,
     first_with_drafts,
-    nothing,
 )
-
-NUM_HISTORIES, NUM_STEPS = 32, 100
-
-
-@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
-def test_a_planted_mistake_is_noticed(plant: Plant) -> None:
-    _, differences = first_difference(plant, NUM_HISTORIES, NUM_STEPS)
-    assert differences
-
-
-def test_without_a_mistake_nothing_differs() -> None:
-    assert first_difference(nothing, NUM_HISTORIES, NUM_STEPS) == (-1, [])
 
 
 @pytest.mark.parametrize(("mistakes", "rules"), [(PLANTED_WITH_DRAFTS, ""), (PLANTED_ON_NATIVE, NATIVE)])

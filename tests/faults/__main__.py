@@ -10,13 +10,11 @@ from pathlib import Path
 
 from tests.faults.disks import disks
 from tests.faults.kills import kills
-from tests.faults.misbehaviours import misbehaviours
 from tests.faults.tunes import device_tunes, tunes
 
 CAMPAIGNS = {
     "kills": kills,
     "disks": disks,
-    "misbehaviours": misbehaviours,
     "tunes": tunes,
     "device-tunes": device_tunes,
 }

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from harness.measure.client.answer import ReceivedAnswer
+from harness.measure.client.answer import MAX_ERROR_BYTES, NO_KERNEL_STAMP, ReceivedAnswer
+from harness.measure.client.exchange import Exchange
 from tests.support.readings import drawn_stream, read_in_every_way
 
 # More inputs than a test run has time for, where this asks for them.
@@ -52,6 +53,15 @@ class TestAnswers:
         answer.feed(piece)
         answer.close(piece)
         assert (answer.problem, answer.texts) == ("", ["to be"])
+
+    def test_an_event_and_an_error_without_end_are_kept_up_to_a_limit(self) -> None:
+        answer = ReceivedAnswer(stream=True)
+        for place in range(6):
+            answer.feed((place, b"", b"data: " + b"x" * (1 << 20)))
+        assert answer.problem == "the answer is too long"
+        refused = Exchange(0, ReceivedAnswer(stream=True), b"")
+        refused.take(1, NO_KERNEL_STAMP, b"HTTP/1.1 500 Oh\r\n\r\n" + b"e" * (1 << 20))
+        assert len(refused.error_body) == MAX_ERROR_BYTES == 64 << 10
 
     def test_events_of_one_receive_are_flagged_and_lone_ones_are_not(self) -> None:
         first, *rest = STREAM.split(b"\n\n")
