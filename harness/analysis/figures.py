@@ -5,6 +5,7 @@ Every figure comes from the records alone; what cannot be computed is None, neve
 
 from __future__ import annotations
 
+import hashlib
 import operator
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -37,7 +38,7 @@ from harness.analysis.run_tables import (
 )
 from harness.analysis.stats import sum_or_none, when_known
 from harness.clock import NS_PER_MS, NS_PER_US, ScaledClock
-from harness.measure.records import schema
+from harness.measure.records import layout, schema
 from harness.measure.records.manifest import Manifest
 from harness.measure.records.run import SealedRun, once_per_run
 from harness.measure.records.schema import values_of
@@ -271,8 +272,9 @@ class RunFigures(Figures):
     prompt_tokens, cached_tokens: sums over all responses; cached is None where reuse is unknown.
     device: of its fleet, "" outside a fleet. unit: replicates that ran at once by plan share one, else the replicate.
     neighbours: devices of its host that were busy beside it. is_emulated: by a fleet's emulated device. plan: hash of
-    the plan as drawn, before its treatment. drafts: of
-    speculative decoding, under which n and b count tokens: "synthetic" acceptance, or "real"; else "".
+    the plan as drawn, before its treatment. sessions: hash of the sessions that were sent, which plans may have in
+    common; "" where the plan cannot be read. drafts: of speculative decoding, under which n and b count tokens:
+    "synthetic" acceptance, or "real"; else "".
     """
 
     experiment: str
@@ -295,6 +297,7 @@ class RunFigures(Figures):
     neighbours: int = 0
     is_emulated: bool = False
     plan: str = ""
+    sessions: str = ""
     drafts: str = ""
 
     @property
@@ -404,8 +407,14 @@ def figures_at(run: SealedRun, cost_model: CostModel) -> RunFigures:
         energy=run_energy(run),
         invalid_reasons=run.invalid_reasons,
         plan=run.manifest.drawn_hash,
+        sessions="" if plan is None else _sessions_of(run),
         **place_of(run),
     )
+
+
+def _sessions_of(run: SealedRun) -> str:
+    """The hash of its plan's lines behind the header, which are its sessions."""
+    return hashlib.sha256(run.file(layout.PLAN).read_bytes().partition(b"\n")[2]).hexdigest()
 
 
 def modelled_of(

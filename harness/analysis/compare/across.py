@@ -24,7 +24,7 @@ from harness.analysis.compare.measures import (
     mean_of,
     per_token,
 )
-from harness.analysis.compare.pairs import Prices, num_plans, prices_of, without_a
+from harness.analysis.compare.pairs import Prices, are_repeats, num_plans, prices_of, without_a
 from harness.analysis.compare.rare import shape_in_words
 from harness.analysis.compare.ratio import (
     Family,
@@ -217,6 +217,7 @@ class _Row:
     """One pair in one measure, before its family is known. ratio: None where a side counts none.
 
     costs, replicates: of paired runs, in a cost that the channels may contradict, and in any cost; empty of others.
+    is_repeated: the replicates sent the same sessions.
     """
 
     measure: Measure
@@ -229,6 +230,7 @@ class _Row:
     why_not: str
     costs: tuple[Sequence[RunFigures], Sequence[RunFigures]] | None = None
     replicates: Sequence[int] = ()
+    is_repeated: bool = False
 
     def cells(self, size: int) -> dict[str, Cell]:
         """Its row. size: of the family."""
@@ -239,7 +241,7 @@ class _Row:
         else:
             result = result_of(self.ratio, self.num_plans, family, self.looks)
         if result.interval is not None and self.replicates and self.ratio is not None:
-            shape = shape_in_words(self.ratio.of_blocks, self.replicates)
+            shape = shape_in_words(self.ratio.of_blocks, self.replicates, is_repeated=self.is_repeated)
         compared = None if self.costs is None else compare("", *self.costs, family=family)
         apart = "" if compared is None else why_apart(compared)
         given = GIVEN_COSTS.removeprefix(", ") if result.interval and result.interval.is_given_costs else ""
@@ -298,6 +300,7 @@ def _rows(side: Side | PeerSide, base: Side | PeerSide, measure: Measure, prices
         is_checked=any(ran_until_decided(run) for group in sealed for run in group),
         looks=looks,
         replicates=[run.replicate for run in figures[0]] if pairs and measure.words == COST_WORDS else (),
+        is_repeated=are_repeats(figures[0]),
         why_not=why_not,
         costs=(figures[0], figures[1]) if pairs and measure.words == COST_WORDS and not is_predicted else None,
     )

@@ -167,8 +167,10 @@ class Answer:
     @property
     def doubt(self) -> str:
         """What so few replicates and their shape leave open; empty where there is no interval."""
-        figures, replicates = self.comparison.on(self.channel), self.comparison.replicates
-        return "" if self.interval is None or figures is None else shape_in_words(figures.of_blocks, replicates)
+        comparison, figures = self.comparison, self.comparison.on(self.channel)
+        if self.interval is None or figures is None:
+            return ""
+        return shape_in_words(figures.of_blocks, comparison.replicates, is_repeated=comparison.is_repeated)
 
     @property
     def basis(self) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from harness.analysis.compare.pairs import are_repeats
 from harness.analysis.compare.ratio import ALONE, BlockCosts, Family, Ratio, logs_of_blocks, paired_ratio
 from harness.analysis.cost.agreement import (
     MAX_TAU,
@@ -74,7 +75,7 @@ class Comparison:
     measured in every run. rests_on: what answers. channels: what that and B say of each other; None where B answers.
     witness: what A says of S or B where one of these answers; None where A is missing or does not explain them. cause:
     the costs that tell the sides apart; None where A does not answer, or without a cost file. is_predicted: simulated,
-    so that both channels are the same cost.
+    so that both channels are the same cost. is_repeated: its replicates sent the same sessions.
     """
 
     baseline: str
@@ -89,6 +90,7 @@ class Comparison:
     witness: Channels | None = None
     cause: Cause | None = None
     is_predicted: bool = False
+    is_repeated: bool = False
 
     @property
     def main(self) -> ChannelRatio:
@@ -235,6 +237,7 @@ def compare(  # noqa: PLR0913  # an option each
         witness=witness if witness is not None and abs(witness.residual_share) <= MAX_TAU else None,
         cause=cause_of(*priced) if rests_on == "a" else None,
         is_predicted=is_predicted,
+        is_repeated=are_repeats(sides[0]),
     )
 
 

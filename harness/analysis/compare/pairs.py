@@ -47,6 +47,11 @@ def num_plans(runs: Iterable[RunFigures]) -> int:
     return len(set(plans) - {""}) + plans.count("")
 
 
+def are_repeats(runs: Sequence[RunFigures]) -> bool:
+    """Whether several runs sent the same sessions, as of a recording that is replayed whole."""
+    return len(runs) > 1 and bool(runs[0].sessions) and len({run.sessions for run in runs}) == 1
+
+
 def counted_runs(runs: Sequence[RunFigures]) -> list[RunFigures]:
     """The valid runs of the replicates that all conditions among ``runs`` have in common."""
     common = common_replicates(runs)

@@ -23,8 +23,11 @@ UNSEEN_CHANCE = 0.05
 SIDES = {-1: "cheaper", 0: "no difference shown", 1: "more expensive"}
 
 
-def shape_in_words(blocks: Sequence[BlockCosts], replicates: Sequence[int]) -> str:
-    """What stands beside a verdict on blocks: that they are few, the one that decides, a skew, and what is not seen."""
+def shape_in_words(blocks: Sequence[BlockCosts], replicates: Sequence[int], *, is_repeated: bool = False) -> str:
+    """What stands beside a verdict on blocks: that they are few, the one that decides, a skew, and what is not seen.
+
+    is_repeated: they sent the same sessions.
+    """
     held = HELD_OF_FEW.get(len(blocks))
     few = "" if held is None else f"an interval of {len(blocks)} replicates may hold too seldom: in {held}, not .95"
     of_one = deciding(replicates, lambda places: _side([blocks[place] for place in places]))
@@ -32,15 +35,17 @@ def shape_in_words(blocks: Sequence[BlockCosts], replicates: Sequence[int]) -> s
         few,
         "" if of_one is None else f"replicate {of_one[0]} decides: without it, {SIDES[of_one[1]]}",
         skew_in_words(values_of_blocks(blocks)),
-        unseen_in_words(len(blocks)),
+        unseen_in_words(len(blocks), is_repeated=is_repeated),
     )
     return "; ".join(filter(None, parts))
 
 
-def unseen_in_words(num_plans: int) -> str:
+def unseen_in_words(num_plans: int, *, is_repeated: bool = False) -> str:
     """How rare a plan may be that none of so many was: "a plan in 4.5 or rarer may differ"."""
     if not num_plans:
         return ""
+    if is_repeated:
+        return f"{num_plans} repeats of the same sessions say nothing of others"
     rarity = 1 / (1 - UNSEEN_CHANCE ** (1 / num_plans))
     return f"a plan in {rarity:.{int(rarity < 10)}f} or rarer may differ"
 

@@ -198,7 +198,8 @@ class ComparedBlocks:
     whose mean is ln of the ratio of sums. devices: the same device by device, where several made them. num_plans:
     different inputs among the blocks. family: comparisons that are judged together. without: why the channel that was
     asked for is missing. prices: that the sides had different costs. costs: what the costs leave unknown of the ratio.
-    costs_at: the same of the first block, the first two ...; empty where no cost file states errors.
+    costs_at: the same of the first block, the first two ...; empty where no cost file states errors. is_repeated: the
+    replicates sent the same sessions.
     """
 
     condition: str
@@ -215,6 +216,7 @@ class ComparedBlocks:
     costs: CostError = NO_ERROR
     costs_at: tuple[CostError, ...] = ()
     asked: PairedBlocks | None = field(default=None, compare=False)
+    is_repeated: bool = False
 
     @property
     def estimate(self) -> Estimate | None:
@@ -230,7 +232,8 @@ class ComparisonLooks:
 
     blocks, replicates: those that count so far, on ``channel``. blocks_left: until it is decided; None where the budget
     is too small. alpha: that ``family`` comparisons share. is_given_costs: the interval holds only if the costs are
-    true. next_look: the next block at which the rule can have an interval; None: none within the budget.
+    true. next_look: the next block at which the rule can have an interval; None: none within the budget. is_repeated:
+    the replicates sent the same sessions.
     """
 
     condition: str
@@ -244,6 +247,7 @@ class ComparisonLooks:
     family: int = 1
     is_given_costs: bool = False
     next_look: int | None = None
+    is_repeated: bool = False
 
     @property
     def ratio(self) -> float:
@@ -400,7 +404,7 @@ def sequential_status(spec: ExperimentSpec, runs: Sequence[SealedRun], stop: Sto
             looks = (Look(len(compared.blocks), *nothing, Verdict.INCONCLUSIVE),)
         names = (compared.condition, compared.baseline, compared.blocks, looks, left, compared.replicates)
         of_rule = (compared.channel, stop.alpha, family, bool(compared.costs.given))
-        comparisons.append(ComparisonLooks(*names, *of_rule, next_look))
+        comparisons.append(ComparisonLooks(*names, *of_rule, next_look, compared.is_repeated))
     return SequentialStatus(stop, len(whole), tuple(comparisons), is_uncalibrated)
 
 
@@ -514,4 +518,5 @@ def main_blocks(channel: Basis, condition: str, compared: Comparison) -> Compare
         *(condition, compared.baseline, channel, *of_blocks),
         costs=ratio.costs,
         costs_at=tuple(errors_of_first(ratio.priced)) if has_errors else (),
+        is_repeated=compared.is_repeated,
     )

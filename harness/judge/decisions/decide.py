@@ -208,12 +208,13 @@ def decide_margin(rule: MarginRule, ratios: ComparedBlocks, status: SequentialSt
         "channel": ratios.channel,
         **of_rule,
     }
+    shape = shape_in_words(ratios.blocks, ratios.replicates, is_repeated=ratios.is_repeated)
     word = f"Not shown to be {what}" if label == "NOT SHOWN" else "Yes" if is_shown else "No"
     return Decision(
         rule.name,
         subject,
         Outcome.of(is_shown),
-        f"{reason}; {level_in_words(interval)}; {shape_in_words(ratios.blocks, ratios.replicates)}",
+        f"{reason}; {level_in_words(interval)}; {shape}",
         label,
         numbers,
         intervals={"ratio": interval},
@@ -320,7 +321,8 @@ def decide_stopped(status: SequentialStatus, asked: Mapping[str, ChannelWords]) 
     note = f"; {status.channel_note}" if status.channel_note else ""
     decisions: list[Decision] = []
     for looks in status.comparisons:
-        reasons = (looks.description, unseen_in_words(looks.num_seen), f"declared: {status.stop}{note}")
+        unseen = unseen_in_words(looks.num_seen, is_repeated=looks.is_repeated)
+        reasons = (looks.description, unseen, f"declared: {status.stop}{note}")
         decision = Decision(
             "stop",
             f"{looks.condition} vs {looks.baseline}",

@@ -16,6 +16,7 @@ from harness.analysis.stats import of_blocks
 from harness.analysis.summary import summarise
 from harness.judge.decisions.decide import Outcome
 from harness.judge.prereg import decide
+from harness.model.spec import parse_experiment
 from harness.present.report.answers import answers
 from harness.present.report.terminal import conditions_table
 from harness.runner import run_experiment
@@ -75,6 +76,18 @@ def test_one_plan_repeated_says_nothing_of_other_plans_in_any_view(tmp_path: Pat
     assert all(row["low"] is None and row["p"] is None for row in rows)
     (decision,) = decide(runs).decisions
     assert (decision.outcome, decision.reason) == (Outcome.WITHHELD, words)
+
+
+def test_a_rule_on_repeats_of_the_same_sessions_says_nothing_of_rare_plans(tmp_path: Path) -> None:
+    conditions = [{"name": "base"}, {"name": "one", "server": {"decode_buckets": [8]}}]
+    table = {"name": "whole", "backend": "sim", "replicates": 4, "baseline": "base", "condition": conditions}
+    workload, stop = {"source": "trace", "trace": "research-agent"}, {"margin": 0.02, "budget": 4}
+    runs = run_experiment(
+        parse_experiment({**table, "workload": workload, "stop": stop}, where="x"), runs_root=tmp_path
+    )
+    (decision,) = (each for each in decide(runs.runs).decisions if each.rule == "stop")
+    assert "4 repeats of the same sessions say nothing of others" in decision.reason
+    assert "or rarer" not in decision.reason
 
 
 def test_after_until_decided_every_view_has_the_interval_of_the_sequence(tmp_path: Path) -> None:

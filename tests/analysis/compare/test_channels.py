@@ -10,7 +10,7 @@ import pytest
 
 from harness.analysis.compare.answer import Compared, answers, asked_in_words
 from harness.analysis.compare.channels import Comparison, check_independence, check_speeds, compare
-from harness.analysis.compare.ratio import Family, Verdict
+from harness.analysis.compare.ratio import ALONE, Family, Verdict
 from harness.analysis.compare.stopping import main_blocks
 from harness.analysis.cost.agreement import MAX_TAU, Agreement, Channels
 from harness.analysis.cost.reconstruct import ChannelA
@@ -331,3 +331,21 @@ def test_runs_of_one_condition_whose_hosts_had_other_speeds_are_said() -> None:
     assert found.code == "speed-differs"
     assert "1.00 (run 0), 1.01 (run 1), 1.02 (run 2), 1.28 (run 3)" in found.evidence
     assert "28 % more than the fastest" in found.evidence
+
+
+@pytest.mark.parametrize(
+    ("sessions", "said"), [("same", "3 repeats of the same sessions say"), ("", "or rarer may differ")]
+)
+def test_of_repeats_of_the_same_sessions_nothing_is_said_of_rare_plans(sessions: str, said: str) -> None:
+    base, own = (
+        [
+            replace(run(ms + place, ms + place, replicate=place), sessions=sessions, plan=str(place))
+            for place in range(3)
+        ]
+        for ms in (100, 90)
+    )
+    compared = compare("base", own, base)
+    assert compared is not None
+    (answer, *_) = answers({"c": Compared(compared, 3)}, "attached", ALONE)
+    assert said in answer.doubt
+    assert main_blocks("a", "c", compared).is_repeated == bool(sessions)
