@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from harness.clock import NS_PER_MS, NS_PER_S, Clock, MonotonicClock
@@ -22,6 +22,7 @@ from harness.measure.server.ask import HTTP_OK, METRICS, NO_ANSWER, Reply, ask, 
 from harness.measure.server.process import ExitReport, HealthWait, ServerHandle, ServerLog, ServerProcess
 from harness.redact import redacted_arguments, redacted_env
 from harness.secrets import without_secrets
+from harness.stacks.vllm.step_log import header_before
 
 LogFormat = Literal["default", "precise"]
 LOOPBACK = "127.0.0.1"
@@ -166,22 +167,6 @@ class AttachedServer(ServerHandle):
             with ServerError.on_os_error("cannot be copied", where=source), source.open("rb") as file:
                 header, line = header_before(file, offset)
                 kept.write_bytes(without_secrets(header + line + file.read()))
-
-
-def header_before(file: BinaryIO, offset: float = math.inf) -> tuple[bytes, bytes]:
-    """The last header before the first record at ``offset`` or later, and that record; a file's first line is one.
-
-    A server that is started again writes another: an object with columns. The file is then read up to that record.
-    """
-    header = file.readline()
-    at = len(header)
-    for line in file:
-        if line.startswith(b"{") and b'"columns"' in line:
-            header = line
-        elif at >= offset:
-            return header, line
-        at += len(line)
-    return header, b""
 
 
 def start_server(launch: LaunchPlan, *, log_path: Path, stamps_path: Path, clock: Clock) -> ServerHandle:

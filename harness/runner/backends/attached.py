@@ -25,7 +25,6 @@ from harness.measure.server.life import (
     LaunchPlan,
     get_at,
     get_metrics,
-    header_before,
     model_entry,
     stated_version,
 )
@@ -43,7 +42,7 @@ from harness.runner.run import LaunchOptions, settings_in_force, unlike_metrics
 from harness.secrets import without_secrets
 from harness.stacks.rbln.launch.launch_log import LaunchFacts, read_metrics
 from harness.stacks.rbln.rules.kv_rules import PAGED, is_paged
-from harness.stacks.vllm.step_log import StepLog, read_step_log, stack_of
+from harness.stacks.vllm.step_log import StepLog, header_before, read_step_log, stack_of
 
 ABOUT = "a server that somebody else started; it is never restarted"
 ATTACHED = finding("server-attached", "the server was started by somebody else and not restarted for this run")

@@ -8,11 +8,13 @@ Source of the columns: harness/stacks/vllm/inside/vllm_step_log/logger.py, forma
 from __future__ import annotations
 
 import gzip
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from os import SEEK_END
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, BinaryIO, Literal, cast
 
 import numpy as np
 import pyarrow as pa
@@ -79,6 +81,8 @@ ENGINE_SETTINGS = ("scheduler", "kv_coordinator", "kv_groups", *AHEAD)
 """What the header of an engine core shows of its scheduler and its KV memory, beside the keys of a ServerSpec."""
 OTHER_STACK = "vllm_rbln"
 MAX_HEADER_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 16
+"""Of a file that is read from its end."""
 KNOWN_SCHEDULERS = ("Scheduler", "AsyncScheduler")
 KNOWN_COORDINATORS = ("UnitaryKVCacheCoordinator", "KVCacheCoordinatorNoPrefixCache")
 KNOWN_GROUPS = ["FullAttentionSpec"]
@@ -351,6 +355,53 @@ def recorded_header(path: Path, mark: str) -> dict[str, Any] | None:
         if isinstance(header, dict) and mark in header:
             return cast("dict[str, Any]", header)
     return None
+
+
+def header_before(file: BinaryIO, offset: float = math.inf) -> tuple[bytes, bytes]:
+    """The header in force of the first record at ``offset`` or later, and that record; the file is then read up to it.
+
+    A file's first line is a header, and so is each that a server which is started again writes: an object with columns.
+    Without such a record the last header of the file, and nothing. It is read from ``offset`` on, and back from there.
+    """
+    file.seek(0)
+    first = file.readline()
+    at = len(first)
+    if first and offset > at:
+        # The line that the byte before lies in ends where the first one behind ``offset`` begins.
+        file.seek(0, SEEK_END) if offset == math.inf else file.seek(int(offset) - 1)
+        file.readline()
+        at = file.tell()
+    header = b""
+    for line in iter(file.readline, b""):
+        if not _is_header(line):
+            break
+        header = line
+    else:
+        line = b""
+    place = file.tell()
+    header = header or _last_header(file, len(first), at) or first
+    file.seek(place)
+    return header, line
+
+
+def _last_header(file: BinaryIO, first: int, end: int) -> bytes:
+    """The last header that begins at ``first`` or later and before ``end``; empty where there is none."""
+    while end > first:
+        begin = max(first, end - BLOCK_BYTES)
+        # From the newline before the first of these bytes on.
+        file.seek(begin - 1)
+        block = file.read(end - begin + 1)
+        place = len(block)
+        while (place := block.rfind(b"\n{", 0, place)) >= 0:
+            file.seek(begin + place)
+            if _is_header(line := file.readline()):
+                return line
+        end = begin
+    return b""
+
+
+def _is_header(line: bytes) -> bool:
+    return line.startswith(b"{") and b'"columns"' in line
 
 
 def read_step_log(content: bytes, *, where: str = "step log") -> StepLog:
