@@ -501,7 +501,7 @@ def _seal(run: PlannedRun, context: RunContext, writer: RunWriter, measured: _Me
     findings += replicas_findings(run.label, all_shown, launch.effective)
     if log is not None and run.server.is_paged and not launch.is_ours:
         do = "Name the step log that this server writes"
-        findings += [finding("setting-differs", each, do=do) for each in unlike_metrics(log, shown)]
+        findings += [finding("setting-differs", each, do=do) for each in unlike_log(log, shown, launch.effective)]
     server, version = run.server, manifest.vllm_version if run.server.is_vllm else manifest.serving_version
     stack = f"{'vllm' if server.is_vllm else 'vllm-rbln'} {version}" if version else ""
     # Of vllm-rbln the launch read the rules in its sources.
@@ -523,15 +523,19 @@ def settings_in_force(
     return {key: value for key, value in in_force.items() if not (server.is_paged and key == "usable_kv_slots")}
 
 
-def unlike_metrics(log: StepLog, shown: LaunchFacts) -> list[str]:
-    """ "block_size: 128 in its step log, 64 in its metrics", of each setting of paged KV memory that both show."""
+def unlike_log(log: StepLog, shown: LaunchFacts, stated: Mapping[str, Any]) -> list[str]:
+    """ "block_size: 128 in its step log, 64 in its metrics", of each setting that both show.
+
+    stated: what the server states of itself, such as the longest request in its list of models.
+    """
     metrics = {**shown.effective(), **shown.paged(log.settings.get("num_gpu_blocks"))}
     # Those of several engines are added up in the metrics.
     keys = ("block_size", "prefix_caching", *(["num_gpu_blocks"] if log.num_declared_engines == 1 else []))
+    sides = [(key, metrics, "metrics") for key in keys] + [("slot_tokens", stated, "list of models")]
     return [
-        f"{key}: {logged} in its step log, {metrics[key]} in its metrics"
-        for key in keys
-        if key in metrics and (logged := log.settings.get(key)) not in (None, metrics[key])
+        f"{key}: {logged} in its step log, {side[key]} in its {where}"
+        for key, side, where in sides
+        if key in side and (logged := log.settings.get(key)) not in (None, side[key])
     ]
 
 

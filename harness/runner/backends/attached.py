@@ -38,7 +38,7 @@ from harness.model.spec.server import PAGED_KEYS, keys_applied_by
 from harness.plugins import BackendKind
 from harness.redact import redacted_text
 from harness.runner.backends.base import FirstExperiment, ServerBackend
-from harness.runner.run import LaunchOptions, settings_in_force, unlike_metrics
+from harness.runner.run import LaunchOptions, settings_in_force, unlike_log
 from harness.secrets import without_secrets
 from harness.stacks.rbln.launch.launch_log import LaunchFacts, read_metrics
 from harness.stacks.rbln.rules.kv_rules import PAGED, is_paged
@@ -98,11 +98,7 @@ class AttachedBackend(ServerBackend):
         )
         report = probe(endpoint_of(run.server), needs)
         remember_vocabulary(endpoint_of(run.server), report.vocabulary)
-        return (*report.problems, *_silent_replicas(run.server), *self._unlike_metrics(run.server))
-
-    def _unlike_metrics(self, server: ServerSpec) -> list[str]:
-        log = _header_in_force(server)
-        return unlike_metrics(log, facts_of(server)) if log is not None and server.is_paged else []
+        return (*report.problems, *_silent_replicas(run.server), *_unlike_log(run.server))
 
     def ask_ahead(self, runs: Sequence[PlannedRun]) -> None:
         if all(run.plan.prompt_form == "token-ids" for run in runs):
@@ -194,6 +190,12 @@ def _silent_replicas(server: ServerSpec) -> Iterator[str]:
             yield f"replica {number} at {redacted_text(url)} does not answer GET /metrics ({why})"
 
 
+def _unlike_log(server: ServerSpec) -> list[str]:
+    """What the server shows unlike the header in force of its step log."""
+    log = _header_in_force(server)
+    return [] if log is None or not server.is_paged else unlike_log(log, facts_of(server), _stated(server))
+
+
 def _step_logs(server: ServerSpec) -> list[str]:
     """The step log of the server, or of each replica; empty where there is none."""
     if server.is_routed and server.step_log:
@@ -218,8 +220,12 @@ def facts_of(server: ServerSpec) -> LaunchFacts:
 
 def _in_force(server: ServerSpec, facts: LaunchFacts, *, has_paged: bool) -> dict[str, Any]:
     """The settings that metrics, list of models and step log show. has_paged: with the blocks of paged KV memory."""
-    models = _shown_by_models(get_at(endpoint_of(server), MODELS), server.model)
-    return settings_in_force(server, facts, models, _header_in_force(server), has_paged=has_paged)
+    return settings_in_force(server, facts, _stated(server), _header_in_force(server), has_paged=has_paged)
+
+
+def _stated(server: ServerSpec) -> dict[str, Any]:
+    """The longest request, as its list of models states it now."""
+    return _shown_by_models(get_at(endpoint_of(server), MODELS), server.model)
 
 
 def _header_in_force(server: ServerSpec) -> StepLog | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -213,6 +214,11 @@ def test_the_step_log_of_a_run_is_that_of_the_server_that_ran_it(tmp_path: Path)
         assert {"setting-differs: block_size: requested 128, in force 64", both} <= set(second.invalid_reasons)
         with pytest.raises(ServerError, match="block_size: 64 in its step log, 128 in its metrics"):
             run_experiment(spec(step_log), runs_root=tmp_path / "again")
+        longer = json.loads(header)["effective"]["max_model_len"]
+        stale.write_bytes(header.replace(b'"max_model_len":%d' % longer, b'"max_model_len":%d' % (2 * longer)))
+        both = f"slot_tokens: {2 * longer} in its step log, {longer} in its list of models"
+        with pytest.raises(ServerError, match=both):
+            run_experiment(spec(stale), runs_root=tmp_path / "longer")
         stale.write_bytes(header)
         runs = run_experiment(spec(stale), runs_root=tmp_path / "stale").runs
         assert {run.invalid_reasons for run in runs} == {("steps-missing: the step log has no step of this run",)}
