@@ -101,7 +101,7 @@ def arrivals() -> Iterator[Any]:
         blocks = [0, *range(10, 12 + 2 * place)]
         yield {
             "timestamp": 2500 * place,
-            "input_length": 512 * len(blocks) - 100,
+            "input_length": 512 * len(blocks),
             "output_length": 60,
             "hash_ids": blocks,
         }

@@ -88,6 +88,8 @@ def settled_block_tokens(lengths: Iterable[tuple[int, int]], usual: int, notes: 
     if rows and not notes.options.block_tokens and len(fitting) > 1:
         others = ", ".join(str(other) for other in fitting if other != size)
         notes.assume(f"blocks taken as {size} tokens, the format's usual size: {others} fit every row too")
+    num_part = sum(names > prompt // size for prompt, names in rows)
+    notes.assume("rows whose last block name is of a part of a block: it is left out", num_part)
     notes.assume(f"rows whose names cover only a part of their prompt, in blocks of {size} tokens", num_below)
     notes.block_tokens = size
     return size

@@ -95,13 +95,16 @@ class _Session(Conversation):
         self.unread.num_rows += 1
         self._check_order(record)
         self._began_ns = moment_ns if self._began_ns is None else self._began_ns
+        self.may_ask = payload.get("approval_policy", "") != "never" if kind == "turn_context" else self.may_ask
         if kind == "session_meta":
             self._meta(payload)
             self.notes.part()
         elif moment_ns is None or self._began_ns is None:
             self.unread.broken("a record without its time", at)
         else:
-            self._end_replay(moment_ns, self._began_ns)
+            opened_ns = self._open.end_ns if self._open is not None and self._fork_of else moment_ns
+            if opened_ns - self._began_ns < BURST_NS <= moment_ns - self._began_ns:
+                self._leave(REPLAYED)  # what a fork repeated without a count: its own first call does not take it over
             is_inside = kind in ("event_msg", "response_item")
             self._event(payload, (text_of(payload, "type") if is_inside else kind), moment_ns, f"{kind}/", at)
             if self.is_compacted and self._emptied_at:  # of these two rows either may come first
@@ -130,12 +133,6 @@ class _Session(Conversation):
         spawn = record_of(payload, "source", "subagent", "thread_spawn")
         self._fork_of, self.parent = (text_of(spawn, name) or text_of(payload, name) for name in ABOVE)
         self._is_agent = bool(record_of(payload, "source").get("subagent"))
-
-    def _end_replay(self, moment_ns: int, began_ns: int) -> None:
-        """Close what a fork repeated without a token count, so that its own first call does not take it over."""
-        opened = self._open
-        if opened is not None and self._fork_of and opened.end_ns - began_ns < BURST_NS <= moment_ns - began_ns:
-            self._leave(REPLAYED)
 
     def _leave(self, reason: str) -> None:
         """Leave out the open round, which nothing counts."""
@@ -186,6 +183,8 @@ class _Session(Conversation):
             if self._open is None and is_asked and False not in latest and not self._unanswered:
                 self.end_without_row(at)
             self._leave(UNCOUNTED)
+        elif kind == "error" and self._open is None:
+            self.end_without_row(at)
         elif kind == "thread_rolled_back" and num_turns:
             begins = max((self._turns.get(each, []) for each in ("user_message", "item_completed")), key=len)
             self.go_back(self.calls[: (begins[-num_turns:] or [len(self.calls)])[0]])

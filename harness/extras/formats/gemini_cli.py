@@ -146,6 +146,8 @@ class _Session(Conversation):
             ended_ns = self.moved_ns(ended_ns, turn.end_ns)
             said = (text_of(part, "functionResponse", "response", "error") for part in records_of(tool, "result"))
             self.result(name, ended_ns, "".join(said))
+            if text_of(tool, "status") == "cancelled":  # whatever its text
+                self.take_input(ended_ns, is_human=True)
         if child := text_of(tool, "agentId"):
             turn.children[child] = UNTIMED if ended_ns is None else ended_ns
 

@@ -12,7 +12,7 @@ from harness.clock import NS_PER_MS
 from harness.extras.formats.trajectories import UNSTATED
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import trace_format
-from harness.model.traces.calls import ASK_A_PERSON, UNTIMED, Call, Conversation, Log, is_refusal, mark_replay
+from harness.model.traces.calls import UNTIMED, Call, Conversation, Log, mark_replay
 from harness.model.traces.links import of_documents
 from harness.model.traces.values import Record, list_of, record_of, records_of, seconds_ns, text_of, tokens_of
 
@@ -103,9 +103,8 @@ class _Session(Conversation):
             state = record_of(part, "state")
             start_ns, end_ns = self._instant_ns(state, "start"), self._instant_ns(state, "end")
             if start_ns is not None and end_ns is not None:
-                turn.tool_spans.append((start_ns, max(start_ns, end_ns)))
-                is_refused = is_refusal(text_of(state, "error"), end_ns - start_ns)
-                self.take_input(max(start_ns, end_ns), is_human=text_of(part, "tool") in ASK_A_PERSON or is_refused)
+                self.call(text_of(part, "callID"), turn, start_ns, text_of(part, "tool"))
+                self.result(text_of(part, "callID"), max(start_ns, end_ns), text_of(state, "error"))
             if child := text_of(state, "metadata", "sessionId"):
                 turn.children[child] = UNTIMED if end_ns is None else end_ns
 

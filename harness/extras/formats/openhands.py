@@ -22,7 +22,6 @@ from harness.model.traces.values import Record, instant_ns, list_of, record_of, 
 OBSERVATIONS = ("ObservationEvent", "AgentErrorEvent", "UserRejectObservation")
 # They may end a call that is under way, which then has no event.
 ENDS_A_CALL = ("InterruptEvent", "ConversationErrorEvent")
-NOTICES = ("agent_state_changed", "recall", "null")  # observations that answer no action of the model
 OF_SEVERAL = "steps of the running totals that hold several answers: which tokens are whose is not known"
 PASSED = types_of(__file__)["passed"]
 
@@ -125,6 +124,7 @@ def _steps(conversation: _Conversation, notes: ReadNotes) -> TrajectoryCalls:
             steps.stop(at, ends_a_call=kind in ENDS_A_CALL)
         calls_at[text_of(event, "id")] = above
         steps.look(event)
+        steps.look({text_of(event, "key"): event.get("value")}, "state")
         if is_answer and answer in answers:
             answers[answer].num_agents += text_of(event, "tool_name") in START_AN_AGENT
     notes.hold(f"prompt tokens {UNSTATED}", stated or conversation.stated, (call.input_tokens for call in steps.calls))
@@ -157,7 +157,9 @@ def _number(event: Record, at: str) -> int | None:
 def _is_input(event: Record, kind: str) -> bool:
     """Whether the model is asked again after an event: a person's message, or what came of an action."""
     is_said = kind in ("MessageEvent", "message") or text_of(event, "args", "agent_state") == "running"
-    is_result = kind in OBSERVATIONS or ("observation" in event and kind not in NOTICES)
+    is_result = kind in OBSERVATIONS or (
+        "observation" in event and kind not in ("agent_state_changed", "recall", "null")
+    )
     return is_result or (is_said and text_of(event, "source") == "user")
 
 

@@ -22,8 +22,8 @@ from harness.model.traces.values import Record, instant_ns, list_of, parsed_json
 HELD_TO = "1.37.0"
 TABLES = read_tables(Path(__file__).with_name("otel.toml"))
 PASSED, NAMES = by_type(TABLES["passed"]), TABLES["counts"]
-CHATS, TOOLS, AGENTS, PERSONS, OPERATIONS, MODELS, PROVIDERS, CONVERSATIONS, *_ = TABLES["names"].values()
-AGENT_NAMES, TOOL_NAMES = TABLES["names"]["agent_names"], TABLES["names"]["tool_names"]
+CHATS, TOOLS, AGENTS, PERSONS, OPERATIONS, MODELS, PROVIDERS, CONVERSATIONS, *NAMED = TABLES["names"].values()
+AGENT_NAMES, TOOL_NAMES, FINISH_REASONS = NAMED
 COUNTS = frozenset(by_type(NAMES))
 # Reasons for which an answer ends that calls no tool, as a text, a list or the text of a list.
 FINAL = {form.format(reason) for reason in ("stop", "end_turn") for form in ("{}", "['{}']", '["{}"]')}
@@ -148,7 +148,7 @@ def read_span(record: Record, at: str, notes: ReadNotes) -> Span:
     times = (start_ns or 0, end_ns or 0, has_times)
     span = Span(trace, name, parent, at, role, _named(attributes, CONVERSATIONS), *times, operation in CHATS)
     span.is_allowed, span.rank = decision in DECIDED, 0 if name else 1 + (record.get("event") == DETAILS)
-    span.is_final = any(str(attributes.get(name)) in FINAL for name in TABLES["names"]["finish_reasons"])
+    span.is_final = any(str(attributes.get(name)) in FINAL for name in FINISH_REASONS)
     span.agent, span.service = _named(attributes, AGENT_NAMES), text_of(record, "resource_attributes", "service.name")
     notes.assume(LINKED, not span.parent and bool(list_of(record, "links")))
     if not isinstance(record.get("attributes"), dict) and not span.span:

@@ -29,6 +29,7 @@ class _QwenChain(Chain):
     _told: tuple[Record, int, str] | None = None
     # Counts of an answer's row whose telemetry has not come.
     _untold: list[int] | None = None
+    may_ask = False  # its telemetry says of which tool a person was asked
     _called: tuple[str, ...] = ()  # the tools of the last answer, by name
 
     def log(self) -> Log:

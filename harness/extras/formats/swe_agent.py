@@ -17,10 +17,8 @@ from harness.model.traces.links import of_documents
 from harness.model.traces.values import Record, instant_ns, record_of, records_of, seconds_ns, text_of, tokens_of
 
 SAID = ("content", "tool_calls")
-BY_TOTALS = "lengths by characters, so that they sum to the tokens that the run counted"
 INPUTS = ("system", "user", "tool", "developer")
 PASSED = {"exit": "why the run ended"}
-BY_CHARACTERS = "lengths estimated from characters, 4 to a token"
 BY_PERSON = ("UserNewTask", "UserInterruption", "UserRejection")
 
 
@@ -47,7 +45,8 @@ def _of_steps(document: Record, stats: Record, at: str, notes: ReadNotes) -> Tra
     notes.num_rows += len(steps) - 1
     sent, received = tokens_of(stats.get("tokens_sent")), tokens_of(stats.get("tokens_received"))
     is_counted = bool(sent and received and stats.get("api_calls", len(steps)) == len(steps))
-    notes.assume(BY_TOTALS if is_counted else BY_CHARACTERS, len(steps))
+    how = "by characters, so that they sum to the tokens that the run counted"
+    notes.assume(f"lengths {how if is_counted else 'estimated from characters, 4 to a token'}", len(steps))
     pairs = zip(map(sum, zip(*lengths, strict=True)), (sent, received), strict=True)
     per_token = [total / tokens if is_counted and tokens and total else CHARACTERS_PER_TOKEN for total, tokens in pairs]
     wait_ns: int | None = None

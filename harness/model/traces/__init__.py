@@ -1,4 +1,1 @@
-"""Recorded agents: a reader for each format, recordings, and the way from them to a plan.
-
-Readers look at counts, names and times only; no text of a recording gets past them.
-"""
+"""Recorded agents: a reader for each format, recordings, and the way to a plan. No text gets past a reader."""

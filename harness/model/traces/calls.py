@@ -24,7 +24,7 @@ BURST_NS = 100_000_000
 # Rows of one moment may be written in any order.
 LATE_NS = 1_000_000_000
 TABLES = read_tables(Path(__file__).with_name("labels.toml"))
-AT_ONCE, UNEXPLAINED, ALLOWED, SHIFTED, BACK, REPLAYED = TABLES["calls"].values()
+AT_ONCE, UNEXPLAINED, ALLOWED, SHIFTED, BACK, PAST_SUMMARY, REPLAYED = TABLES["calls"].values()
 ASK_A_PERSON, REJECTED, REJECTED_LAST, START_AN_AGENT, END_A_RUN, DECIDED = map(tuple, TABLES["words"].values())
 # Codex's words before a tool's output, or in the JSON of older releases behind it.
 RAN = re.compile(
@@ -83,6 +83,7 @@ class Call:
     names: tuple[int, ...] = ()  # names of the whole blocks of its prompt that hold in every recording
     is_prefix_given: bool = False  # the log says itself what its prompt begins with, and no provider's count
     wait_ns: int | None = None  # the wait after the call before, where the log states it
+    is_unstated: bool = False  # a tool of its wait states no time, so that a person may have been asked to allow it
     took_ns: int | None = None  # how long it took, where the log states it
     has_end_alone: bool = False  # the log says of it when it ended, and not when it was asked for
     unknown_wait: str = ""  # why it is not known how long the call was waited for; "" where it is
@@ -125,12 +126,6 @@ def settle_kind(
         notes.assume(UNEXPLAINED if is_unexplained else ALLOWED)
 
 
-def is_refusal(said: object, took_ns: int) -> bool:
-    """Whether the result of a tool, as text or in parts, tells that a person did not allow it: a program is faster."""
-    texts = (text.rstrip('\\"}]) \n') for text in _texts(said))
-    return took_ns >= LATE_NS and any(text.startswith(REJECTED) or text.endswith(REJECTED_LAST) for text in texts)
-
-
 def _texts(said: object) -> list[str]:
     return [said] if isinstance(said, str) else [text_of(part, "text") for part in list_of(said)]
 
@@ -141,6 +136,8 @@ Log = list[Call]
 
 class Conversation:
     """The calls of one conversation in an agent's log, and what came since the last call began."""
+
+    may_ask = True  # a person may be asked whether a tool may run, as far as the log says
 
     def __init__(self, session: str, notes: ReadNotes) -> None:
         self.session, self.parent, self.notes = session, "", notes
@@ -154,8 +151,7 @@ class Conversation:
         self._unanswered: set[str] = set()
         self._answered: set[str] = set()
         self._is_in_doubt = self._is_woken = False
-        self.is_allowed = False  # a person was asked whether a tool of the last call may run
-        self.is_strange = False  # a row since the last call says something that is not known
+        self.is_allowed = self.is_strange = False  # a person was asked about a tool; a row says what is not known
         self.lost = ""  # why the wait of the next call is not known: a call before it was left out
         self._shift_ns = self._latest_ns = 0
         self._back_to: Call | None = None
@@ -208,6 +204,7 @@ class Conversation:
     def go_back(self, calls: Log) -> None:
         """The conversation goes on from the last of these calls; without any it begins anew. What was asked is gone."""
         self.skip(self.lost)
+        self.notes.assume(PAST_SUMMARY, any(turn.is_reset for turn in self.calls[len(calls) :]))
         self.is_compacted, self._back_to = not calls, calls[-1] if calls else None
 
     def lose(self, counts: Iterable[object], at: str) -> None:
@@ -233,11 +230,11 @@ class Conversation:
         submitted_ns = max(last_ns.values(), default=ended_ns)
         turn = Call(self.session, submitted_ns, moment_ns, kind=whose(ended_ns, tools_ns, persons_ns))
         # The program goes on by itself behind a summary, by a schedule, or where a hook of it asks for more.
-        if persons_ns is None and (tools_ns is None if self._inputs else self._hints or self.is_compacted):
-            turn.kind = "none"
-        turn.kind = "none" if self.is_strange else turn.kind
+        is_alone = tools_ns is None if self._inputs else self._hints or self.is_compacted
+        turn.kind = "none" if self.is_strange or (persons_ns is None and is_alone) else turn.kind
         settle_kind(turn, submitted_ns - ended_ns, self._ran_ns, self.notes, is_allowed=self.is_allowed)
         turn.inputs_ns, turn.is_woken = (tools_ns, persons_ns), self._is_woken
+        turn.is_unstated = self.may_ask and None in self._ran_ns
         turn.parent, turn.index, turn.is_reset = self.parent, len(self.calls), self.is_compacted
         turn.rewound_to, self._back_to = self._back_to, None
         self.notes.assume(AT_ONCE, bool(self.calls) and tools_ns is not None and tools_ns == persons_ns)
@@ -259,6 +256,7 @@ class Conversation:
         """The calls so far; no wait of theirs is known where rows of unknown types came between them."""
         for turn in self.calls:
             turn.is_unanswered = turn is self.calls[-1] and bool(self._inputs)
+            turn.unknown_end = self.lost if turn is self.calls[-1] else ""
             turn.unknown_wait = self.unread.why or turn.unknown_wait
         return self.calls
 
@@ -278,7 +276,10 @@ class Conversation:
         turn, started_ns, tool = self._tools.get(name, (None, 0, ""))
         is_told_again = name in self._answered and bool(self._inputs)
         self._answered.add(name)
-        asked_a_person = tool in ASK_A_PERSON or is_refusal(said, moment_ns - started_ns)
+        texts = (text.rstrip('\\"}]) \n') for text in _texts(said))
+        is_refused = any(text.startswith(REJECTED) or text.endswith(REJECTED_LAST) for text in texts)
+        # A program refuses sooner than a person.
+        asked_a_person = tool in ASK_A_PERSON or (is_refused and moment_ns - started_ns >= LATE_NS)
         last = max(self._inputs, key=lambda each: (each[0], each[1] is True)) if is_told_again else (0, asked_a_person)
         self.take_input(moment_ns, is_human=last[1], is_hint=tool in END_A_RUN and not said)
         if turn is None:

@@ -21,6 +21,7 @@ SAID = ("content", "parts")
 USAGE = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens")
 # By the session's own model; of others by an advisor, or by the model it fell back to.
 OWN_PASSES = ("message", "compaction")
+INTERRUPTED = "interruptions by a person: an answer that was under way then is taken as long as it is counted"
 OTHER_MODEL = "passes of another model within an answer: an advisor's, or one that took over"
 # Counts of an answer, and of each pass that it lists by its type.
 Counts = list[tuple[str, list[int | None]]]
@@ -60,6 +61,9 @@ class _ClaudeChain(Chain):
         if kind == "compaction":
             self.compact(at)
         said = [text_of(message, "content"), *(text_of(part, "text") for part in parts)]
+        self.notes.assume(INTERRUPTED, any(each.startswith("[Request interrupted by user") for each in said))
+        if mode := text_of(record, "permissionMode"):
+            self.may_ask = mode not in ("bypassPermissions", "dontAsk")
         is_news = any(each.startswith("<task-notification>") for each in said)  # of releases without ``origin``
         origin = text_of(record, "origin", "kind")
         if is_news or origin == "task-notification":

@@ -103,9 +103,6 @@ def read_recordings(
     return chosen, recordings, notes
 
 
-OUTSIDE = "requests of sessions that began before --since or after --until"
-
-
 def _part(recordings: list[Recording], notes: ReadNotes, arrivals: Arrivals, file: Path) -> list[Recording]:
     """The sessions that begin within the time that was asked for, which then begins at 0; the others are counted."""
     since_ns, until_ns = notes.options.since_ns, notes.options.until_ns
@@ -114,7 +111,7 @@ def _part(recordings: list[Recording], notes: ReadNotes, arrivals: Arrivals, fil
         raise SpecError("has no times at which its sessions began", where=str(file), hint=hint)
     kept = [one for one in recordings if since_ns <= one.start_ns and (not until_ns or one.start_ns < until_ns)]
     if num_left := sum(len(one.requests) for one in recordings) - sum(len(one.requests) for one in kept):
-        notes.drop(OUTSIDE, str(file), num_left)
+        notes.drop("requests of sessions that began before --since or after --until", str(file), num_left)
     return [replace(one, start_ns=one.start_ns - since_ns) for one in kept]
 
 
@@ -180,7 +177,8 @@ def _files(sources: Iterable[Path], kind: str, notes: ReadNotes) -> Iterator[tup
                 if path.name.endswith(suffixes) or _unpacked(path).endswith(suffixes):
                     yield path, True
                 elif not path.name.startswith(".") and path.stat().st_size:
-                    end = path.suffix if TYPE_NAME.fullmatch(path.suffix[1:]) else ""
+                    end = "".join(path.suffixes[-2:])
+                    end = end if end in OTHER_ENDS else path.suffix if TYPE_NAME.fullmatch(path.suffix[1:]) else ""
                     what = f"ending in {end}" if end else "without an end of their name"
                     notes.leave(f"files {what}: {OTHER_ENDS.get(end.lower(), 'not of these formats')}", str(path))
         elif source.exists():

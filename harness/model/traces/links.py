@@ -30,7 +30,9 @@ IN_CIRCLE, REPEATED, UNLINKED, LIKELY, AGAIN, TO_AGENT, MISSING = LABELS["agents
 FIRST_CACHED, SHARED, AFTER_SUMMARY, BY_MESSAGES, CACHE_LEFT_OUT, AS_PART, CUT = LABELS["cache"].values()
 NO_READING, ADDED_REASONING = LABELS["counts"].values()
 LAST_BLOCK, WHOLE = LABELS["blocks"].values()
-GAPS, IN_TURN, UNAWAITED, OUT_OF_ORDER, UNANSWERED, OVERLAPPING, CONTRADICTED, BACKWARDS = LABELS["waits"].values()
+GAPS, IN_TURN, UNAWAITED, OUT_OF_ORDER, UNANSWERED, OVERLAPPING, CONTRADICTED, MAY_ASK, BACKWARDS = LABELS[
+    "waits"
+].values()
 
 
 def recordings_of(logs: Iterable[Log], notes: ReadNotes) -> Iterator[Recording]:
@@ -60,15 +62,11 @@ def recordings_of(logs: Iterable[Log], notes: ReadNotes) -> Iterator[Recording]:
             notes.drop(IN_CIRCLE, group[0].at, len(group))
 
 
-def _file_of(call: Call) -> str:
-    return call.at.rpartition(", ")[0]
-
-
 def _by_program(by_session: dict[str, Log]) -> Iterable[Log]:
     """The calls of each file, together with those of files that share a session with it or that it goes on from."""
     files: dict[str, Log] = {}
     for group in by_session.values():
-        names = {_file_of(call) for each in group for call in (each, each.follows) if call is not None}
+        names = {call.at.rpartition(", ")[0] for each in group for call in (each, each.follows) if call is not None}
         logs = {id(files[name]): files[name] for name in names & files.keys()}
         log, *others = logs.values() or [[]]
         log += [*(call for other in others for call in other), *group]
@@ -84,7 +82,7 @@ def _settle_counts(calls: Log, notes: ReadNotes) -> None:
     """
     by_provider: dict[tuple[str, str], Log] = {}
     for call in calls:
-        by_provider.setdefault((_file_of(call), call.provider), []).append(call)
+        by_provider.setdefault((call.at.rpartition(", ")[0], call.provider), []).append(call)
     for same in by_provider.values():
         usual = (same[0].has_cache_apart, same[0].has_reasoning_apart)
         others = sorted(((apart, more) for apart in (False, True) for more in (False, True)), key=usual.__ne__)
@@ -159,7 +157,8 @@ class _Calls:
         original: Call | None = None
         is_start = True
         for turn in self._with_prompts(log):
-            same = self._original(turn, is_start=is_start)
+            is_likely = turn.is_in_burst or (is_start and turn.fork_of)
+            same = self._known.get(turn.identity) or (self._histories.get(turn.history) if is_likely else None)
             if same is not None:
                 self._notes.drop(REPEATED, turn.at)
                 self._links += [(same, *child) for child in turn.children.items()]
@@ -183,11 +182,6 @@ class _Calls:
             else:
                 self._notes.drop(NO_PROMPT, turn.at)
                 why = "a call before theirs counts no prompt token"
-
-    def _original(self, turn: Call, *, is_start: bool) -> Call | None:
-        """The call that this one is a copy of."""
-        is_likely = turn.is_in_burst or (is_start and turn.fork_of)
-        return self._known.get(turn.identity) or (self._histories.get(turn.history) if is_likely else None)
 
     def _add(self, turn: Call) -> None:
         if turn.identity is not None:
@@ -415,6 +409,7 @@ class _Tree:
             off_ns = stated_ns - (call.submitted_ns - ended_ns)
             has_length = self._calls[after[0]].submitted_ns < ended_ns
             self._notes.assume(CONTRADICTED, off_ns > ROUNDED_NS or (has_length and off_ns < -ROUNDED_NS))
+        self._notes.assume(MAY_ASK, call.is_unstated and kind == "tool" and not is_drawn and wait_ns >= LATE_NS)
         self._notes.assume(GAPS, call.has_end_alone and bool(after) and not is_drawn)
         tools_ns, persons_ns = call.inputs_ns
         if persons_ns is not None and kind == call.kind and len(after) > 1:

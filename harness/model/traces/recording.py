@@ -381,7 +381,8 @@ def describe_trace(reader: TraceReader) -> dict[str, str]:
     if any(label.endswith(CACHE_GONE) for label in reader.head.labels):
         said += ", by the provider's cache"
     return facts | {
-        "forks, joins": f"{counts.num_forks} and {counts.num_joins} requests; {counts.num_left} answers are left",
+        "forks, joins": f"{counts.num_forks} and {counts.num_joins} requests"
+        + f"; {counts.num_left} answers are left" * bool(counts.num_left),
         "named blocks": f"{len(counts.blocks)} of {reader.head.block_tokens} tokens",
         **{name: said.format(share) for name, share in shares.items()},
     }

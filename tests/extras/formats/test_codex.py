@@ -9,8 +9,8 @@ import pytest
 
 from harness.clock import NS_PER_S
 from harness.extras.formats.codex import REVIEWS, UNCOUNTED
-from harness.model.traces.calls import BACK, UNEXPLAINED
-from harness.model.traces.links import AFTER_SUMMARY, CUT, MISSING, UNLINKED
+from harness.model.traces.calls import BACK, PAST_SUMMARY, UNEXPLAINED
+from harness.model.traces.links import AFTER_SUMMARY, CUT, MAY_ASK, MISSING, UNLINKED
 from harness.model.traces.recording import NO_CACHE
 from tests.support.agent_logs import at
 from tests.support.sound_traces import codex_count, codex_rows
@@ -396,3 +396,31 @@ def test_a_tool_that_ran_much_shorter_than_its_wait_may_have_waited_for_an_appro
     assert [(one.wait_kind, one.is_drawn) for one in recording.requests] == [("none", False), (kind, False)]
     assert recording.requests[1].wait_ns == 5 * NS_PER_S
     assert (f"1 x {UNEXPLAINED}" in trace.head.labels) == (kind == "none")
+
+
+def test_a_call_that_failed_and_a_way_back_past_a_summary_are_labelled(tmp_path: Path) -> None:
+    def event(seconds: float, **payload: Any) -> Any:
+        return {"timestamp": at(seconds), "type": "event_msg", "payload": payload}
+
+    rows = list(codex_rows("one", 3))[:-1]
+    failed = [event(70, type="user_message"), event(99, type="error"), event(200, type="user_message")]
+    trace = imported(written(tmp_path, [*rows, *failed, *own_rows(1, total_of(3), 200.0)[:2]]))
+    assert trace.recordings[0].requests[-1].is_drawn
+    assert trace.head.dropped == {"calls that were cancelled or failed: the log does not hold them": 1}
+    compacted = {"timestamp": at(75), "type": "compacted", "payload": {}}
+    back = event(290, type="thread_rolled_back", num_turns=2)
+    first, second = (own_rows(1, total_of(3) + 5100 * place, 100.0 + 100 * place)[:2] for place in (1, 2))
+    asked = [event(seconds, type="user_message") for seconds in (70, 200, 300)]
+    middle = own_rows(1, total_of(3), 71.0)[:2]
+    trace = imported(
+        written(tmp_path, [*rows, asked[0], *middle, compacted, asked[1], *first, back, asked[2], *second])
+    )
+    assert f"1 x {PAST_SUMMARY}" in trace.head.labels
+
+
+@pytest.mark.parametrize("policy", ["never", "on-request"])
+def test_where_no_approval_is_asked_for_no_wait_may_be_one(tmp_path: Path, policy: str) -> None:
+    first, *rows = codex_rows("one", 2)
+    context = {"timestamp": at(0), "type": "turn_context", "payload": {"approval_policy": policy}}
+    labels = imported(written(tmp_path, [first, context, *rows])).head.labels
+    assert (f"1 x {MAY_ASK}" in labels) == (policy != "never")

@@ -12,7 +12,7 @@ from harness.clock import NS_PER_S
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.calls import BACK, SHIFTED
 from harness.model.traces.importing import read_recordings
-from harness.model.traces.links import AFTER_SUMMARY, UNANSWERED
+from harness.model.traces.links import AFTER_SUMMARY, MAY_ASK, UNANSWERED
 from harness.model.traces.recording import Recording
 from harness.model.traces.values import instant_ns
 from tests.support.agent_logs import at
@@ -53,7 +53,7 @@ def test_a_message_that_is_written_again_is_one_call(tmp_path: Path) -> None:
     assert waits_s(recording) == [(0, "none"), (5, "tool"), (5, "tool")]
     assert [request.keep_tokens for request in recording.requests] == [0, 1000, 1000]
     assert [request.generate_tokens for request in recording.requests] == [100, 100, 100], "with its reasoning"
-    assert notes.labels == (f"1 x {UNANSWERED}",), "its last result has no answer"
+    assert notes.labels == (f"1 x {UNANSWERED}", f"2 x {MAY_ASK}"), "its last result has no answer"
 
 
 @pytest.mark.parametrize(("said", "labels"), [({"output": "x"}, ()), ({"error": "x"}, (f"1 x {UNANSWERED}",))])
@@ -62,7 +62,7 @@ def test_a_sub_agent_that_tells_its_result_has_no_last_input(tmp_path: Path, sai
     for tool in (tool for row in rows if row.get("id") == "s-a2" for tool in row.get("toolCalls", ())):
         tool |= {"name": "complete_task", "status": "success", "timestamp": at(28), "result": result}
     _, notes = read(tmp_path, [row for row in rows if row.get("id") != "s-r2"])
-    assert notes.labels == labels
+    assert notes.labels == (*labels, f"2 x {MAY_ASK}")
 
 
 def test_a_call_that_was_cancelled_or_failed_is_counted_and_the_wait_after_it_unknown(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_a_tool_that_was_refused_was_waited_for_by_a_person(
     rows = [row for row in rows if not (row.get("id") == "s-r0" and has_tool)]
     rows = [row | {"content": result} if row.get("id") == "s-r0" else row for row in rows]
     (recording,), _ = read(tmp_path, rows)
-    assert waits_s(recording)[1:] == [(5, kind)]
+    assert waits_s(recording)[1:] == [(5, "human" if has_tool else kind)], "its status says that it was cancelled"
 
 
 @pytest.mark.parametrize("is_document", [False, True])
@@ -189,7 +189,7 @@ def test_tools_in_a_message_of_their_own_belong_to_the_answer_before_them(tmp_pa
         rows.append(row)
     (recording,), notes = read(tmp_path, rows)
     assert waits_s(recording) == [(0, "none"), (5, "tool"), (5, "tool")]
-    assert notes.labels == (f"1 x {UNANSWERED}",)
+    assert notes.labels == (f"1 x {UNANSWERED}", f"2 x {MAY_ASK}")
 
 
 def test_a_sub_agent_is_linked_by_its_tool_or_by_its_folder_else_counted(tmp_path: Path) -> None:

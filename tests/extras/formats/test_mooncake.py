@@ -65,7 +65,8 @@ def test_one_row_of_many_with_too_many_names_is_a_broken_row(tmp_path: Path) -> 
 
 def test_a_size_that_is_a_guess_is_labelled(tmp_path: Path) -> None:
     row = {"timestamp": 0, "input_length": 500, "output_length": 5, "hash_ids": [1]}
-    (label,) = imported(written(tmp_path, [row])).head.labels
+    label, part = imported(written(tmp_path, [row])).head.labels
+    assert part == "1 x rows whose last block name is of a part of a block: it is left out"
     assert label.startswith("1 x blocks taken as 512 tokens, the format's usual size: 256, 1024, 2048")
 
 

@@ -307,6 +307,16 @@ def test_notices_of_0_x_are_no_results_and_a_person_who_lets_it_go_on_ends_their
     assert imported(written(tmp_path, rows)).recordings[0].requests[4].is_drawn
 
 
+@pytest.mark.parametrize("state", ["user_confirmed", "rate_limited"])
+def test_a_state_that_may_be_a_persons_leaves_the_wait_over_it_without_a_kind(tmp_path: Path, state: str) -> None:
+    events: list[Any] = list(openhands_events("s"))
+    change = {"source": "user", "timestamp": at(4.5), "action": "change_agent_state", "args": {"agent_state": state}}
+    rows = [row | {"id": place} for place, row in enumerate([*events[:2], change, *events[2:]])]
+    trace = imported(written(tmp_path, rows))
+    assert [one.wait_kind for one in trace.recordings[0].requests] == ["none", "none", "tool"]
+    assert f"1 x rows with a value that is not known here: args.agent_state {state}" in trace.head.labels
+
+
 def written(folder: Path, events: list[Any]) -> Path:
     """A trajectory of these events."""
     path = folder / "trajectory.json"

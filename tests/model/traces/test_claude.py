@@ -12,7 +12,8 @@ import pytest
 
 from harness.clock import NS_PER_S
 from harness.model.traces.calls import BACK, REJECTED
-from harness.model.traces.links import CACHE_LEFT_OUT, UNANSWERED
+from harness.model.traces.claude import INTERRUPTED
+from harness.model.traces.links import CACHE_LEFT_OUT, MAY_ASK, UNANSWERED
 from harness.model.traces.recording import CACHE_GONE, NO_CACHE, TraceFile, describe_trace, open_trace
 from tests.support.agent_logs import assistant, at, result, text, tool, user
 from tests.support.sound_traces import claude_rows, qwen_rows
@@ -77,7 +78,8 @@ def test_a_row_of_another_session_is_of_that_and_the_wait_behind_it_is_not_known
 ) -> None:
     trace = imported(written(tmp_path, [*rows_of("a"), *rows_of("b", 3, 100.0)]))
     assert [len(one.requests) for one in trace.recordings] == [3, 3]
-    assert trace.head.labels == (f"2 x {UNANSWERED}",), "sessions one after another are sessions of their own"
+    labels = [label for label in trace.head.labels if MAY_ASK not in label]
+    assert labels == [f"2 x {UNANSWERED}"], "sessions one after another are sessions of their own"
     rows = [row | {"parentUuid": before["uuid"]} for before, row in pairwise([{"uuid": ""}, *rows_of("a")])]
     foreign = [
         row | ({"sessionId": "b"} if (row["type"], row["uuid"][-1]) == ("assistant", "1") else {}) for row in rows
@@ -471,3 +473,39 @@ def test_a_wait_over_what_a_reader_does_not_know_is_of_no_kind_and_labelled(tmp_
     waits = [(request.wait_kind, request.wait_ns // NS_PER_S) for request in trace.recordings[0].requests]
     assert waits == [("none", 0), ("none", 5), ("tool", 8)]
     assert f"1 x rows with a value that is not known here: {path} held" in trace.head.labels
+
+
+@pytest.mark.parametrize("mode", ["default", "bypassPermissions", ""])
+def test_a_wait_for_a_tool_without_a_time_may_be_an_approval_unless_none_is_asked_for(
+    tmp_path: Path, mode: str
+) -> None:
+    more = {"permissionMode": mode} if mode else {}
+    rows = [user(0, **more), assistant("a", 3, (10, 500, 0, 400), tool("t"), uuid="a"), result("t", 63) | {"uuid": "r"}]
+    trace = imported(written(tmp_path, [*rows, assistant("b", 66, (10, 500, 510, 90), text(), uuid="b")]))
+    assert (f"1 x {MAY_ASK}" in trace.head.labels) == (mode != "bypassPermissions")
+
+
+def test_an_answer_that_a_person_interrupts_is_labelled(tmp_path: Path) -> None:
+    stop = user(9, [{"type": "text", "text": "[Request interrupted by user]"}], uuid="i")
+    rows = [user(0), assistant("a", 3, (10, 500, 0, 400), text(), uuid="a"), stop, user(40, uuid="u")]
+    trace = imported(written(tmp_path, [*rows, assistant("b", 43, (10, 500, 510, 90), text(), uuid="b")]))
+    assert trace.head.labels == (f"1 x {INTERRUPTED}",)
+    with open_trace(tmp_path / "out.jsonl") as reader:
+        assert describe_trace(reader)["forks, joins"] == "0 and 0 requests", "nothing says that it was left"
+
+
+def test_a_wait_for_a_sub_agent_whose_last_call_has_no_counts_is_unknown(tmp_path: Path) -> None:
+    side = {"sessionId": "s", "isSidechain": True, "agentId": "k"}
+    failed = assistant("x", 30, (0, 0, 0, 0), text(), uuid="k-x", isApiErrorMessage=True) | side
+    agent = [user(4) | side | {"uuid": "k-u"}, assistant("k", 6, (10, 300, 0, 60), text(), uuid="k-a") | side]
+    for more in ([], [user(20) | side | {"uuid": "k-v"}, failed]):
+        rows = [
+            user(0),
+            assistant("a", 3, (10, 500, 0, 400), tool("t"), uuid="a"),
+            result("t", 60, "k") | {"uuid": "r"},
+        ]
+        rows += [assistant("b", 63, (10, 500, 510, 90), text(), uuid="b")]
+        trace = imported(written(tmp_path, [row | {"sessionId": "s"} for row in rows] + agent + more))
+        (recording,) = trace.recordings
+        last = next(request for request in recording.requests if request.prompt_tokens == 1020)
+        assert last.is_drawn == bool(more)

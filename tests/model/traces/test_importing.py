@@ -16,6 +16,7 @@ from harness.model.traces.account import ReadNotes
 from harness.model.traces.importing import import_trace
 from harness.model.traces.links import kept_tokens
 from harness.model.traces.recording import read_trace
+from tests.support.sound_traces import SOUND
 from tests.support.trace_rows import imported, trace_of
 
 RECORDED = Path(__file__).parents[4] / "shared" / "traces"
@@ -251,6 +252,14 @@ def test_a_stray_file_of_another_format_and_files_of_no_format_are_counted(tmp_p
         "files that were given twice": 1,
         "files in no known format": 1,
     }
+
+
+def test_a_sidecar_of_a_sub_agent_is_named_where_the_format_is_given(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "s.jsonl").write_text("".join(f"{line}\n" for line in SOUND["claude"]()))
+    (tmp_path / "in" / "agent-a.meta.json").write_text("{}")
+    _, notes = import_trace([tmp_path / "in"], tmp_path / "out.jsonl", name="t", kind="claude")
+    assert notes.left == {"files ending in .meta.json: what an agent's program keeps of its sub-agents": 1}
 
 
 def test_files_packed_with_zstd_are_read_and_refused_where_their_end_is_missing(tmp_path: Path) -> None:

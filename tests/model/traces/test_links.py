@@ -20,6 +20,7 @@ from harness.model.traces.links import (
     FIRST_CACHED,
     IN_TURN,
     LIKELY,
+    MAY_ASK,
     NO_READING,
     OUT_OF_ORDER,
     SHARED,
@@ -224,7 +225,7 @@ def test_a_file_without_a_cached_token_keeps_what_its_prompts_show_and_its_ceili
         if cached == "absent":
             del usage["cache_creation_input_tokens"], usage["cache_read_input_tokens"]
     trace = imported(tmp_path, {"s.jsonl": rows})
-    assert trace.head.labels == (f"1 x {UNANSWERED}", f"2 x {NO_CACHE}")
+    assert trace.head.labels == (f"1 x {UNANSWERED}", f"2 x {NO_CACHE}", f"2 x {MAY_ASK}")
     assert [one.keep_tokens for one in requests_of(trace)] == [0, 1400, 1900]
     with open_trace(tmp_path / "out.jsonl") as reader:
         assert describe_trace(reader)["turn before"].startswith("ceiling not known")
