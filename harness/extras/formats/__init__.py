@@ -3,18 +3,7 @@
 from harness.plugins import Plugin
 
 _AT = "harness.extras.formats"
-_NAMES = (
-    "otel",
-    "atif",
-    "openhands",
-    "gemini-cli",
-    "qwen-code",
-    "opencode",
-    "swe-agent",
-    "weka",
-    "lmcache",
-    "vllm-sessions",
-)
+_NAMES = "otel atif openhands gemini-cli qwen-code opencode swe-agent weka lmcache vllm-sessions"
 PLUGIN = Plugin(
     name="formats",
     summary="traces of Codex, other agents, OpenTelemetry, TraceLab, Mooncake, Bailian, Weka, LMCache and vLLM itself",
@@ -25,6 +14,6 @@ PLUGIN = Plugin(
         "mooncake": f"{_AT}.mooncake:FORMAT",
         "csv": f"{_AT}.columns:FORMAT",
         "agentic-mooncake": f"{_AT}.agentic:FORMAT",
-        **{name: f"{_AT}.{name.replace('-', '_')}:FORMAT" for name in _NAMES},
+        **{name: f"{_AT}.{name.replace('-', '_')}:FORMAT" for name in _NAMES.split()},
     },
 )

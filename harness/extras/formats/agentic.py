@@ -24,8 +24,7 @@ from harness.model.traces.recording import RecordedRequest, Recording, hidden_na
 from harness.model.traces.values import Record, first_of, list_of, seconds_ns, text_of, tokens_of
 
 ALONE, BY_DELAY, BY_INSTANT, WHOSE, UNSAID = read_tables(Path(__file__).with_name("labels.toml"))["agentic"].values()
-Key = tuple[int, str]
-"""A request's file and id: two files may use the same ids."""
+Key = tuple[int, str]  # a request's file and id: two files may use the same ids
 
 
 @dataclass

@@ -11,7 +11,7 @@ from pathlib import Path
 from harness.extras.formats.trajectories import UNSTATED, TrajectoryCalls, Usage, usage_of
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import Lines, trace_format
-from harness.model.traces.calls import UNTIMED, Log
+from harness.model.traces.calls import ALLOWED, LIKE_ASKING, UNTIMED, Log
 from harness.model.traces.links import UNLINKED, of_lines
 from harness.model.traces.values import Record, instant_ns, record_of, records_of, text_of, tokens_of
 
@@ -112,6 +112,9 @@ def _steps(given: list[Record], session: str, at: str, notes: ReadNotes) -> Traj
             call.children = dict.fromkeys(_children(step), UNTIMED)
             notes.assume("steps that are several calls, taken as one", (tokens_of(step.get("llm_call_count")) or 1) > 1)
         steps.look(step)
+        tools = " ".join(text_of(tool, "function_name") for tool in records_of(step, "tool_calls"))
+        notes.assume(ALLOWED, is_like_asking := LIKE_ASKING.search(tools) is not None)
+        steps.is_strange = steps.is_strange or is_like_asking
     return steps
 
 

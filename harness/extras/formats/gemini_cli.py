@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import trace_format, types_of
-from harness.model.traces.calls import UNCOUNTED, UNTIMED, AgentLog, Call, Conversation, Log
+from harness.model.traces.calls import REJECTED, UNCOUNTED, UNTIMED, AgentLog, Call, Conversation, Log
 from harness.model.traces.links import reader_of
 from harness.model.traces.values import Record, counts_of, instant_ns, list_of, record_of, records_of, text_of
 
@@ -145,9 +145,8 @@ class _Session(Conversation):
             self._ended.add(name)  # older releases write no row of its result
             ended_ns = self.moved_ns(ended_ns, turn.end_ns)
             said = (text_of(part, "functionResponse", "response", "error") for part in records_of(tool, "result"))
-            self.result(name, ended_ns, "".join(said))
-            if text_of(tool, "status") == "cancelled":  # whatever its text
-                self.take_input(ended_ns, is_human=True)
+            is_cancelled = text_of(tool, "status") == "cancelled"  # whatever its text
+            self.result(name, ended_ns, REJECTED[0] if is_cancelled else "".join(said))
         if child := text_of(tool, "agentId"):
             turn.children[child] = UNTIMED if ended_ns is None else ended_ns
 

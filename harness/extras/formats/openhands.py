@@ -15,11 +15,11 @@ from pathlib import Path
 from harness.extras.formats.trajectories import UNSTATED, TrajectoryCalls, Usage, usage_of
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import Lines, trace_format, types_of
-from harness.model.traces.calls import END_A_RUN, LATE_NS, START_AN_AGENT, Call, Log
+from harness.model.traces.calls import END_A_RUN, LATE_NS, LIKE_ASKING, START_AN_AGENT, Call, Log
 from harness.model.traces.links import of_lines
 from harness.model.traces.values import Record, instant_ns, list_of, record_of, records_of, seconds_ns, text_of
 
-OBSERVATIONS = ("ObservationEvent", "AgentErrorEvent", "UserRejectObservation")
+OBSERVATIONS = ("ObservationEvent", "AgentErrorEvent", "UserRejectObservation", "HookExecutionEvent")
 # They may end a call that is under way, which then has no event.
 ENDS_A_CALL = ("InterruptEvent", "ConversationErrorEvent")
 OF_SEVERAL = "steps of the running totals that hold several answers: which tokens are whose is not known"
@@ -104,7 +104,7 @@ def _steps(conversation: _Conversation, notes: ReadNotes) -> TrajectoryCalls:
         if not is_answer and _is_input(event, kind):
             is_human = text_of(event, "source") == "user" or text_of(event, "observation") == "user_rejected"
             is_refused = kind == "UserRejectObservation" and text_of(event, "rejection_source") != "hook"
-            is_end = kind == "ObservationEvent" and text_of(event, "tool_name") in END_A_RUN
+            is_end = text_of(event, "tool_name") in END_A_RUN or kind == "HookExecutionEvent"
             steps.ask(moment_ns, is_human=is_human or is_refused, is_hint=is_end)
         elif answer in answers:
             notes.part()  # one answer may be several actions
@@ -127,6 +127,7 @@ def _steps(conversation: _Conversation, notes: ReadNotes) -> TrajectoryCalls:
         steps.look({text_of(event, "key"): event.get("value")}, "state")
         if is_answer and answer in answers:
             answers[answer].num_agents += text_of(event, "tool_name") in START_AN_AGENT
+            steps.is_allowed = steps.is_allowed or bool(LIKE_ASKING.search(text_of(event, "tool_name")))
     notes.hold(f"prompt tokens {UNSTATED}", stated or conversation.stated, (call.input_tokens for call in steps.calls))
     return steps
 

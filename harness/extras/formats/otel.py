@@ -17,10 +17,9 @@ from harness.extras.formats.otlp import spans_in
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import Lines, trace_format
 from harness.model.traces.calls import LATE_NS, UNTIMED, Log, settle_kind, whose
-from harness.model.traces.links import of_lines
+from harness.model.traces.links import MOST_LOOKED_AT, of_lines
 from harness.model.traces.values import Record
 
-MOST_LOOKED_AT = 64
 # An id that names one thing in every file: a W3C trace id or a UUID; short names may repeat by chance.
 GLOBAL = re.compile("[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3,}")
 BESIDE, WRAPS, WITHIN, SUMS, OPEN, TWICE, AROUND, OTHER_VALUES, LOGGED = TABLES["twice"].values()
@@ -274,11 +273,11 @@ class _Tree:
         """Say whose each wait was: a tool's where one ran in it, a person's before a new root span or their prompt."""
         has_tools = any(span.call.tool_spans for span in spans if span.call)
         beside = [span for span in self._others if span.is_beside(spans[0])]
-        allowed_ns = {span.end_ns for span in beside if span.is_allowed}
         # An answer to a tool that asks a person is of its trace; a record of a log need not be.
         traces = {each.trace for each in spans}
         beside = [span for span in beside if not span.span or span.trace in traces]
         asked = {span.end_ns for span in beside if span.role == "person"}
+        allowed = {span.end_ns for span in beside if span.is_allowed}
         failed = [(self._run(span), span.start_ns) for span in beside if span.is_failed]
         for place, span in enumerate(spans[1:], 1):
             earlier = spans[max(0, place - MOST_LOOKED_AT) : place]
@@ -306,7 +305,7 @@ class _Tree:
             if tool_ns > ended_ns or asked_ns is not None:
                 span.call.inputs_ns = (tool_ns if tool_ns > ended_ns else None, asked_ns)
                 span.call.kind = whose(ended_ns, *span.call.inputs_ns)
-                is_allowed, ran_ns = any(end in allowed_ns for _, end in ran), [end - start for start, end in ran]
+                is_allowed, ran_ns = any(ended_ns < end <= span.start_ns for end in allowed), [b - a for a, b in ran]
                 settle_kind(span.call, span.call.submitted_ns - ended_ns, ran_ns, self._notes, is_allowed=is_allowed)
             elif not has_tools and not asked and span.trace == earlier[-1].trace:
                 self._notes.assume(NO_TOOLS)

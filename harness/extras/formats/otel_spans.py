@@ -16,7 +16,7 @@ from pathlib import Path
 from harness.extras.formats.otlp import DETAILS
 from harness.model.traces.account import FILE, SHARE_OF_UNKNOWN, TYPE_NAME, ReadNotes, tokens_in
 from harness.model.traces.base import by_type, read_tables
-from harness.model.traces.calls import ASK_A_PERSON, DECIDED, Call, Message
+from harness.model.traces.calls import ASK_A_PERSON, DECIDED, LIKE_ASKING, Call, Message
 from harness.model.traces.values import Record, instant_ns, list_of, parsed_json, record_of, text_of, tokens_of
 
 HELD_TO = "1.37.0"
@@ -30,7 +30,7 @@ FINAL = {form.format(reason) for reason in ("stop", "end_turn") for form in ("{}
 ERRORS = {"2", "ERROR", "STATUS_CODE_ERROR", "STATUSCODE.ERROR"}  # a status, in any form
 LIKE_CACHED = re.compile(r"(usage|token).*cache|cache.*token", re.IGNORECASE)
 MESSAGE_OF = re.compile(r"(?:gen_ai\.prompt|llm\.input_messages)\.(\d{1,6})\.")
-NO_COUNTS, FAILED, FAILED_WITH_COUNTS, LINKED, ESTIMATED, OF_CLAUDE = TABLES["spans"].values()
+NO_COUNTS, FAILED, FAILED_WITH_COUNTS, LINKED, ESTIMATED, SEVERAL, OF_CLAUDE = TABLES["spans"].values()
 # Two services tokenise one prompt with a few tokens' difference.
 SLACK_TOKENS = 16
 SLACK_SHARE = 0.02
@@ -147,8 +147,9 @@ def read_span(record: Record, at: str, notes: ReadNotes) -> Span:
     trace, name, parent = (text_of(record, key) for key in ("trace_id", "span_id", "parent_span_id"))
     times = (start_ns or 0, end_ns or 0, has_times)
     span = Span(trace, name, parent, at, role, _named(attributes, CONVERSATIONS), *times, operation in CHATS)
-    span.is_allowed, span.rank = decision in DECIDED, 0 if name else 1 + (record.get("event") == DETAILS)
-    span.is_final = any(str(attributes.get(name)) in FINAL for name in FINISH_REASONS)
+    words = "" if is_asked else f"{text_of(record, 'name')} {operation} {_named(attributes, TOOL_NAMES)}"
+    span.is_allowed = decision in DECIDED or LIKE_ASKING.search(words) is not None
+    span.rank = 0 if name else 1 + (record.get("event") == DETAILS)
     span.agent, span.service = _named(attributes, AGENT_NAMES), text_of(record, "resource_attributes", "service.name")
     notes.assume(LINKED, not span.parent and bool(list_of(record, "links")))
     if not isinstance(record.get("attributes"), dict) and not span.span:
@@ -202,6 +203,10 @@ def _call(record: Record, span: Span, notes: ReadNotes) -> Call | str:
     call.total_tokens, call.has_end_alone = counts["total"] or None, span.start_ns == span.end_ns
     call.provider = _named(attributes, PROVIDERS) or span.service
     call.is_unsaid = call.is_concurrent = True
+    span.is_final = any(str(attributes.get(name)) in FINAL for name in FINISH_REASONS)
+    reasons = " ".join(str(attributes.get(name, "")).lower() for name in FINISH_REASONS)
+    notes.look({"finish": re.findall(r"[\w-]+", reasons)}, "span")
+    notes.assume(SEVERAL, (tokens_of(attributes.get("gen_ai.request.choice.count")) or 1) > 1)
     return call
 
 

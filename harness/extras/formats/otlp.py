@@ -78,6 +78,7 @@ def _of_jaeger(span: Record, processes: Record, notes: ReadNotes) -> Record:
     return {
         "trace_id": text_of(span, "traceID"),
         "span_id": text_of(span, "spanID"),
+        "name": span.get("operationName"),
         "parent_span_id": next(above, ""),
         "start_ns": start_ns,
         "end_ns": None if start_ns is None or spent is None else start_ns + notes.unit_ns(NS_PER_US) * spent,
@@ -130,6 +131,7 @@ def _flat(span: Record, resource: Record, notes: ReadNotes) -> Record:
     return {
         "trace_id": _of(span, "traceId"),
         "span_id": _of(span, "spanId"),
+        "name": span.get("name"),
         "parent_span_id": _of(span, "parentSpanId"),
         "start_ns": notes.date_ns(_whole(_of(span, "startTimeUnixNano"))),
         "end_ns": notes.date_ns(_whole(_of(span, "endTimeUnixNano"))),

@@ -17,8 +17,7 @@ INPUTS = ("user_message", "tool_result")
 COUNTS = ("input_tokens_total", "prefix_tokens", "output_tokens", "newly_append_tokens")
 OUTPUTS = ("text", "reasoning", "tool_call")
 BROKEN = "a round without its tokens or times"
-Inputs = list[tuple[int, str]]
-"""Instants of what a round was asked for, each with the tool whose result it is; "" for a person's message."""
+Inputs = list[tuple[int, str]]  # instants of what a round was asked for, each with its tool; "" for a person's message
 
 
 def tracelab_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Log]:

@@ -22,8 +22,7 @@ MOST_NS = 1 << 62
 LABELS = read_tables(Path(__file__).with_name("labels.toml"))
 NOT_ENDED, BEFORE, OWN, NO_NAMES, NO_LIMIT = LABELS["vllm-requests"].values()
 UNKNOWN_WAITS, PROMPTS_ALONE, EARLY, LOST, HIDDEN, CUT, AFTER_ROTATION, RESTARTS = LABELS["vllm-sessions"].values()
-Block = tuple[int, int]
-"""A KV block: the request that had it first, and its place there."""
+Block = tuple[int, int]  # a KV block: the request that had it first, and its place there
 
 
 class Recorder(NamedTuple):

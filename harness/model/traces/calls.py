@@ -24,18 +24,20 @@ BURST_NS = 100_000_000
 # Rows of one moment may be written in any order.
 LATE_NS = 1_000_000_000
 TABLES = read_tables(Path(__file__).with_name("labels.toml"))
-AT_ONCE, UNEXPLAINED, ALLOWED, SHIFTED, BACK, PAST_SUMMARY, REPLAYED = TABLES["calls"].values()
+AT_ONCE, UNEXPLAINED, LATE, ALLOWED, SHIFTED, BACK, PAST_SUMMARY, REPLAYED = TABLES["calls"].values()
 ASK_A_PERSON, REJECTED, REJECTED_LAST, START_AN_AGENT, END_A_RUN, DECIDED = map(tuple, TABLES["words"].values())
+# What asks a person, by a word of its name; a tool of such a name may do other things too.
+LIKE_ASKING = re.compile(
+    "approv|confirm|human|permission|consent|elicit|ask.?user|user.?input|ask_followup|plan.?mode", re.IGNORECASE
+)
 # Codex's words before a tool's output, or in the JSON of older releases behind it.
 RAN = re.compile(
     r'(?:(?:[A-Z][\w ]*: .*\n)?Wall time: |\{.*"duration_seconds": ?)(\d{1,9}(?:\.\d{1,9})?)(?: seconds\n|\}\}$)'
 )
-LAST_NS = instant_ns(datetime.max.isoformat()) or 0
-"""The last instant that a timestamp can name."""
+LAST_NS = instant_ns(datetime.max.isoformat()) or 0  # that a timestamp can name
 UNTIMED = -1
 UNCOUNTED = "a call before theirs has no token counts"
-Message = tuple[bytes, int]
-"""Digest and tokens of one message of a prompt."""
+Message = tuple[bytes, int]  # digest and tokens of one message of a prompt
 
 
 @dataclass(eq=False, slots=True)
@@ -130,8 +132,7 @@ def _texts(said: object) -> list[str]:
     return [said] if isinstance(said, str) else [text_of(part, "text") for part in list_of(said)]
 
 
-Log = list[Call]
-"""The calls of one conversation in one file, in order."""
+Log = list[Call]  # of one conversation in one file, in order
 
 
 class Conversation:
@@ -148,8 +149,7 @@ class Conversation:
         self._hints: list[tuple[int, bool | None]] = []
         self._ran_ns: list[int | None] = []
         self._tools: dict[str, tuple[Call, int, str]] = {}
-        self._unanswered: set[str] = set()
-        self._answered: set[str] = set()
+        self._unanswered, self._answered = set[str](), set[str]()
         self._is_in_doubt = self._is_woken = False
         self.is_allowed = self.is_strange = False  # a person was asked about a tool; a row says what is not known
         self.lost = ""  # why the wait of the next call is not known: a call before it was left out
@@ -223,7 +223,10 @@ class Conversation:
 
     def begin(self, moment_ns: int) -> Call:
         """The call whose first output came at ``moment_ns``; it takes the inputs so far."""
-        inputs = self._inputs or self._hints
+        told = [] if self.lost else [at_ns for at_ns, _ in self._hints]
+        inputs, told_ns = self._inputs or self._hints, max(told, default=UNTIMED)
+        self.notes.assume(LATE, is_late := told_ns - max((at_ns for at_ns, _ in inputs), default=told_ns) > LATE_NS)
+        inputs, self.is_strange = [*inputs, (told_ns, False)] if is_late else inputs, self.is_strange or is_late
         ended_ns = self.calls[-1].end_ns if self.calls else moment_ns
         last_ns = {is_human: at_ns for at_ns, is_human in sorted(inputs, key=lambda each: each[0])}
         tools_ns, persons_ns = last_ns.get(False), last_ns.get(True)
@@ -274,6 +277,7 @@ class Conversation:
         self._ran_ns.append(seconds_ns(1000 * float(found[1]) if found else ran_ms, NS_PER_MS))
         self._unanswered.discard(name)
         turn, started_ns, tool = self._tools.get(name, (None, 0, ""))
+        self.is_allowed = self.is_allowed or (bool(LIKE_ASKING.search(tool)) and tool not in ASK_A_PERSON)
         is_told_again = name in self._answered and bool(self._inputs)
         self._answered.add(name)
         texts = (text.rstrip('\\"}]) \n') for text in _texts(said))

@@ -75,8 +75,11 @@ class _ClaudeChain(Chain):
         for part in results:
             ran_ms = record_of(record, "toolUseResult").get("durationMs")
             turn = self.result(text_of(part, "tool_use_id"), moment_ns, part.get("content"), ran_ms)
-            if turn is not None and (agent := text_of(record, "toolUseResult", "agentId")):
+            agent = text_of(record, "toolUseResult", "agentId")
+            if turn is not None and agent:
                 turn.children[f"{text_of(record, 'sessionId') or self.session}/{agent}"] = moment_ns
+            elif turn is not None:
+                turn.num_agents += "totalTokens" in record_of(record, "toolUseResult")
         self.notes.part()
 
     def _answer(self, record: Record, parts: list[Record], moment_ns: int, at: str) -> None:
@@ -123,8 +126,7 @@ class ClaudeLog(AgentLog):
         super().__init__(name, notes)
         self._chains: dict[str, Chain] = {}
         self._side_roots: dict[str, str] = {}
-        self._rows: set[str] = set()
-        self._parents: set[str] = set()
+        self._rows, self._parents = set[str](), set[str]()
         self._session_of: dict[str, str] = {}
         self._call_at: dict[str, Call] = {}  # the last call up to a row
         self._is_back = self._is_strange = False

@@ -14,8 +14,8 @@ from pathlib import Path
 from harness.clock import NS_PER_S
 from harness.model.plan.model import WaitKind, has_ended
 from harness.model.traces.account import INCLUDED, NO_PROMPT, PLACEHOLDER_TOKENS, DrawnWaits, ReadNotes
-from harness.model.traces.base import Lines, Progress, Read, json_records, read_tables
-from harness.model.traces.calls import LATE_NS, REPLAYED, UNTIMED, AgentLog, Call, Log, logs_of, whose
+from harness.model.traces.base import Lines, Progress, Read, json_records
+from harness.model.traces.calls import LATE_NS, REPLAYED, TABLES, UNTIMED, AgentLog, Call, Log, logs_of, whose
 from harness.model.traces.recording import ANEW, CACHE_GONE, NO_CACHE, RecordedRequest, Recording, hidden_name
 from harness.model.traces.values import Record
 
@@ -25,14 +25,12 @@ SIBLINGS_WITHIN_NS = 2_000_000_000
 YEAR_NS = 365 * 86_400 * NS_PER_S
 YEARS = "more than a year, as of two clocks or in another unit"
 ROUNDED_NS = 200_000_000  # instants and waits may be rounded to a tenth of a second
-LABELS = read_tables(Path(__file__).with_name("labels.toml"))
-IN_CIRCLE, REPEATED, UNLINKED, LIKELY, AGAIN, TO_AGENT, MISSING = LABELS["agents"].values()
-FIRST_CACHED, SHARED, AFTER_SUMMARY, BY_MESSAGES, CACHE_LEFT_OUT, AS_PART, CUT = LABELS["cache"].values()
-NO_READING, ADDED_REASONING = LABELS["counts"].values()
-LAST_BLOCK, WHOLE = LABELS["blocks"].values()
-GAPS, IN_TURN, UNAWAITED, OUT_OF_ORDER, UNANSWERED, OVERLAPPING, CONTRADICTED, MAY_ASK, BACKWARDS = LABELS[
-    "waits"
-].values()
+IN_CIRCLE, REPEATED, UNLINKED, LIKELY, AGAIN, TO_AGENT, MISSING = TABLES["agents"].values()
+FIRST_CACHED, SHARED, AFTER_SUMMARY, BY_MESSAGES, CACHE_LEFT_OUT, AS_PART, CUT = TABLES["cache"].values()
+NO_READING, ADDED_REASONING = TABLES["counts"].values()
+LAST_BLOCK, WHOLE = TABLES["blocks"].values()
+GAPS, IN_TURN, UNAWAITED, OUT_OF_ORDER, UNANSWERED, *OF_WAITS = TABLES["waits"].values()
+OVERLAPPING, CONTRADICTED, MAY_ASK, BACKWARDS = OF_WAITS
 
 
 def recordings_of(logs: Iterable[Log], notes: ReadNotes) -> Iterator[Recording]:

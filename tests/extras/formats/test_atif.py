@@ -10,6 +10,7 @@ import pytest
 from harness.clock import NS_PER_S
 from harness.extras.formats.atif import NOT_THERE
 from harness.extras.formats.trajectories import NO_TIME, UNSTATED
+from harness.model.traces.calls import ALLOWED
 from harness.model.traces.importing import read_recordings
 from harness.model.traces.links import GAPS
 from harness.model.traces.recording import NO_CACHE
@@ -202,3 +203,11 @@ def test_a_trajectory_goes_on_in_the_file_that_it_names(tmp_path: Path, has_time
     assert [one.wait_kind for one in asked.recordings[0].requests] == ["none", "tool", "none", "tool"]
     alone = trace_of(tmp_path / "alone", [begun | {"continued_trajectory_ref": "another.json"}])
     assert [f"1 x {NOT_THERE}" in each.head.labels for each in (trace, alone)] == [False, True]
+
+
+def test_a_wait_behind_a_tool_that_asks_a_person_has_no_kind(tmp_path: Path) -> None:
+    document = atif_document("s")
+    document["steps"][1]["tool_calls"] = [{"tool_call_id": "c", "function_name": "ask_user", "arguments": {}}]
+    trace = trace_of(tmp_path, [document])
+    assert [one.wait_kind for one in trace.recordings[0].requests] == ["none", "none", "tool"]
+    assert f"1 x {ALLOWED}" in trace.head.labels

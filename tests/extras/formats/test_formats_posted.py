@@ -12,11 +12,13 @@ import pytest
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
 from harness.extras.formats.otel import SUMS
-from harness.extras.formats.otel_spans import FAILED
+from harness.extras.formats.otel_spans import FAILED, SEVERAL
 from harness.extras.formats.weka import GAPS, PART_NAMED
 from harness.model.traces.account import ReadNotes
+from harness.model.traces.calls import ALLOWED
 from harness.model.traces.links import CONTRADICTED, LAST_BLOCK, UNANSWERED, WHOLE
 from harness.model.traces.recording import NO_CACHE, TraceFile
+from harness.model.traces.values import instant_ns
 from tests.support.agent_logs import assistant, at, result, text, tool, user
 from tests.support.sound_traces import SOUND
 from tests.support.trace_rows import imported, trace_of, written
@@ -393,3 +395,34 @@ def test_a_weka_agent_without_requests_is_counted_and_a_time_that_is_no_number_l
     head = trace_of(tmp_path, [{"id": "s", "block_size": 64, "requests": requests}]).head
     assert head.dropped == {"a sub-agent that was there before, too deep, or without requests": 1}
     assert f"1 x {GAPS}" in head.labels
+
+
+@pytest.mark.parametrize("is_otlp", [True, False])
+@pytest.mark.parametrize("name", ["human approval", "run"])
+def test_a_span_whose_name_speaks_of_a_person_leaves_the_wait_for_its_tool_without_a_kind(
+    tmp_path: Path, name: str, *, is_otlp: bool
+) -> None:
+    first, second = spans_of("gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens", "gen_ai.usage.cached_tokens")
+    first["attributes"] |= {"gen_ai.response.finish_reasons": ["stop", "cancelled"], "gen_ai.request.choice.count": 2}
+    spans = [first, span(3, 3, 8, {"gen_ai.operation.name": "execute_tool"}), span(5, 3, 7, {}, 3) | {"name": name}]
+    rows = [*spans, second] if not is_otlp else [{"resourceSpans": [otlp(each) for each in (*spans, second)]}]
+    trace = imported(written(tmp_path, rows))
+    assert [one.wait_kind for one in trace.recordings[0].requests] == ["none", "tool" if name == "run" else "none"]
+    assert (f"1 x {ALLOWED}" in trace.head.labels) == (name != "run")
+    assert "1 x rows with a value that is not known here: finish cancelled" in trace.head.labels
+    assert f"1 x {SEVERAL}" in trace.head.labels
+
+
+def otlp(flat: dict[str, Any]) -> dict[str, Any]:
+    """Its resource of OTLP JSON."""
+
+    def value(given: Any) -> dict[str, Any]:
+        if isinstance(given, list):
+            return {"arrayValue": {"values": [value(each) for each in given]}}
+        return {"intValue": str(given)} if isinstance(given, int) else {"stringValue": given}
+
+    names = {"traceId": "trace_id", "spanId": "span_id", "parentSpanId": "parent_span_id", "name": "name"}
+    times = {f"{name}TimeUnixNano": str(instant_ns(flat[f"{name}_time"])) for name in ("start", "end")}
+    attributes = [{"key": key, "value": value(given)} for key, given in flat["attributes"].items()]
+    made = {key: flat[name] for key, name in names.items() if name in flat} | times | {"attributes": attributes}
+    return {"scopeSpans": [{"spans": [made]}]}

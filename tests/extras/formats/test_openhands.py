@@ -12,7 +12,7 @@ from harness.clock import NS_PER_S
 from harness.errors import SpecError
 from harness.extras.formats.openhands import OF_SEVERAL
 from harness.extras.formats.trajectories import STOPPED
-from harness.model.traces.calls import BACK, SHIFTED
+from harness.model.traces.calls import BACK, LATE, SHIFTED
 from harness.model.traces.links import GAPS, UNANSWERED
 from harness.model.traces.recording import TraceFile
 from tests.support.agent_logs import at
@@ -315,6 +315,27 @@ def test_a_state_that_may_be_a_persons_leaves_the_wait_over_it_without_a_kind(tm
     trace = imported(written(tmp_path, rows))
     assert [one.wait_kind for one in trace.recordings[0].requests] == ["none", "none", "tool"]
     assert f"1 x rows with a value that is not known here: args.agent_state {state}" in trace.head.labels
+
+
+def test_a_hook_after_a_result_ends_the_wait_which_has_no_kind(tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+    (folder / "events").mkdir(parents=True)
+    usages = [chat_usage(turn) | {"response_id": f"r{turn}"} for turn in range(2)]
+    state = {"id": "c", "agent": {}, "stats": {"usage_to_metrics": {"agent": {"token_usages": usages}}}}
+    (folder / "base_state.json").write_text(json.dumps(state))
+    events: list[Any] = [
+        {"kind": "MessageEvent", "source": "user", "timestamp": at(0)},
+        {"kind": "ActionEvent", "source": "agent", "llm_response_id": "r0", "timestamp": at(3)},
+        {"kind": "ObservationEvent", "source": "environment", "timestamp": at(5)},
+        {"kind": "HookExecutionEvent", "source": "hook", "timestamp": at(35)},
+        {"kind": "ActionEvent", "source": "agent", "llm_response_id": "r1", "timestamp": at(40)},
+    ]
+    for place, event in enumerate(events):
+        (folder / "events" / f"event-{place:05d}-x.json").write_text(json.dumps(event | {"id": f"x{place}"}))
+    trace = imported(folder)
+    assert f"1 x {LATE}" in trace.head.labels
+    last = trace.recordings[0].requests[1]
+    assert (last.wait_kind, last.wait_ns) == ("none", 32 * NS_PER_S)
 
 
 def written(folder: Path, events: list[Any]) -> Path:

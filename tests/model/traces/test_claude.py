@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from harness.clock import NS_PER_S
-from harness.model.traces.calls import BACK, REJECTED
+from harness.model.traces.calls import ALLOWED, BACK, LATE, REJECTED
 from harness.model.traces.claude import INTERRUPTED
-from harness.model.traces.links import CACHE_LEFT_OUT, MAY_ASK, UNANSWERED
+from harness.model.traces.links import CACHE_LEFT_OUT, MAY_ASK, MISSING, UNANSWERED
 from harness.model.traces.recording import CACHE_GONE, NO_CACHE, TraceFile, describe_trace, open_trace
 from tests.support.agent_logs import assistant, at, result, text, tool, user
 from tests.support.sound_traces import claude_rows, qwen_rows
@@ -509,3 +509,27 @@ def test_a_wait_for_a_sub_agent_whose_last_call_has_no_counts_is_unknown(tmp_pat
         (recording,) = trace.recordings
         last = next(request for request in recording.requests if request.prompt_tokens == 1020)
         assert last.is_drawn == bool(more)
+
+
+@pytest.mark.parametrize("name", ["mcp__chat__ask_human", "Bash"])
+def test_a_tool_whose_name_speaks_of_a_person_may_have_asked_one(tmp_path: Path, name: str) -> None:
+    answer = assistant("a", 3, (10, 500, 0, 400), tool("t") | {"name": name}, uuid="a")
+    rows = [user(0, permissionMode="bypassPermissions"), answer, result("t", 63) | {"uuid": "r"}]
+    trace = imported(written(tmp_path, [*rows, assistant("b", 66, (10, 500, 510, 90), text(), uuid="b")]))
+    is_asking = name != "Bash"
+    assert trace.recordings[0].requests[1].wait_kind == ("none" if is_asking else "tool")
+    assert trace.head.labels == (f"1 x {ALLOWED}",) * is_asking
+
+
+def test_what_the_program_adds_after_a_result_ends_the_wait_and_an_agent_without_a_file_is_counted(
+    tmp_path: Path,
+) -> None:
+    mode = {"permissionMode": "bypassPermissions"}
+    rows = [user(0, **mode), assistant("a", 3, (10, 500, 0, 400), tool("t"), uuid="a"), result("t", 8) | {"uuid": "r"}]
+    rows[2]["toolUseResult"] = {"totalTokens": 900}
+    rows += [user(38) | {"type": "attachment", "uuid": "h", "attachment": {"type": "hook_success"}}]
+    trace = imported(written(tmp_path, [*rows, assistant("b", 41, (10, 500, 510, 90), text(), uuid="b")]))
+    last = trace.recordings[0].requests[1]
+    assert (last.wait_kind, last.wait_ns) == ("none", 35 * NS_PER_S)
+    assert trace.head.labels == (f"1 x {LATE}",)
+    assert trace.head.dropped == {MISSING: 1}

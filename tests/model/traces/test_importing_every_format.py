@@ -221,7 +221,7 @@ def test_many_answers_of_a_token_or_two_are_labelled(tmp_path: Path, kind: str) 
 
 
 def test_a_key_that_no_reader_knows_changes_nothing_and_is_named(tmp_path: Path, kind: str) -> None:
-    if not TRACE_FORMATS[kind].known:
+    if not {"line", "row"} & TRACE_FORMATS[kind].known.keys():
         pytest.skip("its keys are free, or the harness writes them")
     usual = content(imported(written(tmp_path, kind, SOUND[kind]())))
     if kind == "csv":
