@@ -17,7 +17,9 @@ from harness.measure.server.process import free_port
 from harness.stacks.vllm.step_log import INSIDE
 from tests.support.checkout import ROOT
 
-SMALL = ("--load-format", "dummy", "--enforce-eager")
+# The engine would wait for a worker of its own by yielding its core all the time, and so keep the client from it.
+ONE_PROCESS = ("--distributed-executor-backend", "vllm.v1.executor.uniproc_executor.UniProcExecutor")
+SMALL = ("--load-format", "dummy", "--enforce-eager", *ONE_PROCESS)
 # A second thread would wait at each layer for one that another program keeps from its core.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 VARIABLES = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", **ONE_THREAD}
