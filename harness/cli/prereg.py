@@ -201,9 +201,7 @@ def publish(
     if exploratory:
         publish_exploratory(sealed_runs(runs, experiment), archive, signing_key=sign_key)
         print_folded(f"{archive}: {EXPLORATORY_NOTE}")
-        print_folded(
-            f"  a stranger reads it: harness verify --runs {archive.name}; harness table --runs {archive.name}"
-        )
+        print_folded(f"  a stranger reads it: harness verify {archive.name}; harness table {archive.name}")
         return
     judgement = publish_runs(sealed_runs(runs, experiment), archive, repository=repository, signing_key=sign_key)
     _show(judgement)

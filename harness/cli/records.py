@@ -221,7 +221,7 @@ def verify(name: MaybeSealedArgument = None, runs: RunsOption = Path("runs")) ->
 
     Example: `harness verify --runs runs/today`
     """
-    from harness.measure.records.archive import standing_of
+    from harness.measure.records.archive import archive_of, standing_of
 
     if name is None:
         num_runs = store_at(runs).verify()
@@ -229,7 +229,7 @@ def verify(name: MaybeSealedArgument = None, runs: RunsOption = Path("runs")) ->
         named = sealed_runs(runs, name)
         for run in named:
             run.verify()
-        num_runs = len(named)
+        num_runs, runs = len(named), archive_of(named[0]) or runs
     print_folded(f"{num_runs} sealed runs are as they were sealed")
     if standing := standing_of(runs):
         print_folded(standing)

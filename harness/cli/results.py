@@ -91,7 +91,7 @@ def table(
 
     Example: `harness table demo --runs runs/today --serving`
     """
-    from harness.measure.records.archive import standing_of
+    from harness.measure.records.archive import archive_of, standing_of
     from harness.present.report import on_terminal
 
     if serving + reuse_by_wait + predicted > 1:
@@ -108,7 +108,7 @@ def table(
         print_text(_figures_written(summary, form, figures), end="")
         return
     out = terminal()
-    if standing := standing_of(runs):
+    if standing := standing_of(archive_of(sealed[0]) or runs):
         print_folded(standing)
     if figures == "conditions":
         _print_answer(out, summary, sealed)

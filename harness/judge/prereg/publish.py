@@ -138,7 +138,7 @@ def check(archive: Path, signers: Path | None = None) -> Checked:
 
 def _checked(archive: Path, folder: Path, signers: Path | None) -> Checked:
     if (folder / EXPLORATORY).is_file():
-        hint = "Read it: harness verify --runs ARCHIVE, and harness table"
+        hint = "Read it: harness verify ARCHIVE; harness table ARCHIVE"
         raise SpecError(f"is {EXPLORATORY_NOTE}, and nothing can be proven of them", where=str(archive), hint=hint)
     proof = read_proof(folder)
     runs = _runs(archive, folder)

@@ -333,8 +333,9 @@ def test_exploratory_runs_are_published_as_such_alone(place: Workplace) -> None:
 
     publish_exploratory(runs, archive)
     said = "exploratory: nothing was fixed before these runs, so they decide nothing"
-    for words in (["verify"], ["table", runs[0].experiment]):
-        done = CliRunner().invoke(app, [*words, "--runs", str(archive)], env={"COLUMNS": "200"})
+    named = str(archive)
+    for words in ("verify --runs", "table small --runs", "verify", "table"):
+        done = CliRunner().invoke(app, [*words.split(), named], env={"COLUMNS": "200"})
         assert done.exit_code == 0, done.output
         assert said in done.output
     with pytest.raises(SpecError, match="nothing can be proven of them"):
