@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from harness.errors import HarnessError
-from harness.extras.sessions.commands import lines_of, replay_files
+from harness.extras.formats.vllm_sessions import read_requests
+from harness.extras.sessions.commands import lines_of, replay_files, unusual_requests
+from harness.model.traces.base import ReadNotes
 from harness.stacks.vllm.step_log import unknown_rules
 
 SESSIONS_MARK, STEPS_MARK = "vllm_sessions", "vllm_core_steps"
@@ -26,7 +28,9 @@ def verdict_of(recording: Path) -> list[str]:
     steps = next(_steps_beside(recording, header), None)
     if steps is None:
         effective: Any = header.get("effective")
-        why = unknown_rules(effective, header.get("scheduler")) if isinstance(effective, dict) else ""
+        rules = unknown_rules(effective, header.get("scheduler")) if isinstance(effective, dict) else ""
+        requests = read_requests([recording], ReadNotes(), is_moved=False)
+        why = "; ".join(filter(None, (rules, *unusual_requests(requests))))
         where = recording.parent.resolve()
         what = f"no steps of it lie beside {recording.name}: no file in {where} is of the same process"
         first = [f"the rules are unknown here: {why}"] if why else []

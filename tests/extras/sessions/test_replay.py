@@ -277,7 +277,7 @@ def test_what_the_rules_do_not_know_is_named_before_any_figure(tmp_path: Path, h
     first = verdict_of(files.sessions)[1 if has_steps else 0]
     assert first.startswith("the rules are unknown here: KV memory is kept in groups of")
     assert "at most 4 LoRA adapters share a batch; its queue is by priority" in first
-    assert not has_steps or re.search("1 of [0-9]+ requests have structured outputs", first)
+    assert re.search("1 of [0-9]+ requests have structured outputs", first)
 
 
 def test_the_steps_of_another_process_are_not_taken_and_other_formats_have_no_verdict(tmp_path: Path) -> None:
