@@ -270,6 +270,16 @@ def received_ns(chunks: pa.Table) -> IntArray:
     )
 
 
+def first_tokens_ns(chunks: pa.Table) -> dict[tuple[int, int], int]:
+    """When the first token of each request came; the first byte of a response may come long before."""
+    known = with_tokens(chunks)
+    table = known.select(["session", "request"]).append_column("at_ns", pa.array(received_ns(known)))
+    # Threads would be waited for for ever where none can be started (a limit of memory).
+    firsts = table.group_by(["session", "request"], use_threads=False).aggregate([("at_ns", "min")])
+    rows = values_of(firsts, "session", "request", "at_ns_min")
+    return {(session, request): at_ns for session, request, at_ns in rows}
+
+
 def union_of(intervals: Iterable[Span]) -> list[Span]:
     """The union of closed intervals: those that it consists of, in order."""
     union: list[Span] = []

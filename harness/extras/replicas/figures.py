@@ -18,7 +18,7 @@ from harness.analysis.compare.answer import result_of
 from harness.analysis.compare.measures import Value
 from harness.analysis.compare.ratio import Family, blocks_of, paired_ratio
 from harness.analysis.cost.padding import padding_of, steps_by_n_b, total_padding
-from harness.analysis.cost.reconstruct import received_ns, union_ns, with_tokens
+from harness.analysis.cost.reconstruct import first_tokens_ns, union_ns
 from harness.analysis.figures import costs_of_servers
 from harness.analysis.logs.replicas import engines_of, servers_in
 from harness.analysis.reuse import ONE_POOL, ReuseRule, continuations, rearrivals, reuse_rule
@@ -115,7 +115,7 @@ def figures_of_sealed(run: SealedRun) -> ReplicaFigures:
             hint="Calibrate the server, and give the file as server.cost_model",
         )
     batches = [steps_by_n_b(server.steps) for server in servers]
-    firsts = _first_tokens(run.table("chunks"))
+    firsts = first_tokens_ns(run.table("chunks"))
     device_ns = [cost.total_ns for cost in costs]
     return figures_of(Served(plan, requests, reuse_rule(run), served_by, device_ns, batches, firsts))
 
@@ -151,16 +151,6 @@ def routing_of(valid: Sequence[SealedRun]) -> list[Routing]:
         lost = reuse["lost_routing"], reuse["lost_eviction"]
         found.append(Routing(name, returns, reuse["home"], reuse["kept"], *lost, shares))
     return found
-
-
-def _first_tokens(chunks: pa.Table) -> dict[RequestKey, int]:
-    with_any = with_tokens(chunks)
-    firsts: dict[RequestKey, int] = {}
-    for (session, request), at_ns in zip(
-        values_of(with_any, "session", "request"), received_ns(with_any).tolist(), strict=True
-    ):
-        firsts[session, request] = min(at_ns, firsts.get((session, request), at_ns))
-    return firsts
 
 
 def figures_of(done: Served) -> ReplicaFigures:

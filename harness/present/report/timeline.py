@@ -18,13 +18,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from harness.analysis.cost.reconstruct import with_tokens
+from harness.analysis.cost.reconstruct import first_tokens_ns
 from harness.analysis.logs.replicas import engines_of, servers_in
 from harness.analysis.reuse import Rearrival, rearrivals, reuse_rule
 from harness.analysis.run_tables import RequestKey, with_logged_prefills
 from harness.clock import NS_PER_S
 from harness.measure.records.run import SealedRun
-from harness.measure.records.schema import ABORTED, values_of
+from harness.measure.records.schema import ABORTED
 from harness.present.report.svg import NUM_CONDITION_COLORS
 
 FloatArray = NDArray[np.float64]
@@ -112,7 +112,7 @@ def timeline(run: SealedRun, color: int) -> TimelineView | None:
     engine_of = engines_of(run)
     returns = rearrivals(known, run.plan_if_readable, reuse_rule(run), engine_of)
     again = {(each.session, each.request): each for each in returns}
-    bars = _bars(requests, _first_tokens(run.table("chunks")), start_ns, again)
+    bars = _bars(requests, first_tokens_ns(run.table("chunks")), start_ns, again)
     servers = tuple(_steps(server.steps, start_ns) for server in servers_in(run))
     if len(servers) > 1:
         bars = [replace(bar, replica=engine_of.get((bar.session, bar.request))) for bar in bars]
@@ -143,15 +143,6 @@ def _steps(steps: pa.Table, start_ns: int) -> Steps:
     step_s = (timed.column("log_ns").to_numpy() - start_ns) / NS_PER_S
     n, b = (timed.column(name).to_numpy().astype(np.int64) for name in ("n", "b"))
     return Steps(np.asarray(step_s, dtype=np.float64), n, b)
-
-
-def _first_tokens(chunks: pa.Table) -> dict[RequestKey, int]:
-    """First instant at which a token of each request was received; the header's first byte may come long before."""
-    # Threads would be waited for for ever where none can be started (a limit of memory).
-    by_request = with_tokens(chunks).group_by(["session", "request"], use_threads=False)
-    grouped = by_request.aggregate([("received_ns", "min")])
-    firsts = values_of(grouped, "session", "request", "received_ns_min")
-    return {(session, request): first_ns for session, request, first_ns in firsts}
 
 
 def _bars(
