@@ -21,13 +21,9 @@ from harness.shipped import find_shipped, shipped_names
 from harness.table import TableForm, written
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from harness.model.spec import ExperimentSpec
-    from harness.runner import ProgressSink
-
-# What predicting and analysing the runs of an experiment takes, of what making them took.
-ANALYSIS_SHARE = 0.3
 
 
 def catalogue(
@@ -82,45 +78,29 @@ def _perform_all(specs: Sequence[ExperimentSpec], paths: Sequence[Path], runs: P
     """Perform every experiment, with the time left; RunInvalidError when a run is invalid."""
     from harness.processes import parallel_map
     from harness.runner.experiment import what_to_do
-    from harness.runner.progress import ProgressEvent, RunSealed, predicted_work
+    from harness.runner.progress import predicted_work
 
-    # All are looked at before the first is performed; runs that are sealed are analysed, but take no more time.
-    both = {
-        spec.name: what_to_do(spec, runs, resume=resume, retry_invalid=False, authorization=None)[:2] for spec in specs
-    }
-    work = {name: {run.label: predicted_work(run) for run in todo} for name, (_, todo) in both.items()}
-    analyses = {name: ANALYSIS_SHARE * sum(map(predicted_work, planned)) for name, (planned, _) in both.items()}
-    whole = sum(map(sum, (todo.values() for todo in work.values()))) + sum(analyses.values())
+    # All are looked at before the first is performed.
+    planned = [what_to_do(spec, runs, resume=resume, retry_invalid=False, authorization=None)[0] for spec in specs]
+    work = [sum(map(predicted_work, of_spec)) for of_spec in planned]
     order, processes = list(range(len(specs))), 1
     # Servers of another kind than the simulator's would disturb each other.
     if all(kind_named(spec.backend).is_virtual for spec in specs):
         processes = None
         # One of little work tells whether sharing is worth it; then those of most, so that the last is a short one.
-        order.sort(key=lambda place: -sum(work[specs[place].name].values()) - analyses[specs[place].name])
+        order.sort(key=lambda place: -work[place])
         order.insert(0, order.pop())
     results: dict[int, tuple[str, int]] = {}
-    num_printed, done = 0, 0.0
-
-    def perform(place: int, on_share: Callable[[float], None]) -> tuple[str, int]:
-        name = specs[place].name
-
-        def on_progress(event: ProgressEvent, /) -> None:
-            if isinstance(event, RunSealed):
-                on_share(work[name][event.label])
-
-        found = _perform(specs[place], runs, str(paths[place]), resume=resume, on_progress=on_progress)
-        on_share(analyses[name])
-        return found
-
+    num_printed = 0
     with time_left("catalogue") as show:
-
-        def on_share(share: float) -> None:
-            nonlocal done
-            done += share
-            show(done / whole)
-
-        for place, found in parallel_map(perform, order, on_share, processes):
-            results[order[place]] = found
+        performed = parallel_map(
+            lambda place, _on_progress: _perform(specs[place], runs, str(paths[place]), resume=resume),
+            order,
+            workers=processes,
+        )
+        for place, result in performed:
+            results[order[place]] = result
+            show(sum(work[done] for done in results) / sum(work))
             while num_printed in results:
                 print_text(results[num_printed][0])
                 num_printed += 1
@@ -131,9 +111,7 @@ def _perform_all(specs: Sequence[ExperimentSpec], paths: Sequence[Path], runs: P
     print_text(f"then: harness paper tables --runs {runs} --search runs/search-paper")
 
 
-def _perform(
-    spec: ExperimentSpec, runs: Path, source: str, *, resume: bool, on_progress: ProgressSink
-) -> tuple[str, int]:
+def _perform(spec: ExperimentSpec, runs: Path, source: str, *, resume: bool) -> tuple[str, int]:
     """Perform one experiment and write its analysis beside its runs: what to say of it, and how many are invalid."""
     from harness.judge.catalogue import analyse as analyse_runs
     from harness.judge.prereg import predictions_for
@@ -141,7 +119,7 @@ def _perform(
 
     clock = MonotonicClock()
     began_ns = clock.now_ns()
-    outcome = run_experiment(spec, runs_root=runs, spec_source=source, resume=resume, on_progress=on_progress)
+    outcome = run_experiment(spec, runs_root=runs, spec_source=source, resume=resume)
     sealed = list(outcome.runs)
     # A busy machine may leave none that is valid: the other experiments go on.
     if any(run.is_valid for run in sealed):

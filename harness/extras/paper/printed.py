@@ -135,11 +135,11 @@ def prediction_figures(rules: str) -> Iterator[Figure]:
 
 
 @lru_cache(maxsize=4)
-def run_search(rules: str, on_progress: Callable[[float], None] = lambda _share: None) -> SearchResult:
-    """The paper's search under ``rules``, in a folder that is gone afterwards. on_progress: takes the share done."""
+def run_search(rules: str) -> SearchResult:
+    """The paper's search under ``rules``, in a folder that is gone afterwards."""
     space = load_space("paper").model_copy(update={"rules": rules})
     with TemporaryDirectory() as folder:
-        return search(space, Path(folder), on_progress=on_progress)
+        return search(space, Path(folder))
 
 
 def search_figures(result: SearchResult) -> Iterator[Figure]:
@@ -184,13 +184,10 @@ def disagreements(figures: Sequence[Figure]) -> list[Figure]:
 def page(on_progress: Callable[[float], None] = lambda _share: None) -> str:
     """The whole page as Markdown. on_progress: takes the share of the searches done, which take most of the time."""
     predictions = {rules: list(prediction_figures(rules)) for rules in RULES}
-    shares: dict[str, float] = {}
-
-    def tell_all(share: tuple[str, float]) -> None:
-        shares.update([share])
-        on_progress(sum(shares.values()) / len(RULES))
-
-    results = dict(parallel_map(_searched, RULES, tell_all))
+    results: dict[int, tuple[list[Figure], set[int]]] = {}
+    for place, result in parallel_map(_searched, RULES):
+        results[place] = result
+        on_progress(len(results) / len(RULES))
     searched = {rules: results[place][0] for place, rules in enumerate(RULES)}
     figures = [figure for rules in RULES for figure in (*predictions[rules], *searched[rules])]
     devices = ("baseline and changed configurations", "N", "device s", "evictions", "reused")
@@ -227,13 +224,9 @@ def _wrapped(text: str, bullet: str = "") -> str:
     return fill(words, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
-def _searched(rules: str, on_progress: Callable[[tuple[str, float]], None]) -> tuple[list[Figure], set[int]]:
+def _searched(rules: str, _on_progress: object = None) -> tuple[list[Figure], set[int]]:
     """The figures of the paper's search under one set of rules, and its 20 best candidates."""
-
-    def tell_share(share: float) -> None:
-        on_progress((rules, share))
-
-    result = run_search(rules, tell_share)
+    result = run_search(rules)
     return list(search_figures(result)), set(result.ranked[:TOP])
 
 

@@ -240,26 +240,20 @@ def page(num_sums: int = DEFAULT_SUMS, on_progress: Callable[[float], None] = la
     # A small N tells whether sharing is worth it; then those of most sessions, so that the last is a short one.
     first, *others = sorted(TABLE_I)
     users = [first, *reversed(others)]
-    num_drawn = 0
-
-    def on_drawn(sessions: int) -> None:
-        nonlocal num_drawn
-        num_drawn += sessions
-        on_progress(num_drawn / sum(users))
-
-    by_place = dict(parallel_map(lambda each, on_progress: _draws(each, num_sums, on_progress), users, on_drawn))
-    draws = {each: by_place[users.index(each)] for each in TABLE_I}
-    return rendered("signs.md.j2", **_facts(num_sums, draws))
+    drawn: dict[int, dict[Draw, DrawnCounts]] = {}
+    for place, of_users in parallel_map(lambda each, _on_progress: _draws(each, num_sums), users):
+        drawn[users[place]] = of_users
+        on_progress(sum(drawn) / sum(users))
+    return rendered("signs.md.j2", **_facts(num_sums, {each: drawn[each] for each in TABLE_I}))
 
 
-def _draws(users: int, num_sums: int, on_progress: Callable[[int], None]) -> dict[Draw, DrawnCounts]:
+def _draws(users: int, num_sums: int) -> dict[Draw, DrawnCounts]:
     """Everything that the page draws of one N."""
     num_plans = num_sums * PLANS_IN_A_SUM
     num_others = max(2, num_sums // ALTERNATIVE_PART) * PLANS_IN_A_SUM
     drawn = {(SHIPPED.name, GRID): draw(users, num_plans)}
     drawn |= {(SHIPPED.name, grid): draw(users, num_plans, buckets=grid) for n, grid in TABLE_II if n == users}
     drawn |= {(variant.name, GRID): draw(users, num_others, variant) for variant in ALTERNATIVES}
-    on_progress(users)
     return drawn
 
 
