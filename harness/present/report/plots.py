@@ -399,8 +399,6 @@ def device_plot(sheet: Sheet, summary: ExperimentSummary) -> str:
         each for each in summary.conditions if each.comparison is not None and each.comparison.b.devices is not None
     ]
     figure, panels = sheet.panels(1 + len(compared), a_row=3, heights=(0.4, 2.6))
-    if len(found.devices) >= TURNED_NAMES:
-        figure.set_layout_engine("constrained")  # measures what slanted names need
     _speeds_panel(panels[0], found)
     for axes, condition in zip(panels[1:], compared, strict=True):
         _effect_panel(axes, condition, condition_color(summary.place_of[condition.name]))

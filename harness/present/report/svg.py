@@ -11,9 +11,7 @@ import re
 from html import escape
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,10 +26,6 @@ except RuntimeError:
 PAGE_WIDTH_IN = 10.66
 NUM_CONDITION_COLORS = 8
 NUM_BUCKET_COLORS = 8
-
-# Room in a figure, inches: a line of text, one character, and what keeps things apart.
-LINE_IN, CHARACTER_IN, X_TICKS_IN = 0.19, 0.076, 0.25
-LEGEND_IN, TICK_GAP_IN, EDGE_IN, RIGHT_IN = 0.28, 0.09, 0.05, 0.16
 
 INK = "#010101"
 MUTED = "#020202"
@@ -130,7 +124,7 @@ class Sheet:
         # Figure, not pyplot: no global state, no backend choice, no window.
         from matplotlib.figure import Figure
 
-        return Figure(figsize=(width, height))
+        return Figure(figsize=(width, height), layout="constrained")
 
     def panels(  # noqa: PLR0913  # the layout of a grid
         self,
@@ -165,72 +159,12 @@ class Sheet:
         """
         from matplotlib.backends.backend_svg import FigureCanvasSVG
 
-        _arrange(figure)
         buffer = io.StringIO()
         # Not savefig: it draws a figure twice, once for its layout alone.
         FigureCanvasSVG(figure).print_svg(
             buffer, metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
         )
         return _inline(buffer.getvalue(), name=name, label=label)
-
-
-def _arrange(figure: Figure) -> None:
-    """Give every panel of the figure's grid room for its labels, by their lengths.
-
-    matplotlib's own layouts measure every text several times, which takes longer than the drawing itself.
-    """
-    panels = [axes for axes in figure.axes if axes.get_visible()]
-    grid = panels[0].get_gridspec() if panels else None
-    if figure.get_layout_engine() is not None or grid is None:
-        return
-    places = {axes: (spec.rowspan.start, spec.colspan.start) for axes in panels if (spec := axes.get_subplotspec())}
-    lefts, belows = [0.0] * grid.ncols, [0.0] * grid.nrows
-    for axes, (row, column) in places.items():
-        left_in = _ticks_in(axes) + LINE_IN * bool(axes.get_ylabel()) + EDGE_IN
-        below_in = X_TICKS_IN + LINE_IN * bool(axes.get_xlabel()) + EDGE_IN
-        lefts[column], belows[row] = max(lefts[column], left_in), max(belows[row], below_in)
-    right, above = max(map(_right_in, panels)), max(map(_above_in, panels))
-    (width, height), ratios = figure.get_size_inches(), np.asarray(grid.get_width_ratios(), dtype=np.float64)
-    legend = LEGEND_IN * bool(figure.legends)
-    tall = (height - legend - sum(belows)) / grid.nrows - above
-    for axes, (row, column) in places.items():
-        share = (width - sum(lefts) - right * grid.ncols) / float(ratios.sum())
-        x = sum(lefts[: column + 1]) + right * column + share * float(ratios[:column].sum())
-        y = height - legend - (row + 1) * (above + tall) - sum(belows[:row])
-        wide = share * float(ratios[column])
-        axes.set_position((x / width, y / height, wide / width, tall / height))
-        # Set here: matplotlib would measure all ticks to find these places.
-        axes.yaxis.set_label_coords(-_ticks_in(axes) / wide, 0.5)
-        axes.xaxis.set_label_coords(0.5, -X_TICKS_IN / tall)
-
-
-def _ticks_in(axes: Axes) -> float:
-    """Room of the vertical axis' tick labels and what keeps them from it, inches."""
-    return _widest_in(axes) + TICK_GAP_IN if axes.yaxis.get_tick_params().get("labelleft", True) else EDGE_IN
-
-
-def _right_in(axes: Axes) -> float:
-    """Half of the last tick's label reaches over the edge; a second axis has labels there."""
-    return max([RIGHT_IN, *(_widest_in(cast("Axes", child)) + TICK_GAP_IN + EDGE_IN for child in axes.child_axes)])
-
-
-def _widest_in(axes: Axes) -> float:
-    """The longest label of the vertical axis: a name that was given, or a number of some five characters."""
-    from matplotlib.ticker import FixedLocator
-
-    places, texts = axes.yaxis.get_major_locator(), axes.yaxis.get_major_formatter()
-    if not isinstance(places, FixedLocator):
-        return CHARACTER_IN * 5
-    named = texts.format_ticks(list(places()))
-    return CHARACTER_IN * max((len(line) for text in named for line in text.split("\n")), default=0)
-
-
-def _above_in(axes: Axes) -> float:
-    """A title, and the line that some panels have between it and their upper edge."""
-    from matplotlib.text import Annotation
-
-    has_line = any(isinstance(text, Annotation) and text.xy == (0, 1) for text in axes.texts)
-    return LINE_IN * (1.25 + has_line) if axes.get_title(loc="left") else EDGE_IN
 
 
 def _inline(document: str, *, name: str, label: str) -> str:
