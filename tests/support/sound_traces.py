@@ -162,7 +162,7 @@ def atif_document(session: str, turns: int = TURNS, first_s: float = 0.0) -> Any
     steps: list[Any] = [{"step_id": 1, "source": "user", "timestamp": at(first_s), "message": "x"}]
     for turn in range(turns):
         usage = {"prompt_tokens": 1000 + 300 * turn, "completion_tokens": 100, "cached_tokens": 1000 * bool(turn)}
-        time = {"timestamp": at(first_s + 3 + 10 * turn), "metrics": usage}
+        time = {"timestamp": at(first_s + 3 + 10 * turn), "metrics": usage, "tool_calls": [{"tool_call_id": "c"}]}
         steps.append({"step_id": turn + 2, "source": "agent", "message": "x" * 300} | time)
     return {"schema_version": "ATIF-v1.7", "session_id": session, "agent": {"name": "a"}, "steps": steps}
 

@@ -1,7 +1,4 @@
-"""Requests that wait for others: agentic Mooncake (NVIDIA Dynamo), and Mooncake sessions (NVIDIA AIPerf).
-
-A request starts ``delay`` and ``tool_wait_ms`` after the last of ``wait_for`` has ended; AIPerf's after the row before.
-"""
+"""Requests that wait for others: agentic Mooncake (NVIDIA Dynamo), and Mooncake sessions (NVIDIA AIPerf)."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from harness.extras.formats.mooncake import REPEATED
 from harness.model.plan.model import WAIT_KINDS, WaitKind, has_ended
 from harness.model.traces.account import DrawnWaits, ReadNotes, tokens_in
 from harness.model.traces.base import Progress, read_tables, trace_format
-from harness.model.traces.links import doubt_of, kept_tokens
+from harness.model.traces.links import PARTLY, doubt_of, kept_tokens
 from harness.model.traces.recording import RecordedRequest, Recording, hidden_name
 from harness.model.traces.values import Record, first_of, list_of, seconds_ns, text_of, tokens_of
 
@@ -121,7 +118,10 @@ def _calls(
         waits = list_of(record, "wait_for") and first_of(record, "delay", "delay_ms", "tool_wait_ms") is None
         notes.assume("requests that wait for others and have no delay: taken to start at once", bool(waits))
         said: WaitKind | None = next((kind for kind in WAIT_KINDS if kind == text_of(record, "wait_kind")), None)
-        kind = said or ("tool" if record.get("tool_wait_ms") else None)
+        tool_ns = seconds_ns(record.get("tool_wait_ms") or 0, unit_ns) or 0
+        kind = said or ("tool" if 0 < times[1] <= 2 * tool_ns else None)
+        if tool_ns and not said:
+            notes.hold(PARTLY, tool_ns // NS_PER_MS, [times[1] // NS_PER_MS])
         notes.assume(WHOSE, bool(list_of(record.get("wait_for")) and times[1] and not kind))
         name, session, wait_for = (record.get(key) for key in ("request_id", "session_id", "wait_for"))
         identity = str(name) if isinstance(name, (str, int)) else f"file {place}, row {number}"
@@ -216,10 +216,9 @@ def _chain(turns: list[_Call], drawn: DrawnWaits, notes: ReadNotes, *, are_new: 
 
 
 def _lengthen(sessions: list[list[_Call]], notes: ReadNotes) -> None:
-    """Make the lengths of rows that follow by ``delay`` those of whole prompts.
+    """Make the lengths of rows that follow by ``delay`` those of whole prompts: AIPerf's count only what is new.
 
-    A row may count its whole prompt, or only what is new after the row before it, as AIPerf does. Raises SpecError
-    where only growing lengths could tell, and the person did not say.
+    Raises SpecError where only growing lengths could tell which they count, and the person did not say.
     """
     pairs = [(before, turn) for turns in sessions for before, turn in pairwise(turns) if turn.is_next]
     if not pairs or any(turn.keep is not None for _, turn in pairs):

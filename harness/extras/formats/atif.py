@@ -1,7 +1,4 @@
-"""ATIF, the Agent Trajectory Interchange Format of Harbor (harborframework.com/docs/trajectory-format): one a document.
-
-``prompt_tokens`` counts the cached tokens too. No message, argument or observation leaves a step.
-"""
+"""ATIF, the Agent Trajectory Interchange Format of Harbor (harborframework.com/docs/trajectory-format)."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from pathlib import Path
 from harness.extras.formats.trajectories import UNSTATED, TrajectoryCalls, Usage, usage_of
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import Lines, trace_format
-from harness.model.traces.calls import ALLOWED, LIKE_ASKING, UNTIMED, Log
+from harness.model.traces.calls import LIKE_ASKING, UNTIMED, Log
 from harness.model.traces.links import UNLINKED, of_lines
 from harness.model.traces.values import Record, instant_ns, record_of, records_of, text_of, tokens_of
 
@@ -95,7 +92,8 @@ def _steps(given: list[Record], session: str, at: str, notes: ReadNotes) -> Traj
         elif text_of(step, "source") in ASKING:
             # A program writes both at once, as when it made a summary: no person, and no tool.
             is_by_program = bool(steps.calls) and all(text_of(step, "timestamp") in each for each in said.values())
-            steps.ask(moment_ns, is_human=None if is_by_program else text_of(step, "source") == "user")
+            is_human = text_of(step, "source") == "user"
+            steps.ask(moment_ns, is_human=None if is_by_program or not (is_human or steps.has_tools) else is_human)
             for call in steps.calls[-1:]:
                 call.children |= dict.fromkeys(_children(step), UNTIMED)
             notes.assume(UNLINKED, len(_children(step)) * (not steps.calls))
@@ -108,13 +106,14 @@ def _steps(given: list[Record], session: str, at: str, notes: ReadNotes) -> Traj
         else:
             call = steps.answer(counts, place, moment_ns)
             call.answer_characters = len(text_of(step, "message")) + len(text_of(step, "reasoning_content"))
-            call.identity = "atif", moment_ns or (session, _number(step)), *counts[:3]
+            call.identity = at.partition(", sub-agent")[1:], moment_ns or (session, _number(step)), *counts[:3]
             call.children = dict.fromkeys(_children(step), UNTIMED)
             notes.assume("steps that are several calls, taken as one", (tokens_of(step.get("llm_call_count")) or 1) > 1)
+        steps.is_over = steps.is_over or "context_management" in record_of(step, "extra")
+        steps.has_tools = steps.has_tools or bool(records_of(step, "tool_calls") or record_of(step, "observation"))
         steps.look(step)
         tools = " ".join(text_of(tool, "function_name") for tool in records_of(step, "tool_calls"))
-        notes.assume(ALLOWED, is_like_asking := LIKE_ASKING.search(tools) is not None)
-        steps.is_strange = steps.is_strange or is_like_asking
+        steps.is_allowed = steps.is_allowed or LIKE_ASKING.search(tools) is not None
     return steps
 
 

@@ -1,28 +1,22 @@
-"""Codex's logs: ``~/.codex/sessions/YYYY/MM/DD/rollout-*.jsonl``. A round closes at a ``token_count`` after an output.
-
-Only types, ids, times, usage counts and how long a tool ran are read. ``codex.toml`` has the types of rows.
-"""
+"""Codex's logs, ``~/.codex/sessions/YYYY/MM/DD/rollout-*.jsonl``; ``codex.toml`` has the types of rows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from harness.model.traces.account import ReadNotes
-from harness.model.traces.base import trace_format, types_of
+from harness.model.traces.base import by_type, read_tables, trace_format
 from harness.model.traces.calls import BACK, BURST_NS, LATE_NS, REPLAYED, AgentLog, Call, Conversation, Log, mark_replay
 from harness.model.traces.links import reader_of
 from harness.model.traces.values import Record, counts_of, instant_ns, record_of, text_of, tokens_of
 
 HELD_TO = "0.171.0"
-PASSED, ROLES, ITEMS, LABELS = types_of(__file__).values()
+*TYPES, NAMES = read_tables(Path(__file__).with_suffix(".toml")).values()
+PASSED, ROLES, ITEMS, LABELS = map(by_type, TYPES)
 ENDINGS = {"_call": "output", "_output": "result"}
 STEPS, UNCOUNTED, COPIED, REVIEWS = LABELS.values()
-REVIEW = {"exited_review_mode", "ExitedReviewMode"}, {"entered_review_mode", "EnteredReviewMode"}
-INPUTS = ("person", "result", "hint", "turn")
-USAGE = ("input_tokens", "cached_input_tokens", "output_tokens", "reasoning_output_tokens")
-TOTALS = (*USAGE, "total_tokens")
-# Where a file names the session that it is a fork of, and the one that it is a sub-agent of.
-ABOVE = ("forked_from_id", "parent_thread_id")
+INPUTS, USAGE, TOTALS, ABOVE, *REVIEW = NAMES.values()
 
 
 class CodexLog(AgentLog):
@@ -54,7 +48,7 @@ class _Session(Conversation):
         super().__init__(name, notes)
         self._open: Call | None = None
         self._turns: dict[str, list[int]] = {}  # how many calls stood before each input, by its kind
-        self._fork_of = ""
+        self._fork_of, self._cut, self._is_aborted = "", 0, False
         self._began_ns: int | None = None
         self._has_meta = self._is_agent = self._is_reviewed = False
         self._closed_ns: list[int] = []
@@ -84,7 +78,7 @@ class _Session(Conversation):
                 copied_ns = max(self._began_ns or 0, self._closed_ns[place - 1]) + BURST_NS
                 is_copied = turn.kind == "tool" and turn.submitted_ns < copied_ns
                 turn.unknown_wait = turn.unknown_wait or (COPIED if is_copied else "")
-            turn.fork_of = self._fork_of or self.parent
+            turn.fork_of, turn.cut = self._fork_of or self.parent, self._cut
             turn.session = self.session  # its first record may come late
             turn.parent = self.parent or "-" * self._is_agent  # a review, or an agent of the program, names none
         return self.calls
@@ -133,6 +127,9 @@ class _Session(Conversation):
         spawn = record_of(payload, "source", "subagent", "thread_spawn")
         self._fork_of, self.parent = (text_of(spawn, name) or text_of(payload, name) for name in ABOVE)
         self._is_agent = bool(record_of(payload, "source").get("subagent"))
+        base = record_of(payload, "history_base")  # the rows that it goes on from, and does not copy
+        self._fork_of = text_of(base, "thread_id") or self._fork_of
+        self._cut = tokens_of(base.get("end_ordinal_exclusive")) or 0
 
     def _leave(self, reason: str) -> None:
         """Leave out the open round, which nothing counts."""
@@ -162,17 +159,24 @@ class _Session(Conversation):
         else:
             self.notes.part()
             self.is_compacted = self.is_compacted or kind == "compacted"
+            self.is_over = self.is_over or (kind == "compacted" and bool(self._inputs))  # no row tells of its call
             if role == "result" and call:
                 self.result(call, moment_ns, payload.get("output"))
             elif role in INPUTS:
-                self._turns.setdefault(kind, []).append(len(self.calls))
-                self.take_input(moment_ns, is_human=role in ("person", "turn"), is_hint=role in ("hint", "turn"))
+                self._ask(kind, role, moment_ns)
             elif self._open is not None or role == "output":
                 turn = self._output(moment_ns, at)
                 # Only a tool that runs beside the model has an output of the same id.
                 if call and kind.endswith("_call"):
                     self.call(call, turn, moment_ns, tool := text_of(payload, "name"))
                     turn.joins = turn.joins or tool in ("wait", "wait_agent")
+
+    def _ask(self, kind: str, role: str, moment_ns: int) -> None:
+        if role == "turn" and self._is_aborted:  # what came of the turn that a person ended asks for nothing
+            self.skip(self.lost)
+            self._is_aborted = False
+        self._turns.setdefault(kind, []).append(len(self.calls))
+        self.take_input(moment_ns, is_human=role in ("person", "turn"), is_hint=role in ("hint", "turn"))
 
     def _end(self, kind: str, num_turns: int, moment_ns: int, at: str) -> None:
         """A person ended a turn, or took back so many of the last ones, which began with their messages."""
@@ -183,6 +187,7 @@ class _Session(Conversation):
             if self._open is None and is_asked and False not in latest and not self._unanswered:
                 self.end_without_row(at)
             self._leave(UNCOUNTED)
+            self.is_over = self._is_aborted = True
         elif kind == "error" and self._open is None:
             self.end_without_row(at)
         elif kind == "thread_rolled_back" and num_turns:
@@ -248,6 +253,7 @@ class _Session(Conversation):
         self._is_bare = self._open is None
         turn = self._open or self._output(moment_ns, at)
         self._open, self._counted, self._recorded, self._emptied_at = None, usage, None, None
+        turn.row = -1 if self._ordinal is None else self._ordinal
         self.notes.num_calls += 1
         turn.input_tokens, turn.prefix_tokens, turn.output_tokens, turn.reasoning_tokens = usage
         self._history = hash((self._history, *usage, *totals))

@@ -44,6 +44,7 @@ def csv_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress | None 
         for name, rows in sessions.items():
             yield _calls(rows, f"{place}/{name}" if place else name, rows[0].arrival_ns - first_ns, notes)
         held |= sessions.items()
+    notes.assume("sessions whose arrivals the exporter of TraceLab made up", len(held))
     notes.assume("files whose arrivals are counted from the first of each", num_kept * (num_kept > 1))
 
 

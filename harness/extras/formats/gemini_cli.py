@@ -1,24 +1,19 @@
-"""Gemini CLI's sessions: ``~/.gemini/tmp/PROJECT/chats/*.jsonl``, and those of sub-agents in a folder of their parent.
-
-A message comes again, under its id, with its counts or tools; ``$set`` rows hold the conversation as it is then.
-"""
+"""Gemini CLI's sessions: ``~/.gemini/tmp/PROJECT/chats/*.jsonl``; a message comes again under its id as it grows."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from harness.model.traces.account import ReadNotes
-from harness.model.traces.base import trace_format, types_of
-from harness.model.traces.calls import REJECTED, UNCOUNTED, UNTIMED, AgentLog, Call, Conversation, Log
+from harness.model.traces.base import by_type, read_tables, trace_format
+from harness.model.traces.calls import UNCOUNTED, UNTIMED, AgentLog, Call, Conversation, Log
 from harness.model.traces.links import reader_of
 from harness.model.traces.values import Record, counts_of, instant_ns, list_of, record_of, records_of, text_of
 
-PASSED = types_of(__file__)["passed"]
-# Of the prompt, the answer, its reasoning, what the cache held, and the prompt of a tool of the model's own; their sum.
-COUNTS = {name: name for name in ("input", "output", "thoughts", "cached", "tool", "total")}
-ENDED = ("success", "error", "cancelled")
-CANCELLED = "Request cancelled."  # of a row of kind "info", when a person ends an answer: useGeminiStream.ts
+TABLES = read_tables(Path(__file__).with_suffix(".toml"))
+PASSED, (COUNTS, ENDED, CANCELLED) = by_type(TABLES["passed"]), TABLES["names"].values()
 
 
 class GeminiLog(AgentLog):
@@ -145,8 +140,9 @@ class _Session(Conversation):
             self._ended.add(name)  # older releases write no row of its result
             ended_ns = self.moved_ns(ended_ns, turn.end_ns)
             said = (text_of(part, "functionResponse", "response", "error") for part in records_of(tool, "result"))
-            is_cancelled = text_of(tool, "status") == "cancelled"  # whatever its text
-            self.result(name, ended_ns, REJECTED[0] if is_cancelled else "".join(said))
+            self.result(name, ended_ns, "".join(said))
+            is_cancelled = text_of(tool, "status") == "cancelled" and self._inputs[-1][1] is False
+            self.is_over = self.is_over or is_cancelled
         if child := text_of(tool, "agentId"):
             turn.children[child] = UNTIMED if ended_ns is None else ended_ns
 

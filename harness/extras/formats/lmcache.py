@@ -1,7 +1,4 @@
-"""LMCache's agentic traces (sammshen/lmcache-agentic-traces on Hugging Face, MIT), and AIPerf's: one model call a row.
-
-``pre_gap`` and ``session_timestamp`` are in s, AIPerf's ``delay`` and ``timestamp`` in ms. No text leaves a row.
-"""
+"""LMCache's agentic traces (sammshen/lmcache-agentic-traces on Hugging Face), and AIPerf's: one call a row."""
 
 from __future__ import annotations
 
@@ -145,10 +142,7 @@ def _wait_ns(before: _Turn, turn: _Turn, notes: ReadNotes) -> int | None:
 
 
 def _lengths(before: _Turn, before_prompt: int, turn: _Turn, notes: ReadNotes) -> tuple[int, int]:
-    """(tokens of a prompt, tokens of them that are the call before: its messages, and its answer where all come again).
-
-    An answer that comes again has as many tokens as it had when it was made; one that no message holds is not kept.
-    """
+    """(tokens of a prompt, tokens of them that are the call before: its messages, and its answer if all come again)."""
     common = num_common(turn.messages, before.messages)
     if common < len(before.messages):
         return turn.prompt, min(sum(each.tokens for each in turn.messages[:common]), turn.prompt, before_prompt)

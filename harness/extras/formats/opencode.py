@@ -1,7 +1,4 @@
-"""opencode's exported sessions (``opencode export``): ``info``, and ``messages`` with their parts.
-
-An answer's ``completed`` is that of its tools, so its end is that of its text, its reasoning or its first tool's start.
-"""
+"""opencode's exported sessions (``opencode export``): ``info``, and ``messages`` with their parts."""
 
 from __future__ import annotations
 
@@ -97,6 +94,7 @@ class _Session(Conversation):
         turn.provider = text_of(info, "providerID")
         self._take_tools(turn, parts)
         self.is_compacted = info.get("summary") is True
+        self.is_over = bool(text_of(info, "error", "name"))
 
     def _take_tools(self, turn: Call, parts: list[Record]) -> None:
         for part in (part for part in parts if text_of(part, "type") == "tool"):

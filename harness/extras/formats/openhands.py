@@ -1,8 +1,4 @@
-"""OpenHands: event streams (a list of events, an evaluation's ``history``) and conversations of its SDK.
-
-An action holds the usage of the answer (``tool_call_metadata.model_response``) or the sum of all so far
-(``llm_metrics``); the SDK keeps usage in ``base_state.json``, by the answer's id. No content of an event is read.
-"""
+"""OpenHands: event streams (a list of events, an evaluation's ``history``) and conversations of its SDK."""
 
 from __future__ import annotations
 
@@ -14,16 +10,13 @@ from pathlib import Path
 
 from harness.extras.formats.trajectories import UNSTATED, TrajectoryCalls, Usage, usage_of
 from harness.model.traces.account import ReadNotes
-from harness.model.traces.base import Lines, trace_format, types_of
+from harness.model.traces.base import Lines, by_type, read_tables, trace_format
 from harness.model.traces.calls import END_A_RUN, LATE_NS, LIKE_ASKING, START_AN_AGENT, Call, Log
 from harness.model.traces.links import of_lines
 from harness.model.traces.values import Record, instant_ns, list_of, record_of, records_of, seconds_ns, text_of
 
-OBSERVATIONS = ("ObservationEvent", "AgentErrorEvent", "UserRejectObservation", "HookExecutionEvent")
-# They may end a call that is under way, which then has no event.
-ENDS_A_CALL = ("InterruptEvent", "ConversationErrorEvent")
-OF_SEVERAL = "steps of the running totals that hold several answers: which tokens are whose is not known"
-PASSED = types_of(__file__)["passed"]
+TABLES = read_tables(Path(__file__).with_suffix(".toml"))
+PASSED, (OBSERVATIONS, ENDS_A_CALL, OF_SEVERAL) = by_type(TABLES["passed"]), TABLES["names"].values()
 
 
 @dataclass
@@ -112,7 +105,6 @@ def _steps(conversation: _Conversation, notes: ReadNotes) -> TrajectoryCalls:
             answers[answer] = call = steps.answer(counts, at, moment_ns, conversation.took_ns.get(answer))
             totals = told or [now + (more or 0) for now, more in zip(totals, counts, strict=False)]
             call.identity, call.agent = ("openhands", answer, moment_ns), "condenser" * (kind == "Condensation")
-            call.kind = call.kind if any(call.inputs_ns) else "none"  # the program went on by itself
             call.rewound_to, above = above if above not in steps.calls[-2:] else None, call
         elif is_answer or (text_of(event, "source") == "agent" and kind == "message"):
             steps.lose(counts, at)
@@ -122,6 +114,8 @@ def _steps(conversation: _Conversation, notes: ReadNotes) -> TrajectoryCalls:
             is_missed = is_missed or (not told and text_of(event, "source") == "agent")
         elif kind in (*ENDS_A_CALL, "PauseEvent") or text_of(event, "args", "agent_state") == "paused":
             steps.stop(at, ends_a_call=kind in ENDS_A_CALL)
+        else:
+            steps.is_over = steps.is_over or kind in ("Condensation", "condensation")
         calls_at[text_of(event, "id")] = above
         steps.look(event)
         steps.look({text_of(event, "key"): event.get("value")}, "state")

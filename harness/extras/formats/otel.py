@@ -1,8 +1,4 @@
-"""OpenTelemetry GenAI spans and log records: calls of models, the tools between them, and agents within agents.
-
-Any coat of ``otlp`` is read. Lengths are usage counts where the span has them, by any name of ``NAMES``; else they are
-estimated from the number of characters, and the plan states that. No text leaves a span.
-"""
+"""OpenTelemetry GenAI spans and log records: calls of models, the tools between them, and agents within agents."""
 
 from __future__ import annotations
 
@@ -16,15 +12,15 @@ from harness.extras.formats.otel_spans import HELD_TO, NO_COUNTS, PASSED, TABLES
 from harness.extras.formats.otlp import spans_in
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import Lines, trace_format
-from harness.model.traces.calls import LATE_NS, UNTIMED, Log, settle_kind, whose
+from harness.model.traces.calls import LATE_NS, UNTIMED, Log, whose
 from harness.model.traces.links import MOST_LOOKED_AT, of_lines
 from harness.model.traces.values import Record
 
 # An id that names one thing in every file: a W3C trace id or a UUID; short names may repeat by chance.
 GLOBAL = re.compile("[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3,}")
 BESIDE, WRAPS, WITHIN, SUMS, OPEN, TWICE, AROUND, OTHER_VALUES, LOGGED = TABLES["twice"].values()
-ALONE, ORPHANS, JOINED, APART, FOLLOWING, SHORT_NAMES = TABLES["sessions"].values()
-NO_TOOLS, WHOSE, ASKED_AGAIN = TABLES["waits"].values()
+ALONE, ORPHANS, JOINED, APART, STARTED, FOLLOWING, SHORT_NAMES = TABLES["sessions"].values()
+(ASKED_AGAIN,) = TABLES["waits"].values()
 
 
 def otel_logs(lines: Lines, notes: ReadNotes) -> Iterator[Log]:
@@ -215,6 +211,7 @@ class _Tree:
                 span.session += at_once.get((trace, name), "")
             if run is not None and starter is not None and starter.call is not None:
                 tool = above if (above := self._run(run)) and above.role == "tool" else run
+                self._notes.assume(STARTED, tool.role != "tool")
                 starter.call.children[f"{trace}/{name}"] = tool.end_ns if tool.has_times else UNTIMED
         names = self._joined_by_messages()
         for span in self._calls:
@@ -264,6 +261,7 @@ class _Tree:
         """Give each tool, and each agent that no tool ran, to the call that it came after."""
         for span in self._others:
             is_run_by_tool = span.role == "agent" and (run := self._run(span)) is not None and run.role == "tool"
+            is_run_by_tool |= span.role == "agent" and (span.trace, span.span) in self._runs  # its calls are known
             if span.role in ("agent", "tool") and span.has_times and not is_run_by_tool:
                 starter = self._starter(span, span.start_ns)
                 if starter is not None and starter.call is not None:
@@ -279,6 +277,9 @@ class _Tree:
         asked = {span.end_ns for span in beside if span.role == "person"}
         allowed = {span.end_ns for span in beside if span.is_allowed}
         failed = [(self._run(span), span.start_ns) for span in beside if span.is_failed]
+        if (first := spans[0]).call is not None:
+            tried_ns = [at_ns for run, at_ns in failed if run is self._run(first)]
+            first.call.submitted_ns = min([first.start_ns, *tried_ns])
         for place, span in enumerate(spans[1:], 1):
             earlier = spans[max(0, place - MOST_LOOKED_AT) : place]
             ended_ns = max((each.end_ns for each in earlier if each.end_ns <= span.start_ns), default=None)
@@ -305,13 +306,11 @@ class _Tree:
             if tool_ns > ended_ns or asked_ns is not None:
                 span.call.inputs_ns = (tool_ns if tool_ns > ended_ns else None, asked_ns)
                 span.call.kind = whose(ended_ns, *span.call.inputs_ns)
-                is_allowed, ran_ns = any(ended_ns < end <= span.start_ns for end in allowed), [b - a for a, b in ran]
-                settle_kind(span.call, span.call.submitted_ns - ended_ns, ran_ns, self._notes, is_allowed=is_allowed)
-            elif not has_tools and not asked and span.trace == earlier[-1].trace:
-                self._notes.assume(NO_TOOLS)
+                span.call.is_allowed = any(ended_ns < end <= span.start_ns for end in allowed)
+                span.call.ran_ns = [end - start for start, end in ran]
             else:
-                span.call.kind = "none"
-                self._notes.assume(WHOSE)
+                span.call.is_guessed = not (has_tools or asked) and span.trace == earlier[-1].trace
+                span.call.kind = "tool" if span.call.is_guessed else "none"
 
 
 FORMAT = trace_format(__file__, "otel", of_lines(otel_logs), passed=PASSED, held_to=f"semantic conventions {HELD_TO}")

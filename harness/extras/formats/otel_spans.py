@@ -1,7 +1,4 @@
-"""Spans as calls, tools and agents: which spans are calls of a model, and how many tokens each has.
-
-Counts come by any name of ``NAMES``; without, they are estimated from characters, and labelled. No text leaves a span.
-"""
+"""Spans as calls, tools and agents: which spans are calls of a model, and how many tokens each has."""
 
 from __future__ import annotations
 
@@ -125,7 +122,7 @@ def doubt(calls: Sequence[Span], spans: Sequence[Span]) -> str:
 
 def read_span(record: Record, at: str, notes: ReadNotes) -> Span:
     """The span of a record, with its call where it is one; what cannot be read is counted."""
-    attributes = record_of(record, "attributes")
+    attributes = _attributes(record)
     notes.check_release("the semantic conventions", text_of(record, "schema").rpartition("/")[2], HELD_TO)
     # Phoenix moves OpenInference's kind there; that of OpenTelemetry says nothing of an operation.
     kind, has_model = text_of(record, "span_kind").lower(), any(map(attributes.get, MODELS))
@@ -178,9 +175,16 @@ def read_span(record: Record, at: str, notes: ReadNotes) -> Span:
     return span
 
 
+def _attributes(record: Record) -> Record:
+    """A span's attributes, with the counts of Claude Code's spans under the names of the conventions."""
+    attributes = record_of(record, "attributes")
+    bare = TABLES["bare"] if attributes.get("span.type") == "llm_request" else {}
+    return {bare.get(name, name): value for name, value in attributes.items()}
+
+
 def _call(record: Record, span: Span, notes: ReadNotes) -> Call | str:
     """The call of a span with times; else what is wrong with its counts."""
-    attributes = record_of(record, "attributes")
+    attributes = _attributes(record)
     messages = _messages(attributes)
     counts = {what: _count(attributes, names) for what, names in NAMES.items()}
     if -1 in counts.values():

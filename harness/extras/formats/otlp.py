@@ -1,7 +1,4 @@
-"""Spans and log records as flat spans: OTLP JSON, Tempo's, Jaeger's, Phoenix's and the SDK's console, and flat spans.
-
-OTLP names keys in lowerCamelCase or snake_case, and writes 64-bit numbers as text or as numbers.
-"""
+"""Spans and log records as flat spans: OTLP JSON, Tempo's, Jaeger's, Phoenix's, the SDK's console's, and flat ones."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Qwen Code's sessions: ``~/.qwen/projects/PROJECT/chats/*.jsonl``, and ``subagents/SESSION/agent-*.jsonl``.
-
-Rows have the ids and links of Claude Code's, and usage in the words of Gemini's API.
-"""
+"""Qwen Code's sessions: rows have the ids and links of Claude Code's, and usage in the words of Gemini's API."""
 
 from __future__ import annotations
 
@@ -66,8 +63,8 @@ class _QwenChain(Chain):
             else:
                 is_by_program = text_of(record, "subtype") in ("cron", "goal_runtime")
                 take_parts(self, parts, moment_ns, is_human=None if is_by_program else kind == "user")
-                if self._inputs and text_of(record, "toolCallResult", "status") == "cancelled":  # whatever its text
-                    self._inputs[-1] = moment_ns, True
+                is_cancelled = text_of(record, "toolCallResult", "status") == "cancelled"
+                self.is_over = self.is_over or (is_cancelled and self._inputs[-1:] != [(moment_ns, True)])
 
     def _compact(self, at: str) -> None:
         """The summary has no row but its telemetry's; the next call is made at once, unless a person is asked."""

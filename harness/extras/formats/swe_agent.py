@@ -1,7 +1,4 @@
-"""SWE-agent's ``.traj`` files, and those of mini-swe-agent. Of texts only lengths are read.
-
-SWE-agent counts tokens for a run as a whole; mini-swe-agent keeps usage and time in ``extra`` of each answer.
-"""
+"""SWE-agent's ``.traj`` files, and those of mini-swe-agent. Of texts only lengths are read."""
 
 from __future__ import annotations
 
@@ -18,13 +15,21 @@ from harness.model.traces.values import Record, instant_ns, record_of, records_o
 
 SAID = ("content", "tool_calls")
 INPUTS = ("system", "user", "tool", "developer")
-PASSED = {"exit": "why the run ended"}
+PASSED = {"exit": "why the run ended", "autosubmission": "what the program submits at a limit, without the model"}
 BY_PERSON = ("UserNewTask", "UserInterruption", "UserRejection")
 
 
 def swe_agent_logs(document: Record, at: str, notes: ReadNotes) -> Iterator[Log]:
-    """The calls of a trajectory."""
-    stats = record_of(document, "info", "model_stats")
+    """The calls of a trajectory, or of each attempt of a run that tries several times."""
+    stats, attempts = record_of(document, "info", "model_stats"), records_of(document, "attempts")
+    if attempts:
+        notes.num_rows += len(attempts) - 1
+        logs = [
+            log for place, one in enumerate(attempts) for log in swe_agent_logs(one, f"{at}, attempt {place}", notes)
+        ]
+        notes.hold(f"calls {UNSTATED}", tokens_of(stats.get("api_calls")), map(len, logs))
+        yield from logs
+        return
     if messages := records_of(document, "messages"):
         notes.num_rows += len(messages) - 1
         steps, calls = _of_messages(messages, at, notes), [*filter(_has_answer, messages)]
@@ -37,12 +42,15 @@ def swe_agent_logs(document: Record, at: str, notes: ReadNotes) -> Iterator[Log]
 def _of_steps(document: Record, stats: Record, at: str, notes: ReadNotes) -> TrajectoryCalls:
     """SWE-agent's calls: the wait before one is the execution time of the step before it."""
     found = TrajectoryCalls(0, notes)
-    steps = records_of(document, "trajectory")
+    given = records_of(document, "trajectory")
+    steps = [step for step in given if step.get("query") != [{}]]
     pairs = ((records_of(step, "query") or records_of(step, "messages"), step) for step in steps)
     lengths = [(_length(query, *SAID), _length([step], "response", "tool_calls")) for query, step in pairs]
     if not steps or not all(sent for sent, _ in lengths):
         return found
-    notes.num_rows += len(steps) - 1
+    notes.num_rows += len(given) - 1
+    for _ in given[len(steps) :]:
+        notes.passes("autosubmission", PASSED)
     sent, received = tokens_of(stats.get("tokens_sent")), tokens_of(stats.get("tokens_received"))
     is_counted = bool(sent and received and stats.get("api_calls", len(steps)) == len(steps))
     how = "by characters, so that they sum to the tokens that the run counted"
@@ -55,10 +63,19 @@ def _of_steps(document: Record, stats: Record, at: str, notes: ReadNotes) -> Tra
         exact = [length / per + more for length, per, more in zip((asked, answered), per_token, rest, strict=True)]
         prompt, generate = (max(round(each), 1) for each in exact)
         rest = [exact[0] - prompt, exact[1] - generate]
-        identity = ("swe-agent", place, asked, answered, sent, received, json.dumps(document.get("environment")))
+        identity = (
+            at.partition(", attempt")[1:],
+            place,
+            asked,
+            answered,
+            sent,
+            received,
+            repr(document.get("environment")),
+        )
         call = found.answer(Usage(prompt, generate), f"{at}, step {place}", None)
         call.wait_ns, call.identity = wait_ns, identity
         wait_ns = seconds_ns(step.get("execution_time"))
+        found.has_tools = wait_ns is not None
     notes.hold(f"prompt tokens {UNSTATED}", sent or None, (call.input_tokens for call in found.calls))
     notes.hold(f"output tokens {UNSTATED}", received or None, (call.output_tokens for call in found.calls))
     return found
@@ -94,6 +111,7 @@ def _of_messages(messages: list[Record], at: str, notes: ReadNotes) -> Trajector
     for place, (last_ns, moment_ns, message) in enumerate(in_order):
         extra, role = record_of(message, "extra"), _role(message)
         if notes.passes(role, PASSED):
+            steps.skip(steps.lost)  # the run asks for no answer any more
             continue
         if role not in ("assistant", *INPUTS):
             steps.unread.unknown(f"role {role}", f"{at}, message {place}")
@@ -107,7 +125,8 @@ def _of_messages(messages: list[Record], at: str, notes: ReadNotes) -> Trajector
             # What a person adds has no time of its own: it was typed before the observation beside it was written, as
             # a command was that a person runs: what came of it is taken as the person's.
             is_by_person = place < 2 or is_typed or text_of(extra, "interrupt_type") in BY_PERSON
-            steps.ask(moment_ns, is_human=role == "user" and is_by_person)
+            is_error = not is_by_person and bool(text_of(extra, "interrupt_type"))  # of the program, which asks again
+            steps.ask(moment_ns, is_human=None if is_error else role == "user" and is_by_person)
             is_typed = role == "user" and "actions" in extra
         steps.look(message)
     return steps

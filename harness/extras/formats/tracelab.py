@@ -9,7 +9,7 @@ from harness.clock import NS_PER_MS
 from harness.extras.formats.blocks import parsed_lines
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import Progress, trace_format
-from harness.model.traces.calls import ASK_A_PERSON, Call, Log, mark_replay, settle_kind, whose
+from harness.model.traces.calls import ASK_A_PERSON, Call, Log, mark_replay, whose
 from harness.model.traces.links import through_calls
 from harness.model.traces.values import Record, instant_ns, records_of, seconds_ns, text_of, tokens_of
 
@@ -38,7 +38,7 @@ def tracelab_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress | 
             last_ns = {not tool or tool in asking: moment for moment, tool in sorted(inputs)}
             tools_ns, persons_ns = last_ns.get(False), last_ns.get(True)
             turn.inputs_ns, turn.kind = (tools_ns, persons_ns), whose(ended_ns, tools_ns, persons_ns)
-            settle_kind(turn, turn.submitted_ns - ended_ns, ran_ns, notes)
+            turn.ran_ns = ran_ns
             before, ended_ns, ran_ns = turn.index, turn.end_ns, rans[turn]
             history = hash((history, turn.input_tokens, turn.prefix_tokens, turn.output_tokens, turn.reasoning_tokens))
             turn.history = ("tracelab", history)

@@ -55,7 +55,7 @@ class TrajectoryCalls(Conversation):
             self.lost = ""
         call = self.add(UNTIMED if ended_ns is None else ended_ns, None, at)
         call.input_tokens, call.output_tokens, call.prefix_tokens, call.created_tokens, call.total_tokens = usage
-        call.took_ns = took_ns
+        call.took_ns, self.has_tools = took_ns, False
         return call
 
     def doubt(self, *, is_last_human: bool) -> str:  # noqa: ARG002  # rows say no more of tools
@@ -85,10 +85,7 @@ class TrajectoryCalls(Conversation):
 
 
 def usage_of(usage: Record) -> Usage | list[object]:
-    """The counts of a usage object of OpenAI's APIs; its values where one is no count, or one that is needed is null.
-
-    A prompt of no token is no call; ``links`` counts it.
-    """
+    """The counts of a usage object of OpenAI's APIs; its values where one is none, or null and needed."""
     of_prompt = "prompt" if usage.get("prompt_tokens") is not None else "input"
     of_answer = "completion" if usage.get("completion_tokens") is not None else "output"
     tables = usage, record_of(usage.get(f"{of_prompt}_tokens_details"))

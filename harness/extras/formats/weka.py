@@ -8,13 +8,13 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from harness.clock import NS_PER_MS
+from harness.clock import NS_PER_MS, NS_PER_S
 from harness.extras.formats.blocks import TOO_MANY_NAMES, BlockNames
 from harness.model.plan.model import WaitKind
 from harness.model.traces.account import PLACEHOLDER_TOKENS, ReadNotes
 from harness.model.traces.base import Progress, json_records, read_tables, trace_format
 from harness.model.traces.calls import LATE_NS, Call, Log
-from harness.model.traces.links import UNLINKED, recordings_of
+from harness.model.traces.links import UNLINKED, num_common, recordings_of
 from harness.model.traces.recording import Recording, hidden_name
 from harness.model.traces.values import Record, list_of, record_of, records_of, seconds_ns, text_of, tokens_of
 
@@ -22,7 +22,7 @@ MOST_INPUT_TOKENS = 1_000_000  # the publisher's note: more is an overcount
 TYPES = ("n", "s", "")
 AFTER: dict[str, WaitKind] = {"tool_result": "tool", "tool_use": "tool", "text": "human", "end_turn": "human"}
 LABELS = read_tables(Path(__file__).with_name("labels.toml"))
-GAPS, RELATIVE, ENDED, UNSURE, PART_NAMED, FEW_NAMES, INTERLEAVED, WHOSE = LABELS["weka"].values()
+GAPS, RELATIVE, ENDED, UNSURE, PART_NAMED, FEW_NAMES, ROUNDED, INTERLEAVED = LABELS["weka"].values()
 
 
 class _Session:
@@ -42,6 +42,7 @@ class _Session:
         self._notes.num_rows += len(entries)
         log: Log = []
         unknown_wait, before, seen = "", Record(), set[str]()
+        is_whole = not any((seconds_ns(record_of(entry).get("t")) or 0) % NS_PER_S for entry in entries)
         for entry in map(record_of, self._in_order(entries)):
             form, agent = text_of(entry, "type"), text_of(entry, "agent_id") or hidden_name(json.dumps(entry))
             if form == "subagent" and (agent in seen or depth >= 32 or not list_of(entry, "requests")):
@@ -63,7 +64,10 @@ class _Session:
                 call.kind = said[0] if said else "none"
                 call.unknown_wait, unknown_wait = unknown_wait, ""
                 if log:
-                    self._notes.assume(WHOSE, not said)
+                    late_ns, common = log[-1].end_ns - call.submitted_ns, num_common(call.blocks, log[-1].blocks)
+                    if is_whole and 0 < late_ns < LATE_NS and common == len(log[-1].blocks):
+                        self._notes.assume(ROUNDED)
+                        call.submitted_ns, call.end_ns = call.submitted_ns + late_ns, call.end_ns + late_ns + 1
                     self._notes.assume(GAPS, call.wait_ns is None and seconds_ns(before.get("api_time")) is None)
                     self._notes.assume(INTERLEAVED, call.submitted_ns < log[-1].end_ns)
                 log.append(call)
@@ -130,10 +134,7 @@ def _is_near(began_ns: int, ends_ns: Sequence[int]) -> bool:
 
 
 def _times_of_agents(path: Path) -> tuple[bool, bool]:
-    """Of a file's sub-agents: whether their time is their end, and whether times within count from their begin.
-
-    They begin as an answer of their parent ends. Times count from there where one of them would else be before it.
-    """
+    """Of a file's sub-agents: whether their time is their end, and whether times within count from their begin."""
     num_near, are_before = [0, 0], [False, False]
 
     def look(record: Record) -> None:

@@ -226,10 +226,7 @@ class ReadNotes:
         return dict(zip(ROWS, (self.num_calls, self.num_parts, *rest), strict=True))
 
     def check(self, num_requests: int) -> None:
-        """Assert that every row was counted once, and that every call is a request or dropped.
-
-        The requests of a reader of another package that counts nothing are labelled.
-        """
+        """Assert that every row was counted once, and that every call is a request or dropped."""
         if not any(self.rows.values()):
             self.assume("requests of a reader that counts no rows: what it passed over is not known", num_requests)
             return
@@ -257,10 +254,7 @@ def _release(version: str) -> tuple[int, ...]:
 
 
 class Unread:
-    """Rows of a session that could not be read, against all of its rows.
-
-    Any between two calls, or many, may be what the calls waited for.
-    """
+    """Rows of a session that could not be read: any between two calls, or many, may be what the calls waited for."""
 
     def __init__(self, notes: ReadNotes) -> None:
         self._notes = notes
@@ -308,10 +302,7 @@ class DrawnWaits:
         return int(self._waits.waits_ns(np.array([draw.random()]), np.array([draw.random()]))[0])
 
     def unknown(self, why: str, session: str, request: object, people_ns: Sequence[int] | None = None) -> int:
-        """The same for a wait that is not known, and the label that says why.
-
-        people_ns: for a wait for a person, those of the recordings that are known; one of them is drawn.
-        """
+        """The same for a wait that is not known, labelled; for a person's, one of those that are known is drawn."""
         self._notes.assume(f"waits that are unknown: {why}")
         if people_ns:
             self._notes.assume("waits for a person drawn from those that the recordings say")

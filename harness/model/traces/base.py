@@ -1,8 +1,4 @@
-"""What every reader is built on: a format, and files as streams.
-
-One line is in memory at a time. A line that is too long, no JSON or no object is counted with its number and skipped;
-its text is never shown.
-"""
+"""What every reader is built on: a format, and files as streams, of which one line is in memory at a time."""
 
 from __future__ import annotations
 
@@ -184,11 +180,6 @@ def trace_format(reader: str, name: str, read: Read, **more: Any) -> TraceFormat
     lists = {fact: tuple(value) for fact, value in facts.items() if isinstance(value, list)}
     facts.update(lists, keys=tuple(map(frozenset, facts.get("keys", ()))))
     return TraceFormat(read=read, **facts)
-
-
-def types_of(reader: str) -> dict[str, dict[str, str]]:
-    """The tables in the file beside a reader, each by type: why it is passed over, or what it is."""
-    return {name: by_type(table) for name, table in read_tables(Path(reader).with_suffix(".toml")).items()}
 
 
 def by_type(reasons: Mapping[str, Iterable[str]]) -> dict[str, str]:

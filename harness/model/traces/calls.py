@@ -1,7 +1,4 @@
-"""Calls of a model, as every reader of an agent's log finds them, and the conversations that they stand in.
-
-Every log becomes calls first; ``links`` makes recordings of them.
-"""
+"""Calls of a model, as every reader of an agent's log finds them, and the conversations that they stand in."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ BURST_NS = 100_000_000
 # Rows of one moment may be written in any order.
 LATE_NS = 1_000_000_000
 TABLES = read_tables(Path(__file__).with_name("labels.toml"))
-AT_ONCE, UNEXPLAINED, LATE, ALLOWED, SHIFTED, BACK, PAST_SUMMARY, REPLAYED = TABLES["calls"].values()
+AT_ONCE, LATE, SHIFTED, BACK, PAST_SUMMARY, REPLAYED, SUMMED, SUMMARY = TABLES["calls"].values()
 ASK_A_PERSON, REJECTED, REJECTED_LAST, START_AN_AGENT, END_A_RUN, DECIDED = map(tuple, TABLES["words"].values())
 # What asks a person, by a word of its name; a tool of such a name may do other things too.
 LIKE_ASKING = re.compile(
@@ -52,6 +49,10 @@ class Call:
     output_tokens: int = 0
     visible_tokens: int = 0  # output that the next prompt can hold
     kind: WaitKind = "tool"  # what it waited for; "none" where that is not known
+    ran_ns: Sequence[int | None] = ()  # how long the tools that it waited for say that they ran
+    is_allowed: bool = False  # a person was asked whether one of these tools may run
+    is_guessed: bool = False  # nothing shows that a tool ran in its wait
+    is_over: bool = False  # its wait holds a summary, a retry or an interruption
     at: str = ""
     # equal for the same call wherever it is logged; None where the log has nothing to tell it by
     identity: Hashable = None
@@ -73,10 +74,13 @@ class Call:
     provider: str = ""
     is_unanswered: bool = False  # its log ends after an input that came since
     is_reset: bool = False  # the stream begins anew
+    is_summary: bool = False  # it summarised its conversation, and stands in a file of its own
     is_woken: bool = False  # the news of a background agent's end was its input
     # its session runs beside the call that started it, which waits for no end of it but by news
     is_background: bool = False
     joins: bool = False  # a tool of it waits for sub-agents of earlier calls
+    row: int = -1  # the number of its row, where a log numbers all of them
+    cut: int = 0  # its session goes on from the calls of ``fork_of`` whose rows come before this number
     is_concurrent: bool = False  # its session is no one list: it waited only for the calls that had ended
     agent: str = ""  # calls of other agents share no prompt with it
     messages: list[Message] = field(default_factory=list[Message])
@@ -105,27 +109,12 @@ class Call:
 
 
 def whose(ended_ns: int, tools_ns: int | None, persons_ns: int | None) -> WaitKind:
-    """Whose a wait since ``ended_ns`` was, by when tools and persons had answered: of both the one's that took longer.
-
-    Of answers at one instant a person's is taken to have taken longer, unless no person answers so soon.
-    """
+    """Whose a wait was, by when tools and persons answered: the one's that took longer, at one instant a person's."""
     if tools_ns is None or persons_ns is None:
         return "tool" if persons_ns is None else "human"
     if persons_ns == tools_ns:
         return "human" if persons_ns - ended_ns >= LATE_NS else "tool"
     return "human" if persons_ns - tools_ns > max(tools_ns - ended_ns, 0) else "tool"
-
-
-def settle_kind(
-    call: Call, waited_ns: int, ran_ns: Sequence[int | None], notes: ReadNotes, *, is_allowed: bool = False
-) -> None:
-    """Leave open whose a wait for tools was, where they state less than half of it, or a person had to allow one."""
-    stated = [each for each in ran_ns if each is not None] if None not in ran_ns else []
-    # TraceLab, codex_wall_internal_gap: of 253,000 calls a tenth had a rest above 0.24 s.
-    is_unexplained = bool(stated) and waited_ns - sum(stated) > max(LATE_NS, sum(stated))
-    if call.kind == "tool" and (is_unexplained or (is_allowed and waited_ns >= LATE_NS)):
-        call.kind = "none"
-        notes.assume(UNEXPLAINED if is_unexplained else ALLOWED)
 
 
 def _texts(said: object) -> list[str]:
@@ -152,6 +141,8 @@ class Conversation:
         self._unanswered, self._answered = set[str](), set[str]()
         self._is_in_doubt = self._is_woken = False
         self.is_allowed = self.is_strange = False  # a person was asked about a tool; a row says what is not known
+        self.is_over = False  # a summary, a retry or an interruption came since the last call
+        self.has_tools = True  # the last call called a tool, where no row of its result tells
         self.lost = ""  # why the wait of the next call is not known: a call before it was left out
         self._shift_ns = self._latest_ns = 0
         self._back_to: Call | None = None
@@ -181,8 +172,8 @@ class Conversation:
     def compact(self, at: str) -> None:
         """The next prompt begins anew, with a summary of a call that the log does not hold."""
         self.is_compacted = True
-        self.lost = "a summary was made before theirs, by a call that the log does not hold"
-        self.notes.leave("calls that summarised a conversation: the log does not hold them", at)
+        self.lost = SUMMED
+        self.notes.leave(SUMMARY, at)
 
     def add(self, moment_ns: int, identity: Hashable, at: str) -> Call:
         """A row is a call; as ``begin``."""
@@ -233,9 +224,10 @@ class Conversation:
         submitted_ns = max(last_ns.values(), default=ended_ns)
         turn = Call(self.session, submitted_ns, moment_ns, kind=whose(ended_ns, tools_ns, persons_ns))
         # The program goes on by itself behind a summary, by a schedule, or where a hook of it asks for more.
-        is_alone = tools_ns is None if self._inputs else self._hints or self.is_compacted
+        is_by_itself = self._hints or self.is_compacted or not self.has_tools
+        is_alone = tools_ns is None if self._inputs else is_by_itself
         turn.kind = "none" if self.is_strange or (persons_ns is None and is_alone) else turn.kind
-        settle_kind(turn, submitted_ns - ended_ns, self._ran_ns, self.notes, is_allowed=self.is_allowed)
+        turn.ran_ns, turn.is_allowed, turn.is_over = self._ran_ns, self.is_allowed, self.is_over
         turn.inputs_ns, turn.is_woken = (tools_ns, persons_ns), self._is_woken
         turn.is_unstated = self.may_ask and None in self._ran_ns
         turn.parent, turn.index, turn.is_reset = self.parent, len(self.calls), self.is_compacted
@@ -244,7 +236,8 @@ class Conversation:
         self.unread.begin(is_first=not self.calls)
         turn.unknown_wait, self.lost = self.lost or self.doubt(is_last_human=persons_ns == submitted_ns), ""
         self._inputs, self._hints, self._ran_ns, self._unanswered = [], [], [], set()
-        self.is_compacted = self._is_in_doubt = self._is_woken = self.is_allowed = self.is_strange = False
+        self.is_compacted = self._is_in_doubt = self._is_woken = False
+        self.is_allowed = self.is_strange = self.is_over = False
         return turn
 
     def doubt(self, *, is_last_human: bool) -> str:

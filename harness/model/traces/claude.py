@@ -1,28 +1,22 @@
-"""Claude Code's logs: ``~/.claude/projects/<project>/*.jsonl`` and ``subagents/agent-*.jsonl``.
-
-Rows of one assistant message share its id. Only types, ids, times, lengths and usage counts are read.
-"""
+"""Claude Code's logs: ``~/.claude/projects/<project>/*.jsonl`` and ``subagents/agent-*.jsonl``."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Hashable, Iterable
 from dataclasses import replace
+from pathlib import Path
 
 from harness.model.traces.account import ReadNotes
-from harness.model.traces.base import trace_format, types_of
+from harness.model.traces.base import by_type, read_tables, trace_format
 from harness.model.traces.calls import BACK, AgentLog, Call, Conversation, Log
 from harness.model.traces.links import UNLINKED, reader_of
 from harness.model.traces.values import Record, counts_of, instant_ns, record_of, records_of, text_of, tokens_of
 
 HELD_TO = "2.1.157"
-PASSED = types_of(__file__)["passed"]
-SAID = ("content", "parts")
-USAGE = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens")
-# By the session's own model; of others by an advisor, or by the model it fell back to.
-OWN_PASSES = ("message", "compaction")
-INTERRUPTED = "interruptions by a person: an answer that was under way then is taken as long as it is counted"
-OTHER_MODEL = "passes of another model within an answer: an advisor's, or one that took over"
+TABLES = read_tables(Path(__file__).with_suffix(".toml"))
+PASSED, NAMES = by_type(TABLES["passed"]), TABLES["names"]
+SAID, USAGE, OWN_PASSES, SUMMARISER, INTERRUPTED, OTHER_MODEL = NAMES.values()
 # Counts of an answer, and of each pass that it lists by its type.
 Counts = list[tuple[str, list[int | None]]]
 
@@ -170,6 +164,7 @@ class ClaudeLog(AgentLog):
             chain.take(kind, record, moment_ns, at)
             chain.look(record)
             if len(chain.calls) > num_calls:
+                chain.calls[-1].is_summary = text_of(record, "agentId").startswith(SUMMARISER)
                 self._call_at[row] = turn = chain.calls[-1]
                 turn.rewound_to = above if above not in chain.calls[-2:] else None
 
@@ -180,7 +175,7 @@ class ClaudeLog(AgentLog):
         if session not in self._chains:
             chain = self._chains[session] = self.conversation(session, self.notes)
             # A session goes on from the one that its first row follows: copies may keep that row's id.
-            if text_of(record, "agentId") and is_aside:
+            if "/" in session and text_of(record, "agentId"):
                 chain.parent = text_of(record, "sessionId") or self.name
             elif above and not is_aside:
                 chain.follows = next(reversed(self._chains[above].calls), None)
@@ -196,7 +191,7 @@ class ClaudeLog(AgentLog):
         if record.get("isSidechain") is not True:
             return session
         if agent := text_of(record, "agentId"):
-            return f"{session}/{agent}"
+            return session if agent.startswith(SUMMARISER) else f"{session}/{agent}"
         uuid = text_of(record, "uuid")
         root = self._side_roots.get(text_of(record, "parentUuid"), uuid)
         self.notes.assume(UNLINKED, root == uuid)

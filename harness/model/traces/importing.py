@@ -1,7 +1,4 @@
-"""Imports recorded files of any known format as one trace: finds the reader, reads, and writes the trace file.
-
-Files of two formats in one call are refused by name.
-"""
+"""Imports recorded files of one known format as a trace: finds the reader, reads, and writes the trace file."""
 
 from __future__ import annotations
 

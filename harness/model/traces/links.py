@@ -1,21 +1,18 @@
-"""From calls to recordings: who called whom, what each call waited for, and what its prompt keeps of an earlier one.
-
-One place decides this for every reader, from evidence in order: ids, parent spans, files' names, common prefixes. What
-is only likely is a label, and what has no link is counted.
-"""
+"""From calls to recordings, for every reader: who called whom, what a call waited for, what its prompt keeps."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, pairwise, takewhile
 from pathlib import Path
 
-from harness.clock import NS_PER_S
+from harness.clock import NS_PER_MS, NS_PER_S
 from harness.model.plan.model import WaitKind, has_ended
 from harness.model.traces.account import INCLUDED, NO_PROMPT, PLACEHOLDER_TOKENS, DrawnWaits, ReadNotes
 from harness.model.traces.base import Lines, Progress, Read, json_records
-from harness.model.traces.calls import LATE_NS, REPLAYED, TABLES, UNTIMED, AgentLog, Call, Log, logs_of, whose
+from harness.model.traces.calls import LATE_NS, REPLAYED, SUMMED, TABLES, UNTIMED, AgentLog, Call, Log, logs_of, whose
 from harness.model.traces.recording import ANEW, CACHE_GONE, NO_CACHE, RecordedRequest, Recording, hidden_name
 from harness.model.traces.values import Record
 
@@ -25,10 +22,12 @@ SIBLINGS_WITHIN_NS = 2_000_000_000
 YEAR_NS = 365 * 86_400 * NS_PER_S
 YEARS = "more than a year, as of two clocks or in another unit"
 ROUNDED_NS = 200_000_000  # instants and waits may be rounded to a tenth of a second
-IN_CIRCLE, REPEATED, UNLINKED, LIKELY, AGAIN, TO_AGENT, MISSING = TABLES["agents"].values()
-FIRST_CACHED, SHARED, AFTER_SUMMARY, BY_MESSAGES, CACHE_LEFT_OUT, AS_PART, CUT = TABLES["cache"].values()
-NO_READING, ADDED_REASONING = TABLES["counts"].values()
+PROGRAM_NS = 250_000_000  # of 253,000 calls of TraceLab (codex_wall_internal_gap) a tenth had a rest above 0.24 s
+IN_CIRCLE, REPEATED, UNLINKED, NEAR, FORKED, ALONE, LIKELY, AGAIN, TO_AGENT, MISSING = TABLES["agents"].values()
+FIRST_CACHED, SHARED, AFTER_SUMMARY, BY_MESSAGES, CACHE_LEFT_OUT, AS_PART, HELD, CUT = TABLES["cache"].values()
+NO_READING, ADDED_REASONING, BY_SUMS = TABLES["counts"].values()
 LAST_BLOCK, WHOLE = TABLES["blocks"].values()
+OVER, UNKNOWN, UNEXPLAINED, ALLOWED, UNSHOWN, PARTLY = TABLES["whose"].values()
 GAPS, IN_TURN, UNAWAITED, OUT_OF_ORDER, UNANSWERED, *OF_WAITS = TABLES["waits"].values()
 OVERLAPPING, CONTRADICTED, MAY_ASK, BACKWARDS = OF_WAITS
 
@@ -40,10 +39,13 @@ def recordings_of(logs: Iterable[Log], notes: ReadNotes) -> Iterator[Recording]:
         _settle_counts(calls, notes)
         _settle_cache(calls)
     for group in by_session.values():
-        notes.assume(OUT_OF_ORDER, sum(one.submitted_ns - two.submitted_ns > LATE_NS for one, two in pairwise(group)))
+        pairs = ((one, two) for one, two in pairwise(group) if not two.is_summary)
+        notes.assume(OUT_OF_ORDER, sum(one.submitted_ns - two.submitted_ns > LATE_NS for one, two in pairs))
         notes.assume(BACKWARDS, sum(call.submitted_ns - call.end_ns > LATE_NS for call in group))
-        group.sort(key=lambda call: (call.submitted_ns, call.index))
+        # What asked for a summary may have asked for the call behind it, which comes after that.
+        group.sort(key=lambda call: (call.end_ns if call.unknown_wait == SUMMED else call.submitted_ns, call.index))
         _check_counts(group, notes)
+        _join_summaries(group, notes)
     _adopt(by_session, notes)
     _ask_again(by_session, notes)
     forks = _forks(by_session)
@@ -74,10 +76,7 @@ def _by_program(by_session: dict[str, Log]) -> Iterable[Log]:
 
 
 def _settle_counts(calls: Log, notes: ReadNotes) -> None:
-    """Let input hold what the cache held, and output the reasoning, for each provider of each file.
-
-    The sums that calls state decide, then a call with more cached tokens than input, then the word of the format.
-    """
+    """Let input hold what the cache held, and output the reasoning, for each provider of each file: as sums say."""
     by_provider: dict[tuple[str, str], Log] = {}
     for call in calls:
         by_provider.setdefault((call.at.rpartition(", ")[0], call.provider), []).append(call)
@@ -90,7 +89,7 @@ def _settle_counts(calls: Log, notes: ReadNotes) -> None:
         is_cache_apart, is_reasoning_apart = fits[0] if fits else usual
         is_cache_apart = is_cache_apart or any(_cache_of(call) > call.input_tokens for call in same)
         if is_cache_apart and not same[0].has_cache_apart:
-            notes.assume(INCLUDED, len(same))
+            notes.assume(BY_SUMS if is_stated else INCLUDED, len(same))
         elif not is_stated:
             notes.assume(AS_PART, sum(call.is_unsaid and bool(call.prefix_tokens) for call in same))
         one_given = ((call.prefix_tokens is None) != (call.created_tokens is None) for call in same)
@@ -196,11 +195,16 @@ class _Calls:
         for turn in (turn for group in self._by_session.values() for turn in group if turn.children):
             turn.children = {self._alias.get(child, child): ended_ns for child, ended_ns in turn.children.items()}
         for group in self._by_session.values():
-            # A fork whose file repeats nothing goes on from the last call that its parent had ended.
-            if group[0].fork_of and not group[0].parent and group[0].follows is None:
-                above = self._by_session.get(group[0].fork_of, [])
-                before = [turn for turn in above if turn.end_ns <= group[0].submitted_ns]
-                group[0].follows = before[-1] if before and group is not above else None
+            # A fork whose file repeats nothing goes on from where it says, else from the last call that had ended.
+            first, above = group[0], self._by_session.get(group[0].fork_of, [])
+            for _ in range(DEEPEST):  # of rows that its parent did not write itself
+                above = self._by_session.get(above[0].fork_of, []) if above and 0 < first.cut <= above[0].cut else above
+            if first.follows is None and above and group is not above and (first.cut or not first.parent):
+                is_said = first.cut > 0 and all(turn.row >= 0 for turn in above)
+                ended = (each.row < first.cut if is_said else each.end_ns <= first.submitted_ns for each in above)
+                first.follows = next(reversed([each for each, has in zip(above, ended, strict=True) if has]), None)
+                self._notes.assume(FORKED, not is_said)
+            self._notes.assume(ALONE, first.cut > 0 and not above)
         return self._by_session
 
 
@@ -218,6 +222,16 @@ def _check_counts(group: Log, notes: ReadNotes) -> None:
     if len(group) > 1 and not has_times and any(turn.wait_ns is None for turn in group):
         for turn in group:
             turn.unknown_wait = turn.unknown_wait or "all calls of their session have the same time"
+
+
+def _join_summaries(group: Log, notes: ReadNotes) -> None:
+    """Let a call behind a summary wait for the call that made it; what came before that one asked for it."""
+    for before, call in pairwise(group):
+        if before.is_summary and call.unknown_wait == SUMMED:
+            call.unknown_wait = ""
+            notes.left = +(notes.left - Counter([TABLES["calls"]["summary"]]))
+            if call.submitted_ns < before.end_ns:
+                before.kind, call.kind, call.submitted_ns = call.kind, "none", before.end_ns
 
 
 def _adopt(by_session: dict[str, Log], notes: ReadNotes) -> None:
@@ -244,7 +258,7 @@ def _adopt(by_session: dict[str, Log], notes: ReadNotes) -> None:
         if starter is None or (starter is above[-1] and not is_sure and group[0].follows is None):
             notes.assume(UNLINKED)
             continue
-        notes.assume(LIKELY, not is_sure)
+        notes.assume(NEAR if is_sure else LIKELY)
         starter.children[name] = UNTIMED
 
 
@@ -413,11 +427,38 @@ class _Tree:
         if persons_ns is not None and kind == call.kind and len(after) > 1:
             # What came after the last sub-agent had ended was waited for.
             kind = whose(ended_ns, max(tools_ns or 0, ended_ns), persons_ns)
+        if earlier and not (is_drawn or is_asked):
+            kind = self._as_shown(call, kind, max(wait_ns, 0), ended_ns if len(after) > 1 else None)
         base, keep = self._kept(call, earlier, after)
         self._notes.assume(CACHE_GONE, any(_has_cache_gone(before, call) for before in earlier[-1:]))
         lengths = (call.input_tokens, keep, max(call.output_tokens, 1))
         names = () if keep else call.names
         return RecordedRequest(base if keep else None, after, max(wait_ns, 0), kind, *lengths, names, is_drawn=is_drawn)
+
+    def _as_shown(self, call: Call, kind: WaitKind, wait_ns: int, joined_ns: int | None) -> WaitKind:
+        """Whose a wait was, as far as the files show it. joined_ns: when the last of several calls before had ended."""
+        ran_ns, tools_ns = 0 if None in call.ran_ns else sum(filter(None, call.ran_ns)), call.inputs_ns[0]
+        if joined_ns is not None and tools_ns is not None:
+            ran_ns = max(tools_ns - joined_ns, 0)
+        is_tools, rest_ns = kind == "tool" and wait_ns > 0, wait_ns - ran_ns
+        reasons = {
+            UNKNOWN: kind == "none" and wait_ns > 0,
+            OVER: call.is_over and kind != "none",
+            UNEXPLAINED: is_tools and ran_ns > 0 and rest_ns > max(LATE_NS, ran_ns),
+            ALLOWED: is_tools and call.is_allowed and wait_ns >= LATE_NS,
+        }
+        if why := next((why for why, holds in reasons.items() if holds), ""):
+            self._notes.assume(why)
+            return "none"
+        is_before_join = not ran_ns and None not in (joined_ns, tools_ns)
+        self._notes.assume(UNSHOWN, is_tools and (call.is_guessed or is_before_join))
+        if is_tools and ran_ns and rest_ns > PROGRAM_NS:
+            self._notes.hold(PARTLY, ran_ns // NS_PER_MS, [wait_ns // NS_PER_MS])
+        return kind
+
+    def _is_sure(self, place: int, after: tuple[int, ...]) -> bool:
+        """Whether a request has ended, by all that waits for it, when one behind these is sent."""
+        return any(place == last or has_ended(self._afters, place, last) for last in after)
 
     def _kept(self, call: Call, earlier: Log, after: tuple[int, ...]) -> tuple[int | None, int]:
         """(place of the request whose prompt and answer this prompt begins with, how many tokens of them it keeps)."""
@@ -430,8 +471,13 @@ class _Tree:
         best: tuple[int | None, int] = (None, 0)
         for each in reversed(near):
             keep, place = _common(each, call), self._places[each]
-            if keep > best[1] and any(place == last or has_ended(self._afters, place, last) for last in after):
+            if keep > best[1] and self._is_sure(place, after):
                 best = place, keep
+        if call.blocks:
+            num_kept, running = best[1] // call.block_tokens, self._calls[-MOST_LOOKED_AT:]
+            nums = ((num_common(call.blocks, each.blocks), self._places[each]) for each in running)
+            unsure = (num for num, place in nums if num > num_kept and not self._is_sure(place, after))
+            self._notes.assume(HELD, max(unsure, default=num_kept) - num_kept)
         if call.block_tokens and best[0] is not None:
             before = self._calls[best[0]]
             why = doubt_of(call.blocks, before.blocks)
@@ -457,10 +503,7 @@ def _tools_end_ns(call: Call) -> int:
 
 
 def _waits_for(group: Log, place: int) -> Sequence[Call]:
-    """The calls of its session that a call waits for: the one before, or those that had ended and no other waited for.
-
-    Of very many the last to end are looked at, so that a session's size bounds the time it takes.
-    """
+    """The calls of its session that a call waits for: the one before, or the last ones that had ended."""
     call = group[place]
     if not call.is_concurrent:
         return group[max(place - 1, 0) : place]

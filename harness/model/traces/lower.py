@@ -1,7 +1,4 @@
-"""From recordings to the sessions of a plan: what is left out, how lengths shrink, and which session waits for which.
-
-What does not fit a context is removed first, and counted. A fork or join begins or ends a session.
-"""
+"""From recordings to the sessions of a plan: what is left out, how lengths shrink, which session waits for which."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Recorded sessions: who sent how many tokens after whom, how long each wait was, and the trace file that holds them.
-
-Lengths are in tokens, times in ns since the recording's start; no text, path or command. A trace file is a header line,
-then one JSON line per recording.
-"""
+"""Recorded sessions, and the trace file that holds them: a header line, then one a recording; in tokens and ns."""
 
 from __future__ import annotations
 
@@ -238,10 +234,7 @@ def open_trace(path: Path) -> Generator[TraceReader]:
 
 
 def load_trace(name_or_path: str) -> TraceFile:
-    """The whole of a shipped trace by its name, or of a trace file by its path; errors as ``TraceReader``.
-
-    The last trace is kept: each replicate of a workload asks for it.
-    """
+    """The whole of a shipped trace by its name, or of a file by its path, kept for the next replicate."""
     path = find_shipped("traces", name_or_path, what="trace")
     with SpecError.on_os_error("cannot be read", where=path, hint="Check the path"):
         facts = path.stat()
@@ -299,10 +292,7 @@ def _request(row: list[Any], blocks: list[int], abort_ns: int, abort_tokens: int
 
 
 class _Counts:
-    """Everything that is counted of a trace, recording by recording.
-
-    endless_tokens, kept_tokens: prompt tokens that an endless cache would hit, and that the turn before left.
-    """
+    """All that is counted of a trace. endless_tokens, kept_tokens: what an endless cache, or the turn before, holds."""
 
     def __init__(self, block_tokens: int) -> None:
         self._block_tokens = block_tokens

@@ -9,7 +9,7 @@ import pytest
 
 from harness.clock import NS_PER_MS
 from harness.errors import SpecError
-from harness.model.traces.links import WHOLE
+from harness.model.traces.links import PARTLY, WHOLE
 from harness.model.traces.recording import TraceFile
 from tests.support.trace_rows import imported, written
 
@@ -67,8 +67,11 @@ def test_a_file_whose_first_row_waits_for_nothing_is_recognised(tmp_path: Path) 
     assert trace.head.source_format == "agentic-mooncake"
     (recording,) = trace.recordings
     assert (recording.requests[1].after, recording.requests[1].wait_kind) == ((0,), "none")
-    rows[1] |= {"tool_wait_ms": 3}
-    assert imported(written(tmp_path, rows)).recordings[0].requests[1].wait_kind == "tool"
+    for tool_ms, kind, stated in ((3, "none", "3 stated, 8 counted"), (6, "tool", "6 stated, 11 counted")):
+        rows[1] |= {"tool_wait_ms": tool_ms}
+        trace = imported(written(tmp_path, rows))
+        assert trace.recordings[0].requests[1].wait_kind == kind
+        assert f"1 x {PARTLY}: {stated}" in trace.head.labels
     bare = [{key: value for key, value in each.items() if key != "request_id"} for each in (rows[0], rows[0])]
     bare[1] |= {"session_id": "s", "delay": 4, "timestamp": 5000}
     assert imported(written(tmp_path, bare)).head.source_format == "agentic-mooncake"

@@ -10,9 +10,8 @@ import pytest
 from harness.clock import NS_PER_S
 from harness.extras.formats.atif import NOT_THERE
 from harness.extras.formats.trajectories import NO_TIME, UNSTATED
-from harness.model.traces.calls import ALLOWED
 from harness.model.traces.importing import read_recordings
-from harness.model.traces.links import GAPS
+from harness.model.traces.links import ALLOWED, GAPS, OVER, UNKNOWN
 from harness.model.traces.recording import NO_CACHE
 from tests.support.agent_logs import at
 from tests.support.sound_traces import atif_document
@@ -211,3 +210,20 @@ def test_a_wait_behind_a_tool_that_asks_a_person_has_no_kind(tmp_path: Path) -> 
     trace = trace_of(tmp_path, [document])
     assert [one.wait_kind for one in trace.recordings[0].requests] == ["none", "none", "tool"]
     assert f"1 x {ALLOWED}" in trace.head.labels
+
+
+def test_a_wait_over_a_compaction_is_nobodys_and_one_without_a_tool_is_not_taken_as_a_tools(tmp_path: Path) -> None:
+    document = atif_document("s", 3)
+    del document["steps"][1]["tool_calls"]
+    note = {"step_id": 3, "source": "system", "timestamp": at(20), "message": "x"}
+    document["steps"].insert(3, note | {"extra": {"context_management": {"type": "compaction"}}})
+    trace = trace_of(tmp_path, [document])
+    assert [one.wait_kind for one in trace.recordings[0].requests] == ["none", "none", "none"]
+    assert {f"1 x {UNKNOWN}", f"1 x {OVER}"} < {*trace.head.labels}
+
+
+def test_sub_agents_of_one_document_with_equal_steps_are_different_calls(tmp_path: Path) -> None:
+    document = atif_document("s", 2)
+    children = [atif_document("c", 1) | {"trajectory_id": name} for name in "ab"]
+    trace = trace_of(tmp_path, [document | {"subagent_trajectories": children}])
+    assert trace.num_requests == 4

@@ -9,8 +9,18 @@ import pytest
 
 from harness.clock import NS_PER_S
 from harness.extras.formats.codex import REVIEWS, UNCOUNTED
-from harness.model.traces.calls import BACK, PAST_SUMMARY, UNEXPLAINED
-from harness.model.traces.links import AFTER_SUMMARY, CUT, MAY_ASK, MISSING, UNLINKED
+from harness.model.traces.calls import BACK, PAST_SUMMARY
+from harness.model.traces.links import (
+    AFTER_SUMMARY,
+    BY_SUMS,
+    CUT,
+    FORKED,
+    MAY_ASK,
+    MISSING,
+    OVER,
+    UNEXPLAINED,
+    UNLINKED,
+)
 from harness.model.traces.recording import NO_CACHE
 from tests.support.agent_logs import at
 from tests.support.sound_traces import codex_count, codex_rows
@@ -175,7 +185,7 @@ def test_input_that_leaves_out_the_cache_by_the_sum_of_its_count_holds_it(tmp_pa
             usage["total_tokens"] = sum(usage.values()) - usage["reasoning_output_tokens"]
     trace = imported(written(tmp_path, rows, "x"))
     assert [one.prompt_tokens for one in trace.recordings[0].requests] == [1000, 2200, 2400]
-    assert any("count the cache apart" in label or "counts the cache apart" in label for label in trace.head.labels)
+    assert f"3 x {BY_SUMS}" in trace.head.labels
 
 
 @pytest.mark.parametrize("is_null", [True, False])
@@ -424,3 +434,36 @@ def test_where_no_approval_is_asked_for_no_wait_may_be_one(tmp_path: Path, polic
     context = {"timestamp": at(0), "type": "turn_context", "payload": {"approval_policy": policy}}
     labels = imported(written(tmp_path, [first, context, *rows])).head.labels
     assert (f"1 x {MAY_ASK}" in labels) == (policy != "never")
+
+
+@pytest.mark.parametrize(("cut", "base", "wait_s"), [(7, 1, 37), (None, 3, 17)])
+def test_a_fork_without_copies_goes_on_from_where_it_says_or_is_labelled(
+    tmp_path: Path, cut: int | None, base: int, wait_s: int
+) -> None:
+    parent = [row | {"ordinal": place} for place, row in enumerate(codex_rows("par", 4))]
+    meta = {"forked_from_id": "par", "history_base": {"thread_id": "par", "end_ordinal_exclusive": cut or 0}}
+    began = {"timestamp": at(50), "type": "session_meta", "payload": {"id": "child", **meta}}
+    asked = {"timestamp": at(50), "type": "event_msg", "payload": {"type": "user_message"}}
+    rows = [began, asked, *own_rows(1, total_of(4), 50)[:2]]
+    trace = imported(written(tmp_path, parent, "par"), written(tmp_path, rows, "child"))
+    (own,) = (one for one in trace.recordings[0].requests if one.prompt_tokens == 5000)
+    before = trace.recordings[0].requests[own.after[0]]
+    assert (before.prompt_tokens, own.wait_ns // NS_PER_S, own.wait_kind) == (1000 + 200 * base, wait_s, "human")
+    assert (f"1 x {FORKED}" in trace.head.labels) == (cut is None)
+
+
+def test_a_wait_over_a_tool_that_a_person_interrupted_is_nobodys(tmp_path: Path) -> None:
+    rows = list(codex_rows("s", 1))[:-1]
+    stopped = {"type": "function_call_output", "call_id": "0", "output": "aborted by user"}
+    rows += [
+        {"timestamp": at(20), "type": "event_msg", "payload": {"type": "turn_aborted", "reason": "interrupted"}},
+        {"timestamp": at(20), "type": "response_item", "payload": stopped},
+        {"timestamp": at(20), "type": "response_item", "payload": {"type": "message", "role": "user"}},
+        {"timestamp": at(50), "type": "event_msg", "payload": {"type": "task_started"}},
+        {"timestamp": at(55), "type": "response_item", "payload": {"type": "reasoning"}},
+        {"timestamp": at(55), "type": "event_msg", "payload": codex_count((1300, 1000, 100, 20), 2500)},
+    ]
+    trace = imported(written(tmp_path, rows))
+    (_, second) = trace.recordings[0].requests
+    assert (second.wait_kind, second.wait_ns // NS_PER_S) == ("none", 47)
+    assert f"1 x {OVER}" in trace.head.labels

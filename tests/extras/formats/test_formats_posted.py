@@ -13,10 +13,9 @@ from harness.clock import NS_PER_S
 from harness.errors import SpecError
 from harness.extras.formats.otel import SUMS
 from harness.extras.formats.otel_spans import FAILED, SEVERAL
-from harness.extras.formats.weka import GAPS, PART_NAMED
+from harness.extras.formats.weka import GAPS, PART_NAMED, ROUNDED
 from harness.model.traces.account import ReadNotes
-from harness.model.traces.calls import ALLOWED
-from harness.model.traces.links import CONTRADICTED, LAST_BLOCK, UNANSWERED, WHOLE
+from harness.model.traces.links import ALLOWED, CONTRADICTED, HELD, LAST_BLOCK, UNANSWERED, WHOLE
 from harness.model.traces.recording import NO_CACHE, TraceFile
 from harness.model.traces.values import instant_ns
 from tests.support.agent_logs import assistant, at, result, text, tool, user
@@ -354,7 +353,7 @@ def test_a_weka_wait_after_a_stop_that_names_nobody_is_labelled(tmp_path: Path, 
     (line, _) = [json.loads(line) for line in SOUND["weka"]()]
     line["requests"][0]["stop"] = stop
     labels = trace_of(tmp_path, [line]).head.labels
-    assert sum("whose they were is not known" in label for label in labels) == num
+    assert sum("do not show to be a tool's or a person's" in label for label in labels) == num
 
 
 @pytest.mark.parametrize(
@@ -426,3 +425,30 @@ def otlp(flat: dict[str, Any]) -> dict[str, Any]:
     attributes = [{"key": key, "value": value(given)} for key, given in flat["attributes"].items()]
     made = {key: flat[name] for key, name in names.items() if name in flat} | times | {"attributes": attributes}
     return {"scopeSpans": [{"spans": [made]}]}
+
+
+def test_weka_instants_in_whole_seconds_are_those_of_one_agent_whose_calls_repeat_each_other(tmp_path: Path) -> None:
+    times = {"type": "s", "model": "m", "stop": "tool_use", "out": 10}
+    rows = [
+        times | {"t": 0, "api_time": 2.6, "in": 128, "hash_ids": [1, 2]},
+        times | {"t": 2, "api_time": 1.0, "in": 192, "hash_ids": [1, 2, 3], "think_time": 0},
+        times | {"t": 9, "api_time": 1.0, "in": 256, "hash_ids": [1, 2, 3, 4], "think_time": 6},
+    ]
+    trace = trace_of(tmp_path, [{"id": "s", "block_size": 64, "hash_id_scope": "local", "requests": rows}])
+    assert [one.base for one in trace.recordings[0].requests] == [None, 0, 1]
+    assert f"1 x {ROUNDED}" in trace.head.labels
+
+
+def test_blocks_that_a_call_under_way_names_are_not_kept_and_labelled(tmp_path: Path) -> None:
+    call = {"type": "s", "model": "m", "in": 640, "out": 10, "stop": "tool_use", "api_time": 5.0}
+    agents = [
+        {"type": "subagent", "agent_id": name, "t": 5.5 + late_s, "status": "completed", "requests": [first]}
+        for name, late_s, first in (
+            ("a", 0, call | {"t": 5.5, "hash_ids": [*range(1, 11)]}),
+            ("b", 1, call | {"t": 6.5, "hash_ids": [*range(1, 10), 11]}),
+        )
+    ]
+    rows = [call | {"t": 0, "hash_ids": [*range(20, 30)]}, *agents]
+    trace = trace_of(tmp_path, [{"id": "s", "block_size": 64, "hash_id_scope": "local", "requests": rows}])
+    assert [one.keep_tokens for one in trace.recordings[0].requests] == [0, 0, 0]
+    assert f"9 x {HELD}" in trace.head.labels

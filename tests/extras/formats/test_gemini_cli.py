@@ -84,21 +84,26 @@ def test_a_call_that_was_cancelled_or_failed_is_counted_and_the_wait_after_it_un
 
 
 @pytest.mark.parametrize(
-    ("said", "kind"), [("[Operation Cancelled] Reason: User denied execution.", "human"), ("no such file", "tool")]
+    ("said", "status", "kind"),
+    [
+        ("[Operation Cancelled] Reason: User denied execution.", "cancelled", "human"),
+        ("[Operation Cancelled] Reason: Operation cancelled by user", "cancelled", "none"),
+        ("no such file", "error", "tool"),
+    ],
 )
 @pytest.mark.parametrize("has_tool", [True, False], ids=["in its answer", "in a row of its own"])
 def test_a_tool_that_was_refused_was_waited_for_by_a_person(
-    tmp_path: Path, said: str, kind: str, *, has_tool: bool
+    tmp_path: Path, said: str, status: str, kind: str, *, has_tool: bool
 ) -> None:
     rows = rows_of(turns=2)
     result = [{"functionResponse": {"id": "s-c0", "response": {"error": said}}}]
     for row in rows:
         for tool in row.get("toolCalls", ()):
-            tool |= {"status": "cancelled", "timestamp": at(8), "result": result} if has_tool else {}
+            tool |= {"status": status, "timestamp": at(8), "result": result} if has_tool else {}
     rows = [row for row in rows if not (row.get("id") == "s-r0" and has_tool)]
     rows = [row | {"content": result} if row.get("id") == "s-r0" else row for row in rows]
     (recording,), _ = read(tmp_path, rows)
-    assert waits_s(recording)[1:] == [(5, "human" if has_tool else kind)], "its status says that it was cancelled"
+    assert waits_s(recording)[1:] == [(5, kind if has_tool or kind != "none" else "tool")]
 
 
 @pytest.mark.parametrize("is_document", [False, True])

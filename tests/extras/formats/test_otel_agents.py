@@ -16,21 +16,19 @@ from harness.extras.formats.otel import (
     FOLLOWING,
     JOINED,
     LOGGED,
-    NO_TOOLS,
     OPEN,
     ORPHANS,
     OTHER_VALUES,
     SHORT_NAMES,
+    STARTED,
     SUMS,
     TWICE,
-    WHOSE,
     WITHIN,
     WRAPS,
 )
 from harness.extras.formats.otel_spans import FAILED, FAILED_WITH_COUNTS, LINKED
 from harness.model.traces.base import ONE_PAGE
-from harness.model.traces.calls import ALLOWED, UNEXPLAINED
-from harness.model.traces.links import BY_MESSAGES, GAPS, UNAWAITED
+from harness.model.traces.links import ALLOWED, BY_MESSAGES, GAPS, UNAWAITED, UNEXPLAINED, UNKNOWN, UNSHOWN
 from harness.model.traces.recording import ANEW, NO_CACHE, TraceFile, describe_trace, open_trace
 from tests.support.trace_rows import imported, trace_of, written
 
@@ -148,9 +146,9 @@ def test_a_wait_is_a_tools_where_one_ran_a_persons_before_a_new_root_and_else_no
     (recording,) = trace.recordings
     assert [one.wait_kind for one in recording.requests] == ["none", "tool", "none", "human"]
     assert not any(one.is_drawn for one in recording.requests)
-    assert said(trace, WHOSE)
+    assert said(trace, UNKNOWN)
     flat = [row | {"parent_span_id": ""} for row in rows if row["span_id"][0] in "be"]
-    assert said(trace_of(tmp_path, [{"spans": flat}]), NO_TOOLS)
+    assert said(trace_of(tmp_path, [{"spans": flat}]), UNSHOWN)
 
 
 def test_traces_whose_messages_go_on_from_an_earlier_one_are_turns_of_one_session(tmp_path: Path) -> None:
@@ -424,7 +422,7 @@ def test_a_call_that_a_log_says_failed_ends_the_wait_unless_more_was_asked_after
 def test_a_span_with_the_name_of_a_tool_is_a_tools_without_an_operation(tmp_path: Path, name: str) -> None:
     tool = span("b", "", 1, 5, "", **{name: "shell"})
     trace = trace_of(tmp_path, [{"spans": [chat("a", "", 0, 500, 0), tool, chat("c", "", 5, 600, 512)]}])
-    assert not said(trace, NO_TOOLS)
+    assert not said(trace, UNSHOWN)
 
 
 def test_tokens_written_to_a_cache_are_read_by_their_newest_name(tmp_path: Path) -> None:
@@ -560,12 +558,12 @@ def test_a_root_span_after_a_run_that_ended_begins_a_turn_of_a_person(
     trace = trace_of(tmp_path, [{"spans": rows}])
     (recording,) = trace.recordings
     assert (recording.requests[1].wait_kind, recording.requests[1].wait_ns) == (kind, 8 * NS_PER_S)
-    assert said(trace, WHOSE) == (kind == "none")
+    assert said(trace, UNKNOWN) == (kind == "none")
 
 
-@pytest.mark.parametrize("asked_until_s", [3.0, 11.0])
+@pytest.mark.parametrize(("asked_until_s", "next_s", "kind"), [(3.0, 5.5, "tool"), (11.0, 12, "human")])
 def test_a_tool_that_asks_a_person_is_a_persons_wait_unless_a_tool_beside_it_ends_later(
-    tmp_path: Path, asked_until_s: float
+    tmp_path: Path, asked_until_s: float, next_s: float, kind: str
 ) -> None:
     rows = [
         span("a", "", 0, 20, "invoke_agent"),
@@ -574,11 +572,11 @@ def test_a_tool_that_asks_a_person_is_a_persons_wait_unless_a_tool_beside_it_end
         span("d", "a", 1, 5, "execute_tool", **{"gen_ai.tool.name": "task"}),
         span("1", "d", 1.5, 5, "invoke_agent"),
         chat("2", "1", 2, 300, 0),
-        chat("e", "a", 12, 700, 512),
+        chat("e", "a", next_s, 700, 512),
     ]
     (recording,) = trace_of(tmp_path, [{"spans": rows}]).recordings
     assert recording.requests[-1].after == (0, 1)
-    assert recording.requests[-1].wait_kind == ("human" if asked_until_s > 5 else "tool")
+    assert recording.requests[-1].wait_kind == kind
 
 
 @pytest.mark.parametrize("names", ["AB", "AA"])
@@ -615,3 +613,53 @@ def test_a_tool_that_ran_much_shorter_than_its_wait_may_have_waited_for_an_appro
         (kind, 60),
     ]
     assert said(trace, UNEXPLAINED) == (kind == "none")
+
+
+def test_agents_that_a_workflow_starts_at_once_are_followed_by_no_tool(tmp_path: Path) -> None:
+    agents = [
+        row
+        for at_s, name, inner in ((2, "c", "d"), (2.5, "e", "f"))
+        for row in (span(name, "a", at_s, at_s + 2, "invoke_agent"), chat(inner, name, at_s, 300, 0))
+    ]
+    rows = [span("a", "", 0, 9, "invoke_workflow"), chat("b", "a", 0, 500, 0), *agents, chat("9", "a", 4, 900, 512)]
+    trace = trace_of(tmp_path, [{"spans": rows}])
+    last = trace.recordings[0].requests[-1]
+    assert (len(last.after), last.wait_kind, last.wait_ns / NS_PER_S) == (3, "tool", 0.5)
+    assert said(trace, UNSHOWN)
+    assert said(trace, STARTED)
+
+
+def test_a_sub_agent_whose_first_call_failed_began_with_that_call(tmp_path: Path) -> None:
+    failed = chat("e", "d", 2.3, 300, None) | {"status": {"code": 2}}
+    failed["attributes"] = {"gen_ai.operation.name": "chat", "error.type": "429"}
+    rows = [
+        span("a", "", 0, 20, "invoke_agent"),
+        chat("b", "a", 0, 500, 0),
+        span("c", "a", 2, 9, "execute_tool"),
+        span("d", "c", 2, 9, "invoke_agent"),
+        failed,
+        chat("f", "d", 6, 300, 0),
+    ]
+    trace = trace_of(tmp_path, [{"spans": rows}])
+    assert [one.wait_ns / NS_PER_S for one in trace.recordings[0].requests] == [0, 1.3]
+
+
+def test_spans_of_claude_code_have_counts_without_a_prefix_and_say_who_was_asked(tmp_path: Path) -> None:
+    def row(name: str, parent: str, begin_s: float, end_s: float, kind: str, **more: Any) -> Any:
+        return span(name, parent, begin_s, end_s, "") | {"attributes": {"span.type": kind, **more}}
+
+    counts = {"gen_ai.request.model": "m", "input_tokens": 2, "output_tokens": 50, "cache_creation_tokens": 100}
+    calls = [
+        row(name, "a", at_s, at_s + 1, "llm_request", **counts, cache_read_tokens=cached)
+        for name, at_s, cached in (("b", 1, 1000), ("f", 22, 1102))
+    ]
+    tools = [
+        row("c", "a", 2, 22, "tool", tool_name="Bash"),
+        row("d", "c", 2, 20, "tool.blocked_on_user", decision="accept"),
+        row("e", "c", 20, 22, "tool.execution"),
+    ]
+    trace = trace_of(tmp_path, [{"spans": [row("a", "", 0, 30, "interaction"), *calls, *tools]}])
+    (_, second) = trace.recordings[0].requests
+    assert (second.prompt_tokens, second.wait_kind, second.wait_ns // NS_PER_S) == (1204, "none", 20)
+    assert said(trace, ALLOWED)
+    assert not any("by a name that is not known" in label for label in trace.head.labels)

@@ -11,9 +11,9 @@ import pytest
 from harness.clock import NS_PER_S
 from harness.extras.formats.qwen_code import BESIDE
 from harness.model.traces.account import ReadNotes
-from harness.model.traces.calls import ALLOWED, AT_ONCE
+from harness.model.traces.calls import AT_ONCE
 from harness.model.traces.importing import detect, read_recordings
-from harness.model.traces.links import AFTER_SUMMARY, UNANSWERED
+from harness.model.traces.links import AFTER_SUMMARY, ALLOWED, NEAR, OVER, UNANSWERED
 from harness.model.traces.recording import Recording
 from tests.support.agent_logs import at
 from tests.support.sound_traces import qwen_rows
@@ -81,7 +81,8 @@ def test_a_tool_that_was_refused_was_waited_for_by_a_person(tmp_path: Path, *, i
         part["functionResponse"]["response"] = {"error": said} if is_said else {"output": "x"}
     for more in ([], [{"type": "user", "sessionId": "s", "timestamp": at(9), "message": {"parts": [{"text": "x"}]}}]):
         (recording,), notes = read(tmp_path, s=[*rows[:3], *more, *rows[3:]])
-        assert [request.wait_kind for request in recording.requests[1:]] == ["human", "tool"]
+        assert [request.wait_kind for request in recording.requests[1:]] == ["human" if is_said else "none", "tool"]
+        assert notes.assumed[OVER] == (not is_said)
         assert not notes.assumed[AT_ONCE]
 
 
@@ -129,7 +130,7 @@ def test_a_sub_agent_is_forked_from_its_parent_and_joined(tmp_path: Path) -> Non
     del tool[0]["usageMetadata"]
     (recording,), notes = read(tmp_path, child=[*child, *tool], s=list(qwen_rows("s")))
     assert [request.after for request in recording.requests] == [(), (0,), (0, 1), (2,)]
-    assert notes.labels == (f"1 x {UNANSWERED}",)
+    assert notes.labels == (f"1 x {NEAR}", f"1 x {UNANSWERED}")
 
 
 @pytest.mark.parametrize("num_tools", [1, 2])

@@ -9,6 +9,7 @@ import pytest
 
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import SpecError
+from harness.model.traces.links import UNANSWERED, UNKNOWN
 from tests.support.sound_traces import mini_swe_agent
 from tests.support.trace_rows import trace_of
 
@@ -109,3 +110,28 @@ def test_an_image_in_a_message_is_no_text(tmp_path: Path) -> None:
         step["query"][0] = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}
     (recording,) = trace_of(tmp_path, [document]).recordings
     assert recording.requests[0].prompt_tokens < 50
+
+
+def test_what_the_program_submits_at_a_limit_is_no_call_and_each_attempt_of_a_run_is_a_session(tmp_path: Path) -> None:
+    document, more = trajectory(), {"query": [{}], "response": "", "execution_time": 45.0}
+    num_calls = len(document["trajectory"])
+    document["trajectory"].append(more)
+    (recording,) = (trace := trace_of(tmp_path, [document])).recordings
+    assert len(recording.requests) == num_calls
+    assert trace.head.rows["passed over"] == 1
+    trace = trace_of(tmp_path, [document | {"attempts": [document, document]}])
+    assert [len(one.requests) for one in trace.recordings] == [num_calls, num_calls]
+
+
+def test_an_answer_in_a_wrong_form_is_waited_for_by_nobody_and_an_end_asks_for_nothing(
+    tmp_path: Path,
+) -> None:
+    document = mini_swe_agent("s", 3)
+    document["messages"][3] = {"role": "user", "content": "x", "extra": {"interrupt_type": "FormatError"}} | {
+        "timestamp": document["messages"][3]["extra"]["timestamp"]
+    }
+    document["messages"].append({"role": "exit", "content": "", "extra": {"exit_status": "Submitted"}})
+    trace = trace_of(tmp_path, [document])
+    assert [one.wait_kind for one in trace.recordings[0].requests] == ["none", "none", "tool"]
+    assert f"1 x {UNKNOWN}" in trace.head.labels
+    assert f"1 x {UNANSWERED}" not in trace.head.labels

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from harness.clock import NS_PER_S
-from harness.model.traces.calls import UNEXPLAINED
-from harness.model.traces.links import BACKWARDS, NO_READING
+from harness.model.traces.links import BACKWARDS, NO_READING, UNEXPLAINED
 from tests.support.agent_logs import at
 from tests.support.sound_traces import SOUND
 from tests.support.trace_rows import trace_of

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from harness.clock import NS_PER_S
-from harness.model.traces.calls import ALLOWED, BACK, LATE, REJECTED
+from harness.model.traces.calls import BACK, LATE, REJECTED
 from harness.model.traces.claude import INTERRUPTED
-from harness.model.traces.links import CACHE_LEFT_OUT, MAY_ASK, MISSING, UNANSWERED
+from harness.model.traces.links import ALLOWED, CACHE_LEFT_OUT, MAY_ASK, MISSING, UNANSWERED
 from harness.model.traces.recording import CACHE_GONE, NO_CACHE, TraceFile, describe_trace, open_trace
 from tests.support.agent_logs import assistant, at, result, text, tool, user
 from tests.support.sound_traces import claude_rows, qwen_rows
@@ -531,5 +531,26 @@ def test_what_the_program_adds_after_a_result_ends_the_wait_and_an_agent_without
     trace = imported(written(tmp_path, [*rows, assistant("b", 41, (10, 500, 510, 90), text(), uuid="b")]))
     last = trace.recordings[0].requests[1]
     assert (last.wait_kind, last.wait_ns) == ("none", 35 * NS_PER_S)
-    assert trace.head.labels == (f"1 x {LATE}",)
+    assert f"1 x {LATE}" in trace.head.labels
     assert trace.head.dropped == {MISSING: 1}
+
+
+@pytest.mark.parametrize(("asked_s", "result_s", "waits"), [(30, None, [27, 5]), (9, 8, [6, 0])])
+def test_a_summary_in_a_file_of_its_own_is_a_call_of_its_conversation(
+    tmp_path: Path, asked_s: int, result_s: int | None, waits: list[int]
+) -> None:
+    boundary = user(20 + asked_s) | {"type": "system", "subtype": "compact_boundary"}
+    used = [tool("c")] if result_s else [text()]
+    rows = [user(0), assistant("a", 3, (1000, 0, 0, 50), *used), boundary]
+    rows[2:2] = [result("c", result_s)] if result_s else []
+    rows += [user(20 + asked_s, isCompactSummary=True), *([] if result_s else [user(15 + asked_s + 10)])]
+    rows.append(assistant("b", 60 + asked_s, (300, 0, 0, 50), text()))
+    aside = {"isSidechain": True, "agentId": "acompact-1"}
+    summary = [user(asked_s, **aside), assistant("s", asked_s + 20, (1100, 0, 0, 90), text(), **aside)]
+    paths = [written(tmp_path, rows, "s"), written(tmp_path, summary, "s/subagents/agent-acompact-1")]
+    trace = imported(*paths)
+    (recording,) = trace.recordings
+    assert [one.prompt_tokens for one in recording.requests] == [1000, 1100, 300]
+    assert [one.wait_ns // NS_PER_S for one in recording.requests[1:]] == waits
+    assert [one.wait_kind for one in recording.requests[1:]] == (["tool", "none"] if result_s else ["human", "human"])
+    assert not trace.head.dropped

@@ -21,7 +21,8 @@ from tests.support.trace_rows import imported
 
 KINDS = sorted(TRACE_FORMATS)
 NUM_REQUESTS = SESSIONS * TURNS
-ESTIMATED = ("agentic-mooncake", "atif", "lmcache", "otel", "vllm-sessions", "weka")  # of which every file is labelled
+# Of which every file is labelled.
+ESTIMATED = ("agentic-mooncake", "atif", "csv", "lmcache", "otel", "vllm-sessions", "weka")
 DOCUMENTS = ("atif", "gemini-cli", "opencode", "openhands", "swe-agent", "weka")  # a row is a whole session
 
 
