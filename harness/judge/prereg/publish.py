@@ -26,7 +26,7 @@ from harness.judge.prereg.frozen import Preregistration
 from harness.judge.prereg.judge import Judgement, decide
 from harness.judge.prereg.page import archive_page
 from harness.judge.prereg.proof import Proof, find_proof, read_proof
-from harness.judge.prereg.repository import check_signature, file_sha256, sign_file, signature_of
+from harness.judge.prereg.repository import check_signature, file_sha256, sign_file
 from harness.measure.records import layout
 from harness.measure.records.archive import (
     CRATE,
@@ -37,6 +37,7 @@ from harness.measure.records.archive import (
     PAGE,
     PROOF,
     RUNS,
+    SIGNATURE_OF_SUMS,
     SUMS,
     VERDICT,
     checked_files,
@@ -148,7 +149,7 @@ def _checked(archive: Path, folder: Path, signers: Path | None) -> Checked:
     judgement = decide(runs, proof=proof)
     unlike = _unlike(archive, folder, _words(frozen, judgement, proof))
     proven, unproven, what = _proven(frozen, judgement, proof), [*unlike], "the archive: seals, ledger and verdict"
-    if (signature := signature_of(folder / SUMS)).is_file():
+    if (signature := folder / SIGNATURE_OF_SUMS).is_file():
         proven.append(f"signed {what}: {check_signature(folder / SUMS, signature, signers)}")
     else:
         unproven.append(f"who made {what}: it is not signed")

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness.errors import RecordsError, SpecError
+from harness.measure.records.archive import SIGNATURE
 
 TIMEOUT_S = 120.0
 MOST_PACK_BYTES = 8 << 20
@@ -230,22 +231,17 @@ def file_sha256(path: Path) -> str:
 
 
 NAMESPACE = "harness"
-SUFFIX = ".sig"
-
-
-def signature_of(path: Path) -> Path:
-    """Path of the signature of a file."""
-    return path.with_name(path.name + SUFFIX)
 
 
 def sign_file(path: Path, key: Path) -> Path:
     """Sign a file with an SSH key (private, or public with its agent); SpecError when that is refused."""
-    signature_of(path).unlink(missing_ok=True)
+    signature = path.with_name(path.name + SIGNATURE)
+    signature.unlink(missing_ok=True)
     done = _ssh_keygen("sign", "-f", str(key), "-n", NAMESPACE, str(path))
     if done.returncode:
         hint = "Name a key made by ssh-keygen -t ed25519"
         raise SpecError(f"did not sign: {_complaint(done)}", where=str(key), hint=hint)
-    return signature_of(path)
+    return signature
 
 
 def check_signature(path: Path, signature: Path, signers: Path | None = None) -> str:

@@ -6,8 +6,6 @@ every engine step as an event. Nothing of a prompt is in any of them.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta, timezone
@@ -20,6 +18,7 @@ from harness.measure.records.schema import ABORTED
 from harness.model.plan.blocks import BlockKeys
 from harness.model.plan.model import Plan, RequestPlan
 from harness.present.export.measured import MeasuredRun, measured
+from harness.table import table_of, to_csv
 
 MOONCAKE_BLOCK_TOKENS = 512
 EPOCH = datetime(2000, 1, 1, tzinfo=timezone.utc)
@@ -113,11 +112,7 @@ def _table(run: SealedRun) -> bytes:
         for session, start_ns in ((session, session.start_offset_ns) for session in plan.sessions)
         for place, request in enumerate(session.requests)
     ]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, rows[0])
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue().encode()
+    return to_csv(table_of("", "", rows)).encode()
 
 
 def _spans(run: SealedRun) -> bytes:
