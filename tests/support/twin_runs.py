@@ -71,7 +71,7 @@ def increase(run: SealedRun, name: str) -> float:
 
 
 def device_trace(run: SealedRun, kind: str = "") -> list[dict[str, Any]]:
-    """The stand-in's own records in order: of one kind, or all, those about arrivals and scheduling among them."""
+    """The stand-in's own records in order: of one kind, or all."""
     lines = run.file("device_trace.jsonl").read_text(encoding="utf-8").splitlines()
     return [record for record in map(json.loads, lines) if not kind or record["kind"] == kind]
 

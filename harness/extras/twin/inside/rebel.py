@@ -7,7 +7,6 @@ table of shapes. Tensors are read, never stored.
 
 from __future__ import annotations
 
-import functools
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from twin_device import Device, DeviceShape, now_ns, read_settings
+from twin_device import Device, DeviceShape, read_settings
 
 try:
     __version__ = metadata.version("rebel-compiler")
@@ -80,8 +79,6 @@ class RBLNCompiledModel:
                 high=self.shapes["token_high"],
             )
             _DEVICES[key] = Device(read_settings(), shape)
-            if _DEVICES[key].is_traced:
-                trace_scheduling(_DEVICES[key].note)
         return _DEVICES[key]
 
 
@@ -215,86 +212,3 @@ for _name, _content in SUBMODULES.items():
     _parent, _, _last = _module.__name__.rpartition(".")
     sys.modules[_module.__name__] = _module
     setattr(sys.modules[_parent], _last, _module)
-
-
-SCHEDULER_MODULE, SCHEDULER_CLASS = "vllm_rbln.v1.core.optimum_scheduler", "RBLNOptimumScheduler"
-TRACED_MARK = "_twin_traced"
-Note = Callable[..., None]
-
-
-def trace_scheduling(note: Note) -> None:
-    """Add arrivals, aborts and the decision of each step to the device trace; note(kind, start_ns, **fields) writes.
-
-    Four methods of the vendor's scheduler are wrapped: each is called once, arguments and result unchanged.
-    """
-    scheduler = getattr(sys.modules.get(SCHEDULER_MODULE), SCHEDULER_CLASS, None)
-    if scheduler is None or hasattr(scheduler, TRACED_MARK):
-        return
-    setattr(scheduler, TRACED_MARK, True)
-    scheduler.add_request = _traced_arrival(scheduler.add_request, note)
-    step = _OpenStep()
-    scheduler.finish_requests = _traced_abort(scheduler.finish_requests, note, step)
-    scheduler.schedule = _traced_schedule(scheduler.schedule, note, step)
-    scheduler.update_from_output = _traced_end(scheduler.update_from_output, step)
-
-
-class _OpenStep:
-    """The step that runs: the number of its schedule() call; None between steps."""
-
-    def __init__(self) -> None:
-        self.num_steps = 0
-        self.call: int | None = None
-
-
-def _traced_arrival(original: Callable[..., Any], note: Note) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def add_request(scheduler: Any, request: Any, *args: Any, **options: Any) -> Any:
-        note("arrival", now_ns(), request=request.request_id, prompt_tokens=request.num_prompt_tokens)
-        return original(scheduler, request, *args, **options)
-
-    return add_request
-
-
-def _traced_abort(original: Callable[..., Any], note: Note, step: _OpenStep) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def finish_requests(scheduler: Any, *args: Any, **options: Any) -> Any:
-        start_ns = now_ns()
-        dropped = original(scheduler, *args, **options)
-        # Several requests are freed in the order of a set of strings, which only the return value shows.
-        if dropped:
-            # vLLM 0.22 and 0.24 return (id, client) pairs, 0.30 and later the requests.
-            names = [item[0] if isinstance(item, tuple) else item.request_id for item in dropped]
-            note("abort", start_ns, requests=names, step=step.call)
-        return dropped
-
-    return finish_requests
-
-
-def _traced_end(original: Callable[..., Any], step: _OpenStep) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def update_from_output(scheduler: Any, *args: Any, **options: Any) -> Any:
-        try:
-            return original(scheduler, *args, **options)
-        finally:
-            step.call = None
-
-    return update_from_output
-
-
-def _traced_schedule(original: Callable[..., Any], note: Note, step: _OpenStep) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def schedule(scheduler: Any, *args: Any, **options: Any) -> Any:
-        start_ns = now_ns()
-        output = original(scheduler, *args, **options)
-        step.call, step.num_steps = step.num_steps, step.num_steps + 1
-        note(
-            "schedule",
-            start_ns,
-            requests=list(output.num_scheduled_tokens),
-            cached_tokens=int(sum(getattr(output, "cached_length", ()) or ())),
-            running=[request.request_id for request in scheduler.running],
-            waiting=[request.request_id for request in scheduler.waiting],
-        )
-        return output
-
-    return schedule

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import TextIOWrapper
@@ -251,7 +250,6 @@ class Device:
         self._pacer = Pacer(settings.timing)
         self._faults = settings.faults
         self._calls = {"start": 0, "prefill": 0, "decode": 0, "copy": 0}
-        self._notes: Counter[str] = Counter()
         self._trace: TextIOWrapper | None = None
         if settings.trace_path:
             # Line buffered, so that records survive a crash.
@@ -323,17 +321,6 @@ class Device:
         self._prefill_computed = 0
         self.memory.copy(source, target, num_tokens)
         self._write("copy", start, now_ns(), source=source, target=target, num_tokens=num_tokens)
-
-    @property
-    def is_traced(self) -> bool:
-        return self._trace is not None
-
-    def note(self, kind: str, start_ns: int, **fields: object) -> None:
-        """Write a record of ``kind`` between those of device calls, in the order of events."""
-        if self._trace is not None:
-            record = {"kind": kind, "call": self._notes[kind], "start_ns": start_ns, "end_ns": now_ns()} | fields
-            self._notes[kind] += 1
-            self._trace.write(json.dumps(record) + "\n")
 
     def close(self) -> None:
         """Close the trace; the device stays usable without it."""

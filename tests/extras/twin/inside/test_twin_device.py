@@ -116,32 +116,6 @@ def test_the_trace_has_one_record_per_device_call(tmp_path: Path) -> None:
     assert all(record["start_ns"] <= record["end_ns"] for record in records)
 
 
-def test_notes_stand_between_the_calls_they_happened_between(tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl"
-    target = device(Settings(trace_path=str(path)))
-    prefill(target, [0], PROMPT[:100])
-    target.note("arrival", now_ns(), request="a")
-    target.decode([[0]], [100], [5])
-    target.note("arrival", now_ns(), request="b")
-    target.close()
-
-    records = [json.loads(line) for line in path.read_text().splitlines()]
-
-    assert [(record["kind"], record["call"]) for record in records] == [
-        ("prefill", 0),
-        ("arrival", 0),
-        ("decode", 0),
-        ("arrival", 1),
-    ]
-    assert [record["start_ns"] for record in records] == sorted(record["start_ns"] for record in records)
-
-
-def test_an_untraced_device_takes_notes_of_nothing() -> None:
-    target = device()
-    target.note("arrival", now_ns(), request="a")
-    assert not target.is_traced
-
-
 def test_step_costs_are_the_cost_models_to_the_nanosecond() -> None:
     for name in ("paper", "context-1-2-4-8"):
         model = load_cost_model(name)
