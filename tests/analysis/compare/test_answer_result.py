@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.analysis.compare.across import Side, compare_all, pairs_of
-from harness.analysis.compare.answer import interval_in_words, level_in_words, main_answers, result_of
+from harness.analysis.compare.answer import interval_in_words, main_answers, result_of
 from harness.analysis.compare.ratio import Family, Ratio, Verdict
 from harness.analysis.stats import of_blocks
 from harness.analysis.summary import summarise
@@ -88,24 +88,3 @@ def test_a_rule_on_repeats_of_the_same_sessions_says_nothing_of_rare_plans(tmp_p
     (decision,) = (each for each in decide(runs.runs).decisions if each.rule == "stop")
     assert "4 repeats of the same sessions say nothing of others" in decision.reason
     assert "or rarer" not in decision.reason
-
-
-def test_after_until_decided_every_view_has_the_interval_of_the_sequence(tmp_path: Path) -> None:
-    stop = {"margin": 0.001, "budget": 8}
-    rules = ("superiority",)
-    spec = small_experiment(
-        backend="sim", replicates=8, baseline="base", condition=CONDITIONS, stop=stop, rules=rules
-    ).until_decided()
-    runs = run_experiment(spec, runs_root=tmp_path).runs
-    summary = summarise(runs)
-    (answer,) = main_answers(summary.answers).values()
-    assert answer.interval is not None
-    assert answer.interval.method == "interval of the declared sequence, cost model assumed exact"
-    row = summary.to_arrow().to_pylist()[1]
-    sides = [Side(f"x/small/{name}", tuple(r for r in runs if r.condition == name)) for name in ("base", "full")]
-    compared = compare_all(pairs_of(sides)).records()[0]
-    ends = (answer.interval.low, answer.interval.high)
-    assert (row["ratio_a_low"], row["ratio_a_high"]) == ends == (compared["low"], compared["high"])
-    decided = next(one for one in decide(runs).decisions if one.rule != "stop")
-    assert (decided.intervals["ratio"].low, decided.intervals["ratio"].high) == ends
-    assert level_in_words(answer.interval) in answers(summary, str)[0].basis

@@ -9,12 +9,10 @@ import pytest
 from harness.extras.paper.printed import (
     BASELINE,
     COMPARISONS,
-    MORE_SLOTS,
     SELECTED,
     disagreements,
     page,
     prediction_figures,
-    ratio,
     run_search,
     search_figures,
     sums,
@@ -48,20 +46,6 @@ def test_the_vendors_rules_differ_only_through_the_baseline() -> None:
         assert vendor.reused == paper.reused
         if row.candidate != BASELINE:
             assert vendor.device_ns == paper.device_ns
-
-
-@pytest.mark.parametrize(
-    ("users", "seed", "more_slots", "selected"),
-    [
-        (6, 20261000, 0.9610, 0.9466),
-        (8, 20261000, 0.9105, 0.8974),
-        (10, 20261000, 0.9217, 0.8903),
-        (6, 20261100, 0.9874, 0.9713),
-    ],
-)
-def test_the_predictions_under_the_vendors_rules(users: int, seed: int, more_slots: float, selected: float) -> None:
-    assert round(ratio(MORE_SLOTS, users, seed, "vendor-0.11.1"), 4) == more_slots
-    assert round(ratio(SELECTED, users, seed, "vendor-0.11.1"), 4) == selected
 
 
 def test_the_page_in_docs_is_what_the_command_writes_today() -> None:

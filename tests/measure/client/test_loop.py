@@ -12,28 +12,9 @@ import pytest
 from harness.clock import NS_PER_MS
 from harness.measure.client.null_server import NullServer, NullServerConfig
 from harness.measure.client.target import Endpoint
-from tests.support.raw_server import CHUNKED_HEAD, Asked, RawServer, Reply, answered, chunked, events, whole
 from tests.support.replays import plan_of, rows_of, run, session
 
 pytestmark = pytest.mark.live
-
-
-@pytest.mark.parametrize("wait_ns", [0, 100 * NS_PER_MS])
-@pytest.mark.parametrize("stream", [True, False])
-def test_after_a_broken_answer_nothing_more_of_its_session_is_sent(stream: bool, wait_ns: int) -> None:
-    plan = plan_of(session(0, num_requests=3, wait_ns=wait_ns), session(1, num_requests=3, wait_ns=wait_ns))
-
-    def answer(asked: Asked) -> Reply:
-        if asked.session or asked.request:
-            return answered(asked)
-        broken = [part.replace(b'"usage"', b'"usage"]') for part in events(asked)]
-        return Reply([CHUNKED_HEAD, *chunked(broken)] if stream else [whole('{"id": "x"]')])
-
-    with RawServer(answer) as server:
-        rows = rows_of(run(plan, server, stream=stream))
-    assert "not a JSON object" in rows[0]["error"]
-    assert [row["status"] for row in rows] == ["bad_response", "not_sent", "not_sent", "ok", "ok", "ok"]
-    assert [row["sent_ns"] is None for row in rows[:3]] == [False, True, True]
 
 
 def test_many_long_answers_at_once_are_all_read() -> None:

@@ -1,4 +1,4 @@
-"""The simulator gives what a step-by-step walk gives, and the paper's own predictions to the digit printed."""
+"""The simulator gives what a step-by-step walk gives."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from tests.support.paged_in_steps import LONGEST, drawn_plan, has_own_prompts
 from tests.support.virtual_emulator import assert_same_run
 
 BASELINE = ServerSpec(rules="paper")
-MORE_SLOTS = ServerSpec(rules="paper", max_num_seqs=16, decode_buckets=(1, 2, 4, 8, 16))
 SELECTED = ServerSpec(rules="paper", max_num_seqs=16, decode_buckets=(1, 4, 6, 8, 10, 16))
 
 
@@ -37,73 +36,6 @@ def decode_tokens(plan: Plan) -> int:
 
 def paper_plan(num_sessions: int, seed: int, block: int) -> Plan:
     return build_plan(WorkloadSpec(source="paper", num_sessions=num_sessions), seed, block)
-
-
-def paper_ratio(server: ServerSpec, num_sessions: int, seed: int, rules: str) -> float:
-    """Summed device seconds of three blocks over the baseline's."""
-    plans = [paper_plan(num_sessions, seed, block) for block in range(3)]
-    changed = sum(simulate(plan, server.model_copy(update={"rules": rules})).device_ns for plan in plans)
-    baseline = sum(simulate(plan, BASELINE.model_copy(update={"rules": rules})).device_ns for plan in plans)
-    return changed / baseline
-
-
-@pytest.mark.parametrize(
-    ("num_sessions", "seed", "more_slots", "selected"),
-    [
-        (6, 20261000, 0.9610, 0.9466),
-        (8, 20261000, 0.9101, 0.8971),
-        (10, 20261000, 0.9213, 0.8899),
-        (6, 20261100, 0.9874, 0.9713),
-    ],
-)
-def test_the_papers_predictions(num_sessions: int, seed: int, more_slots: float, selected: float) -> None:
-    assert round(paper_ratio(MORE_SLOTS, num_sessions, seed, "paper"), 4) == more_slots
-    assert round(paper_ratio(SELECTED, num_sessions, seed, "paper"), 4) == selected
-
-
-@pytest.mark.parametrize(
-    ("num_sessions", "seed", "more_slots", "selected"),
-    [
-        (6, 20261000, 0.9576, 0.9432),
-        (8, 20261000, 0.8845, 0.8718),
-        (10, 20261000, 0.9037, 0.8729),
-        (6, 20261100, 0.9874, 0.9713),
-    ],
-)
-def test_the_papers_predictions_with_a_dummy_slot(
-    num_sessions: int, seed: int, more_slots: float, selected: float
-) -> None:
-    assert round(paper_ratio(MORE_SLOTS, num_sessions, seed, "paper+dummy"), 4) == more_slots
-    assert round(paper_ratio(SELECTED, num_sessions, seed, "paper+dummy"), 4) == selected
-
-
-def summed_ratio(server: ServerSpec, seeds: tuple[int, ...], counts: tuple[int, ...]) -> float:
-    """The search's score: summed device seconds over all seeds, counts and blocks, over the baseline's."""
-    arrays = plan_arrays([paper_plan(n, seed, block) for seed in seeds for n in counts for block in range(3)])
-    cost = load_cost_model("paper")
-    changed, baseline = (
-        totals["decode_ns"].sum() + totals["prefill_ns"].sum()
-        for totals in (run_batch(arrays, EngineConfig.from_server(spec), cost).totals for spec in (server, BASELINE))
-    )
-    return float(changed / baseline)
-
-
-SEARCH_SEEDS = (20260910, 20260921, 20260932)
-EVALUATION_SEEDS = (20260943, 20260954, 20260965)
-
-
-def test_the_papers_search_figures() -> None:
-    assert round(summed_ratio(SELECTED, SEARCH_SEEDS, (6, 8, 10)), 6) == 0.920931
-    assert round(summed_ratio(SELECTED, EVALUATION_SEEDS, (6, 8, 10)), 6) == 0.906644
-    assert round(summed_ratio(MORE_SLOTS, EVALUATION_SEEDS, (6, 8, 10)), 4) == 0.9279
-    finer = ServerSpec(rules="paper", decode_buckets=(1, 4, 6, 8))
-    assert round(summed_ratio(finer, EVALUATION_SEEDS, (6, 8, 10)), 4) == 0.9929
-
-
-def test_the_papers_selection_without_ten_sessions() -> None:
-    server = ServerSpec(rules="paper", max_num_seqs=16, decode_buckets=(1, 4, 5, 6, 8, 16))
-    assert round(summed_ratio(server, SEARCH_SEEDS, (6, 8)), 4) == 0.9362
-    assert round(summed_ratio(server, EVALUATION_SEEDS, (6, 8)), 4) == 0.9237
 
 
 def test_many_plans_at_once_give_what_each_gives_alone() -> None:
