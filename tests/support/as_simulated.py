@@ -1,14 +1,9 @@
 """A live run of emulated replicas held to the simulator: each step, from the arrivals that a replica recorded, and each
-routing decision, from what the router recorded.
-
-``python -m tests.support.as_simulated RUNS`` holds every sealed run of a folder; exit status 0 means no difference.
-"""
+routing decision, from what the router recorded."""
 
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.analysis.run_tables import join_request_id
@@ -17,7 +12,6 @@ from harness.measure.emulator.step_log import read_trace
 from harness.measure.records import layout
 from harness.measure.records.run import SealedRun
 from harness.measure.records.schema import values_of
-from harness.measure.records.store import RunStore
 from harness.model.engine import EngineConfig
 from harness.model.engine.core import EngineCore, StepStart
 from harness.model.engine.paged import scheduler_of
@@ -106,21 +100,3 @@ def other_decisions(run: SealedRun) -> tuple[int, int]:
         else:
             router.finished(int(rest[0]))
     return num_decisions, num_other
-
-
-def main(runs: str) -> int:
-    """Hold every sealed run of replicas in a folder; 1 when anything differs, or nothing was compared."""
-    totals = dict.fromkeys(("requests", "steps", "late", "differing", "decisions", "other decisions"), 0)
-    for run in RunStore(Path(runs)).sealed():
-        held = [held_to_the_simulator(run, replica) for replica in range(run.manifest.num_replicas)]
-        decisions, other = other_decisions(run)
-        of_run = [sum(each.requests for each in held), sum(each.steps for each in held)]
-        of_run += [sum(each.late for each in held), sum(len(each.differing) for each in held), decisions, other]
-        print(run.label, dict(zip(totals, of_run, strict=True)), flush=True)
-        totals = {name: total + more for (name, total), more in zip(totals.items(), of_run, strict=True)}
-    print("all", totals)
-    return int(not totals["steps"] or totals["differing"] + totals["other decisions"] > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))

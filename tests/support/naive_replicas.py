@@ -1,7 +1,8 @@
 """Drawn plans on drawn servers: the compiled simulator held to the engine loop in Python, to the ns.
 
-The loop schedules paged memory and routes by naive second opinions (``NaiveReplicas``), or draws every token as a live
-emulator has it, while its router reads bodies (``EmulatedReplicas``). What it did is read into the simulator's tables.
+The loop schedules paged memory by the naive second opinion (``NaiveReplicas``), or draws every token as a live emulator
+has it, while its router reads bodies (``EmulatedReplicas``). Both route by the policies of a live router. What the loop
+did is read into the simulator's tables.
 
 ``python -m tests.support.naive_replicas STEPS [FIRST_SEED]`` compares at least so many steps of each; exit status 0
 means no difference.
@@ -40,7 +41,6 @@ from harness.model.spec.server import RETENTION_KEYS
 from harness.stacks.rbln.rules.kv_rules import PAGED
 from tests.support.counted_replicas import CountedReplicas
 from tests.support.naive_paged import NaivePagedScheduler
-from tests.support.naive_router import NaiveRouter
 from tests.support.paged_in_steps import LONGEST, drawn_costs, drawn_plan, drawn_server, has_own_prompts
 from tests.support.virtual_emulator import TokenRequests
 
@@ -81,27 +81,11 @@ class EmulatedReplicas(CountedReplicas):
         super().ended(server, end)
 
 
-class _NaivePolicy(Policy):
-    """The second opinion on routing, asked as a policy is."""
-
-    def __init__(self, policy: str, num_replicas: int) -> None:
-        super().__init__(num_replicas)
-        self.reads_prompts = POLICIES[policy].reads_prompts
-        self._naive = NaiveRouter(policy, num_replicas)
-
-    def _choose(self, asked: RoutedRequest) -> int:
-        return self._naive.ask(asked.session, list(asked.keys))
-
-    def finished(self, replica: int) -> None:
-        super().finished(replica)
-        self._naive.open[replica] -= 1
-
-
 class NaiveReplicas(CountedReplicas):
-    """Schedules paged memory and routes by second opinions."""
+    """Schedules paged memory by a second opinion; the router decides as the one that runs before servers."""
 
     def __init__(self, plan: Plan, server: ServerSpec, costs: CostModel, router: Policy) -> None:
-        super().__init__(plan, server, costs, _NaivePolicy(router.name, len(router.open)))
+        super().__init__(plan, server, costs, router)
         config = EngineConfig.from_server(server)
         if config.rule_set.is_paged:
             for replica in self.replicas:

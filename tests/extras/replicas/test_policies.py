@@ -18,7 +18,6 @@ from harness.extras.replicas.policies import (
     SessionAffinity,
     policy_named,
 )
-from tests.support.naive_router import differences
 
 
 def test_round_robin_takes_the_replicas_in_turn() -> None:
@@ -107,11 +106,6 @@ def test_every_request_gets_a_replica_and_is_open_until_it_is_over(
             policy.finished(over)
             again.finished(over)
     assert policy.open == [routed.count(place) for place in range(num_replicas)]
-
-
-@pytest.mark.parametrize("name", POLICIES)
-def test_each_decision_is_the_second_opinions(name: str) -> None:
-    assert [each for seed in range(6) for each in differences(name, seed, 200)] == []
 
 
 def test_an_unknown_policy_is_refused_with_the_names() -> None:
