@@ -91,8 +91,7 @@ def test_runs_that_were_not_frozen_say_how_to_get_a_decision_and_a_used_seed_nam
     commit(repository)
     assert "harness prereg freeze mine.toml --commit --seed 2028" in undecided
     refused = followed(repository, "harness prereg freeze mine.toml", expected=(2,))
-    command = line_after("nothing has used:", refused)
-    assert "on confirmatory runs" in decided_from(repository, followed(repository, command))
+    assert "then: harness run" in followed(repository, line_after("nothing has used:", refused))
 
 
 def test_the_decision_of_runs_that_were_never_made_says_how_they_are_made(repository: Path) -> None:
@@ -162,13 +161,13 @@ def test_what_power_prints_is_an_experiment_that_a_freeze_takes(repository: Path
     pasted = planned.partition("in place of its own replicates:\n")[2].partition("or, ")[0]
     path.write_text(re.sub(r"(?m)^replicates = .*$", pasted, path.read_text()))
     commit(repository)
-    assert "on confirmatory runs" in decided_from(repository, followed(repository, "harness prereg freeze mine.toml"))
+    assert "then: harness run" in followed(repository, "harness prereg freeze mine.toml")
 
 
 def test_a_stopping_rule_is_followed_to_its_verdict(repository: Path) -> None:
     first_experiment(repository)
     path = repository / "mine.toml"
-    path.write_text(path.read_text() + "[stop]\nmargin = 0.5\nbudget = 12\n")
+    path.write_text(path.read_text() + "[stop]\nmargin = 0.5\nbudget = 6\n")
     commit(repository)
     frozen = followed(repository, "harness prereg freeze mine.toml --commit")
     assert line_after("then:", frozen).endswith("--until decided")

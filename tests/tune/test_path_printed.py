@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.tune import confirm
 from tests.support.command_line import harness
 from tests.support.emulator_process import end, start_ready
 from tests.support.experiments import UNHURRIED_WORDS
@@ -24,6 +25,7 @@ def test_the_printed_command_starts_the_candidate_and_the_same_tune_then_answers
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(confirm, "MOST_BLOCKS", 6)
     beside = ("--enable-prompt-tokens-details",)
     today = start_ready(tmp_path / "today", "--max-num-seqs", "1", "--decode-buckets", "1", *beside)
     try:
