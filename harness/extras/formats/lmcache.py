@@ -17,7 +17,7 @@ from harness.model.traces.calls import Call, Log
 from harness.model.traces.links import CONTRADICTED, ROUNDED_NS, num_common, of_lines
 from harness.model.traces.values import Record, list_of, seconds_ns, text_of, tokens_of
 
-DELTA = "calls that give new messages only: the answers before them are taken to have their whole output_length"
+DELTA = "answers whose output_length is a ceiling, as their rows give new messages only: taken as their length"
 UNHELD = "prompts that hold no answer of the call before: none is kept"
 ESTIMATED = "prompts whose lengths are estimated from characters, 4 to a token"
 
@@ -59,8 +59,8 @@ def lmcache_logs(lines: Lines, notes: ReadNotes) -> Iterator[Log]:
             continue
         notes.num_calls += 1
         turns = sessions.setdefault(name, [])
-        if text_of(record, "message_mode") == "delta" and turns:
-            notes.assume(DELTA)
+        notes.assume(DELTA, is_delta := text_of(record, "message_mode") == "delta")
+        if is_delta and turns:
             answer = _Message(b"", turns[-1].generate, is_answer=True)
             turn.messages = [*turns[-1].messages, answer, *turn.messages]
         said = (name, turn.messages, turn.generate, turn.gap_ns, turn.since_ns)

@@ -16,11 +16,11 @@ from harness.model.traces.calls import LATE_NS, UNTIMED, Log, whose
 from harness.model.traces.links import MOST_LOOKED_AT, of_lines
 from harness.model.traces.values import Record
 
-# An id that names one thing in every file: a W3C trace id or a UUID; short names may repeat by chance.
-GLOBAL = re.compile("[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3,}")
+# An id that names one thing in every file: a W3C trace id, a UUID, or 20 letters and digits; others may repeat.
+GLOBAL = re.compile("[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3,}|(?=[A-Za-z]*[0-9][A-Za-z]*[0-9])[0-9A-Za-z]{20}")
 BESIDE, WRAPS, WITHIN, SUMS, OPEN, TWICE, AROUND, OTHER_VALUES, LOGGED = TABLES["twice"].values()
 ALONE, ORPHANS, JOINED, APART, STARTED, FOLLOWING, SHORT_NAMES = TABLES["sessions"].values()
-(ASKED_AGAIN,) = TABLES["waits"].values()
+ASKED_AGAIN, OTHER_CLOCK = TABLES["waits"].values()
 
 
 def otel_logs(lines: Lines, notes: ReadNotes) -> Iterator[Log]:
@@ -284,6 +284,9 @@ class _Tree:
             earlier = spans[max(0, place - MOST_LOOKED_AT) : place]
             ended_ns = max((each.end_ns for each in earlier if each.end_ns <= span.start_ns), default=None)
             self._notes.assume(BESIDE, earlier[-1].wraps(span))
+            if span.call is not None and span.clock != earlier[-1].clock:
+                self._notes.assume(f"calls whose order is not known: {OTHER_CLOCK}")
+                span.call.unknown_wait = span.call.unknown_wait or OTHER_CLOCK
             if ended_ns is None or span.call is None:
                 continue
             tools = (tool for each in earlier if each.call for tool in each.call.tool_spans)

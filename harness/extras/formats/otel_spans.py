@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
@@ -25,6 +26,7 @@ COUNTS = frozenset(by_type(NAMES))
 # Reasons for which an answer ends that calls no tool, as a text, a list or the text of a list.
 FINAL = {form.format(reason) for reason in ("stop", "end_turn") for form in ("{}", "['{}']", '["{}"]')}
 ERRORS = {"2", "ERROR", "STATUS_CODE_ERROR", "STATUSCODE.ERROR"}  # a status, in any form
+BYTES = re.compile(r"[\w+/-]{22}==|[\w+/-]{11}=", re.ASCII)  # of an id, in base64
 LIKE_CACHED = re.compile(r"(usage|token).*cache|cache.*token", re.IGNORECASE)
 MESSAGE_OF = re.compile(r"(?:gen_ai\.prompt|llm\.input_messages)\.(\d{1,6})\.")
 NO_COUNTS, FAILED, FAILED_WITH_COUNTS, LINKED, ESTIMATED, SEVERAL, OF_CLAUDE = TABLES["spans"].values()
@@ -141,7 +143,7 @@ def read_span(record: Record, at: str, notes: ReadNotes) -> Span:
     given = ((record.get(f"{name}_ns"), record.get(f"{name}_time")) for name in ("start", "end"))
     start_ns, end_ns = (ns if isinstance(ns, int) else instant_ns(text) for ns, text in given)
     has_times = start_ns is not None and end_ns is not None and 0 <= start_ns <= end_ns
-    trace, name, parent = (text_of(record, key) for key in ("trace_id", "span_id", "parent_span_id"))
+    trace, name, parent = (_id(text_of(record, key)) for key in ("trace_id", "span_id", "parent_span_id"))
     times = (start_ns or 0, end_ns or 0, has_times)
     span = Span(trace, name, parent, at, role, _named(attributes, CONVERSATIONS), *times, operation in CHATS)
     words = "" if is_asked else f"{text_of(record, 'name')} {operation} {_named(attributes, TOOL_NAMES)}"
@@ -173,6 +175,11 @@ def read_span(record: Record, at: str, notes: ReadNotes) -> Span:
         notes.assume(FAILED_WITH_COUNTS, has_failed)
         span.call = call
     return span
+
+
+def _id(given: str) -> str:
+    """An id in hex, also where a store writes its bytes in base64, as Tempo does."""
+    return base64.b64decode(given.translate({45: "+", 95: "/"})).hex() if BYTES.fullmatch(given) else given
 
 
 def _attributes(record: Record) -> Record:

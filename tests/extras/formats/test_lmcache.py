@@ -104,7 +104,7 @@ def test_rows_of_new_messages_only_go_on_from_what_came_before(tmp_path: Path) -
     assert [one.keep_tokens for one in recording.requests] == [0, first.prompt_tokens + 500, second.prompt_tokens + 500]
     assert third.prompt_tokens - third.keep_tokens == second.prompt_tokens - second.keep_tokens
     assert [one.wait_ns / NS_PER_S for one in recording.requests] == [0, 2, 2]
-    assert f"2 x {DELTA}" in trace.head.labels
+    assert f"3 x {DELTA}" in trace.head.labels
 
 
 def test_instants_of_rows_say_the_gaps_where_no_delay_does(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from harness.extras.formats.otel import (
     LOGGED,
     OPEN,
     ORPHANS,
+    OTHER_CLOCK,
     OTHER_VALUES,
     SHORT_NAMES,
     STARTED,
@@ -94,6 +96,18 @@ def test_a_short_name_of_a_conversation_in_two_files_is_labelled(tmp_path: Path)
     trace = trace_of(tmp_path, *([{"spans": [turn]}] for turn in turns))
     assert len(trace.recordings) == 2
     assert f"1 x {SHORT_NAMES}" in trace.head.labels
+
+
+def test_ids_in_base64_are_those_in_hex_and_a_conversation_over_two_clocks_is_labelled(tmp_path: Path) -> None:
+    conversation = {"gen_ai.conversation.id": "conv_5j66UpCpwteGg4YSxUnt7lPY"}
+    traces = ("YotJ2W3N6XpDDdT1l3BYmQ==", b64decode("xER0A41FnkDkcUr++nv42g==").hex())
+    for names, is_apart in ((traces, False), (("1", "2"), True)):
+        both = zip((0, 90), names, strict=True)
+        turns = [chat("a", "", at_s, 500, 0, name, **conversation) | {"span_id": "yW0keuzglss="} for at_s, name in both]
+        trace = trace_of(tmp_path, *([{"spans": [turn]}] for turn in reversed(turns)))
+        ((first, second),) = (each.requests for each in trace.recordings)
+        assert (first.after, second.wait_ns // NS_PER_S == 89) == ((), not is_apart)
+        assert any(OTHER_CLOCK in label for label in trace.head.labels) == is_apart
 
 
 def test_a_span_that_comes_again_with_another_end_is_no_second_call(tmp_path: Path) -> None:
