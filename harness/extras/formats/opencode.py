@@ -39,6 +39,7 @@ class _Session(Conversation):
         super().__init__(text_of(info, "id"), notes)
         self.parent = text_of(info, "parentID")
         self._began_ns = self._instant_ns(info, "created") or 0
+        self._is_subtask = False  # the last message of a person started an agent
 
     def hold(self, tokens: Record) -> None:
         """Compare the sums that the session states with those of its calls."""
@@ -66,6 +67,7 @@ class _Session(Conversation):
         elif role == "user":
             self.notes.part()
             is_by_program = all(True in (part.get("synthetic"), part.get("auto")) for part in parts)
+            self._is_subtask = any(text_of(part, "type") == "subtask" for part in parts)
             self.take_input(moment_ns, is_human=not is_by_program, is_hint=is_by_program)
         else:
             self._answer(info, parts, moment_ns, at)
@@ -80,6 +82,14 @@ class _Session(Conversation):
                 self._answer(info | {"tokens": parts[end - 1].get("tokens")}, parts[start:end], moment_ns, at)
                 last_ns = self.calls[-1].end_ns if self.calls else moment_ns
                 moment_ns = max((at_ns for at_ns, _ in self._inputs), default=last_ns)
+            return
+        if counts is not None and not any(counts) and {text_of(part, "type") for part in parts} == {"tool"}:
+            self.notes.pass_over("tools that a person started: no model was asked")
+            self._take_tools((self.calls or [Call(self.session, moment_ns, moment_ns)])[-1], parts)
+            if self._is_subtask:
+                self.is_strange = True  # its wait holds a person's, unless an agent is joined
+            else:
+                self.skip(self.lost)
             return
         if counts is None or not any(counts[:3]):
             self.lose(() if counts else _values(tokens), at)

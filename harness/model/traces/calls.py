@@ -51,6 +51,7 @@ class Call:
     kind: WaitKind = "tool"  # what it waited for; "none" where that is not known
     ran_ns: Sequence[int | None] = ()  # how long the tools that it waited for say that they ran
     is_allowed: bool = False  # a person was asked whether one of these tools may run
+    people_ns: Sequence[int] = ()  # when people said something in its conversation
     is_guessed: bool = False  # nothing shows that a tool ran in its wait
     is_over: bool = False  # its wait holds a summary, a retry or an interruption
     at: str = ""
@@ -132,6 +133,7 @@ class Conversation:
     def __init__(self, session: str, notes: ReadNotes) -> None:
         self.session, self.parent, self.notes = session, "", notes
         self.calls: Log = []
+        self.people_ns: list[int] = []
         self.is_compacted = False
         self.unread = Unread(notes)
         self._inputs: list[tuple[int, bool | None]] = []
@@ -163,6 +165,7 @@ class Conversation:
     def take_input(self, moment_ns: int, *, is_human: bool | None, is_hint: bool = False) -> None:
         """A person's message, or a tool's result; None: neither. is_hint: counts only where there is no other input."""
         (self._hints if is_hint else self._inputs).append((moment_ns, is_human))
+        self.people_ns += [moment_ns] * (is_human is True)
 
     def take_news(self, moment_ns: int) -> None:
         """The program tells that a background agent or task has ended."""
@@ -228,7 +231,7 @@ class Conversation:
         is_alone = tools_ns is None if self._inputs else is_by_itself
         turn.kind = "none" if self.is_strange or (persons_ns is None and is_alone) else turn.kind
         turn.ran_ns, turn.is_allowed, turn.is_over = self._ran_ns, self.is_allowed, self.is_over
-        turn.inputs_ns, turn.is_woken = (tools_ns, persons_ns), self._is_woken
+        turn.inputs_ns, turn.is_woken, turn.people_ns = (tools_ns, persons_ns), self._is_woken, self.people_ns
         turn.is_unstated = self.may_ask and None in self._ran_ns
         turn.parent, turn.index, turn.is_reset = self.parent, len(self.calls), self.is_compacted
         turn.rewound_to, self._back_to = self._back_to, None

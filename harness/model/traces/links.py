@@ -23,7 +23,9 @@ YEAR_NS = 365 * 86_400 * NS_PER_S
 YEARS = "more than a year, as of two clocks or in another unit"
 ROUNDED_NS = 200_000_000  # instants and waits may be rounded to a tenth of a second
 PROGRAM_NS = 250_000_000  # of 253,000 calls of TraceLab (codex_wall_internal_gap) a tenth had a rest above 0.24 s
-IN_CIRCLE, REPEATED, UNLINKED, NEAR, FORKED, ALONE, LIKELY, AGAIN, TO_AGENT, MISSING = TABLES["agents"].values()
+IN_CIRCLE, REPEATED, UNLINKED, NEAR, FORKED, ALONE, LIKELY, AGAIN, TO_AGENT, MISSING, STARTED = TABLES[
+    "agents"
+].values()
 FIRST_CACHED, SHARED, AFTER_SUMMARY, BY_MESSAGES, CACHE_LEFT_OUT, AS_PART, HELD, CUT = TABLES["cache"].values()
 NO_READING, ADDED_REASONING, BY_SUMS = TABLES["counts"].values()
 LAST_BLOCK, WHOLE = TABLES["blocks"].values()
@@ -318,7 +320,7 @@ class _Tree:
         self._by_session, self._forks, self._notes = by_session, forks, notes
         self._drawn = DrawnWaits(notes)
         pairs = (pair for group in by_session.values() for pair in pairwise(group) if pair[1].kind == "human")
-        known = ((before, turn) for before, turn in pairs if not (before.unknown_end or turn.unknown_wait))
+        known = (pair for pair in pairs if not (pair[0].unknown_end or pair[1].unknown_wait or pair[1].is_over))
         self._people_ns = [ns for before, turn in known if 0 < (ns := turn.submitted_ns - before.end_ns) <= YEAR_NS]
         self._requests: list[RecordedRequest] = []
         self._calls: Log = []
@@ -406,7 +408,8 @@ class _Tree:
         wait_ns = call.submitted_ns - ended_ns if stated_ns is None else stated_ns
         # What a sub-agent is asked first is its parent's, also where it goes on from a copy of its parent's calls.
         is_asked = self._by_session[call.session][0] is call and bool(call.parent) and call.kind == "human"
-        kind: WaitKind = call.kind if after and earlier and not is_asked else "none"
+        is_start = bool(after) and (is_asked or not earlier)
+        kind: WaitKind = call.kind if after and not is_start else "none"
         no_end = next((why for place in after if (why := self._calls[place].unknown_end) and stated_ns is None), "")
         call.unknown_wait = call.unknown_wait or no_end or YEARS * (wait_ns > YEAR_NS)
         if is_drawn := bool(call.unknown_wait) and bool(after):
@@ -427,7 +430,11 @@ class _Tree:
         if persons_ns is not None and kind == call.kind and len(after) > 1:
             # What came after the last sub-agent had ended was waited for.
             kind = whose(ended_ns, max(tools_ns or 0, ended_ns), persons_ns)
-        if earlier and not (is_drawn or is_asked):
+        if is_start and not is_drawn:
+            people_ns = self._calls[after[0]].people_ns
+            kind = "human" if any(ended_ns <= at_ns <= call.submitted_ns for at_ns in people_ns) else "none"
+            self._notes.assume(STARTED, kind == "none" and wait_ns >= LATE_NS)
+        elif earlier and not is_drawn:
             kind = self._as_shown(call, kind, max(wait_ns, 0), ended_ns if len(after) > 1 else None)
         base, keep = self._kept(call, earlier, after)
         self._notes.assume(CACHE_GONE, any(_has_cache_gone(before, call) for before in earlier[-1:]))

@@ -13,7 +13,7 @@ from harness.extras.formats.qwen_code import BESIDE
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.calls import AT_ONCE
 from harness.model.traces.importing import detect, read_recordings
-from harness.model.traces.links import AFTER_SUMMARY, ALLOWED, NEAR, OVER, UNANSWERED
+from harness.model.traces.links import AFTER_SUMMARY, ALLOWED, NEAR, OVER, STARTED, UNANSWERED
 from harness.model.traces.recording import Recording
 from tests.support.agent_logs import at
 from tests.support.sound_traces import qwen_rows
@@ -130,7 +130,7 @@ def test_a_sub_agent_is_forked_from_its_parent_and_joined(tmp_path: Path) -> Non
     del tool[0]["usageMetadata"]
     (recording,), notes = read(tmp_path, child=[*child, *tool], s=list(qwen_rows("s")))
     assert [request.after for request in recording.requests] == [(), (0,), (0, 1), (2,)]
-    assert notes.labels == (f"1 x {NEAR}", f"1 x {UNANSWERED}")
+    assert notes.labels == (f"1 x {NEAR}", f"1 x {UNANSWERED}", f"1 x {STARTED}")
 
 
 @pytest.mark.parametrize("num_tools", [1, 2])

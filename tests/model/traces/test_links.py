@@ -24,6 +24,7 @@ from harness.model.traces.links import (
     NO_READING,
     OUT_OF_ORDER,
     SHARED,
+    STARTED,
     TO_AGENT,
     UNANSWERED,
     UNAWAITED,
@@ -367,3 +368,41 @@ def test_a_plug_in_that_refuses_an_opencode_tool_in_a_persons_words_is_no_person
     }
     kinds = [one.wait_kind for one in requests_of(imported(tmp_path, {"p.json": [session]}))]
     assert kinds == ["none", "tool", "tool"]
+
+
+@pytest.mark.parametrize("is_persons", [True, False])
+def test_an_agent_that_a_person_started_began_with_their_wait_and_else_it_is_labelled(
+    tmp_path: Path, *, is_persons: bool
+) -> None:
+    meta = {"source": {"subagent": "review"}, "parent_thread_id": "s"}
+    turn = {"timestamp": at(33), "type": "event_msg", "payload": {"type": "task_started"}}
+    rows, agents = [*codex_rows("s", 5)], json.dumps([*codex_rows("k", 1, 34, meta)]).replace("1000", "900")
+    rows = [*rows[:4], *([turn] if is_persons else []), *rows[-3:-1]]
+    trace = imported(tmp_path, {"s.jsonl": rows, "k.jsonl": json.loads(agents)})
+    agent = requests_of(trace)[1]
+    assert (agent.after, agent.wait_kind, agent.wait_ns // NS_PER_S) == ((0,), "human" if is_persons else "none", 31)
+    assert said(trace, STARTED) != is_persons
+
+
+@pytest.mark.parametrize("is_task", [True, False])
+def test_a_tool_that_a_person_ran_in_opencode_is_no_call_and_leaves_the_wait_the_persons(
+    tmp_path: Path, *, is_task: bool
+) -> None:
+    parent, child, after = opencode_session("p", 1), opencode_session("k", 1, 40), opencode_session("x", 1, 60)
+    asked, answer = opencode_session("p", 1, 39)["messages"]
+    asked["parts"] = [{"type": "subtask"} if is_task else {"type": "text", "synthetic": True}]
+    (ran,) = [part for part in answer["parts"] if part["type"] == "tool"]
+    ran |= {"tool": "task" if is_task else "bash", "callID": "t"}
+    ran["state"]["time"]["end"] += 10_000
+    ran["state"] |= {"metadata": {"sessionId": "k"}} if is_task else {}
+    answer["info"]["tokens"], answer["parts"] = {"input": 0, "output": 0}, [ran]
+    if is_task:
+        after["messages"][0]["parts"][0]["synthetic"] = True
+    parent["messages"] += [asked, answer, *after["messages"]]
+    trace = imported(tmp_path, {"p.json": [parent], **({"k.json": [child]} if is_task else {})})
+    *_, agent, last = requests_of(trace)
+    assert [(one.wait_kind, one.wait_ns // NS_PER_S) for one in (agent, last)] == (
+        [("human", 37), ("tool", 17)] if is_task else [("none", 0), ("human", 57)]
+    )
+    assert last.after == ((0, 1) if is_task else (0,))
+    assert not trace.head.dropped
