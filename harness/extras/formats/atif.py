@@ -23,49 +23,57 @@ PASSED = {"no call": "a step of the agent that asked no model"}
 
 def atif_logs(lines: Lines, notes: ReadNotes) -> Iterator[Log]:
     """The calls of each trajectory, and of the trajectories of sub-agents within it."""
-    logs: list[tuple[Path, Log, Record]] = []
+    logs: list[tuple[Path, Log, list[str], Record]] = []
     names: dict[Path, str] = {}  # of trajectories, by the files that hold them
     continued: list[tuple[str, Path]] = []
     for path, at, document in lines:
         found = list(_logs(document, at, notes, 0))
-        names[path.resolve()] = session = next((log[0].session for log, _ in found if log), "")
-        if session and (more := text_of(document, "continued_trajectory_ref")):
-            continued.append((session, (path.parent / more).resolve()))
+        names[path.resolve()] = session = next((log[0].session for log, *_ in found if log), "")
+        more = text_of(document, "continued_trajectory_ref")
+        continued += [(session, (path.parent / more).resolve())] if session and more else []
         logs += ((path.parent, *each) for each in found)
     notes.assume(NOT_THERE, sum(path not in names for _, path in continued))
     begun_in = {names[path]: session for session, path in continued if path in names}
-    sessions = {log[0].session: log for _, log, _ in logs if log}
-    for folder, log, _ in logs:
+    sessions = {log[0].session: log for _, log, *_ in logs if log}
+    for _, log, started, _ in logs:
+        before = sessions.get(begun_in.get(log[0].session, ""), []) if log else []
+        for call in before[-1:]:
+            call.children |= dict.fromkeys(started, UNTIMED)
+            call.tool_spans.append((call.end_ns, max(log[0].submitted_ns, call.end_ns)))
+        notes.assume(UNLINKED, len(started) * (not before))
+    for folder, log, *_ in logs:
         for call in log:
             of_refs = [[names.get((folder / key).resolve(), key) for key in ref.split("\n")] for ref in call.children]
             found = (next((name for name in keys if name in sessions), keys[0]) for keys in of_refs)
             call.children = dict.fromkeys(found, UNTIMED)
-    for _, log, totals in logs:
-        _hold(totals, log, sessions, notes)
-    for log in (log for _, log, _ in logs if log):
-        if log[0].session in begun_in and log[0].kind == "human":  # the program itself goes on, with a summary
+    for _, log, _, totals in logs:
+        segments = [log[0].session] if log else []
+        for name in segments:  # it grows
+            segments += [before for before in (begun_in.get(name),) if before and before not in segments]
+        _hold(totals, log, [call for name in segments for call in sessions[name]], sessions, notes)
+        if segments[1:] and log[0].kind == "human":  # the program itself goes on, with a summary
             log[0].kind, log[0].inputs_ns = "none", (None, None)
         for call in log:
-            for _ in range(len(begun_in)):
-                call.index += MOST_STEPS * (call.session in begun_in)
-                call.session = begun_in.get(call.session, call.session)
-        yield log
+            call.index, call.session = call.index + MOST_STEPS * len(segments), segments[-1]
+        yield from [log] if log else []
 
 
-def _hold(totals: Record, own: Log, sessions: Mapping[str, Log], notes: ReadNotes) -> None:
-    """Hold what a trajectory states to its own calls, or to those with its sub-agents': programs sum either."""
-    every, seen = [*own], {call.session for call in own}
-    for call in every:  # it grows
-        every += (each for name in call.children.keys() - seen for each in sessions.get(name, []))
-        seen |= call.children.keys()
+def _hold(totals: Record, own: Log, joined: Log, sessions: Mapping[str, Log], notes: ReadNotes) -> None:
+    """Hold what a trajectory states to its own calls, or with those before, or with sub-agents: programs sum any."""
+    readings = [own, joined, [*own], [*joined]]
+    for every in readings[2:]:
+        seen = {call.session for call in every}
+        for call in every:  # it grows
+            every += (each for name in call.children.keys() - seen for each in sessions.get(name, []))
+            seen |= call.children.keys()
     for total, name in (("prompt", "input"), ("completion", "output"), ("cached", "prefix")):
-        sums = [sum(getattr(call, f"{name}_tokens") or 0 for call in calls) for calls in (own, every)]
+        sums = [sum(getattr(call, f"{name}_tokens") or 0 for call in calls) for calls in readings]
         stated = tokens_of(totals.get(f"total_{total}_tokens"))
-        notes.hold(f"{total} tokens {UNSTATED}", stated, [sums[stated == sums[1]]])
+        notes.hold(f"{total} tokens {UNSTATED}", stated, [stated if stated in sums else sums[0]])
 
 
-def _logs(document: Record, at: str, notes: ReadNotes, depth: int) -> Iterator[tuple[Log, Record]]:
-    """The calls of each trajectory of a document, and the sums that it states."""
+def _logs(document: Record, at: str, notes: ReadNotes, depth: int) -> Iterator[tuple[Log, list[str], Record]]:
+    """The calls of each trajectory of a document, the sub-agents before the first, and the sums that it states."""
     session = text_of(document, "trajectory_id") or text_of(document, "session_id") or at
     rows = records_of(document, "steps")
     if not text_of(document, "schema_version").startswith(VERSION) or not rows:
@@ -73,17 +81,17 @@ def _logs(document: Record, at: str, notes: ReadNotes, depth: int) -> Iterator[t
         return
     notes.num_rows += len(rows) - 1
     notes.check_release("ATIF", text_of(document, "schema_version").removeprefix(VERSION), HELD_TO)
-    yield _steps(rows, session, at, notes).log(session), record_of(document, "final_metrics")
+    yield *_steps(rows, session, at, notes), record_of(document, "final_metrics")
     for place, child in enumerate(records_of(document, "subagent_trajectories") if depth < DEEPEST else ()):
         notes.num_rows += 1
         yield from _logs(child, f"{at}, sub-agent {place}", notes, depth + 1)
 
 
-def _steps(given: list[Record], session: str, at: str, notes: ReadNotes) -> TrajectoryCalls:
-    """The calls of a trajectory's own steps."""
+def _steps(given: list[Record], session: str, at: str, notes: ReadNotes) -> tuple[Log, list[str]]:
+    """The calls of a trajectory's own steps, and the sub-agents that it names before the first of them."""
     rows = notes.in_order(given, _number, "steps out of order of their id")
     notes.check_numbers([*map(_number, rows)], "steps")
-    steps = TrajectoryCalls(len(rows), notes)
+    steps, started = TrajectoryCalls(len(rows), notes), list[str]()
     said = {kind: {text_of(step, "timestamp") for step in rows if text_of(step, "source") == kind} for kind in ASKING}
     for step in rows:
         place, moment_ns = f"{at}, step {_number(step)}", instant_ns(step.get("timestamp"))
@@ -92,11 +100,11 @@ def _steps(given: list[Record], session: str, at: str, notes: ReadNotes) -> Traj
         elif text_of(step, "source") in ASKING:
             # A program writes both at once, as when it made a summary: no person, and no tool.
             is_by_program = bool(steps.calls) and all(text_of(step, "timestamp") in each for each in said.values())
-            is_human = text_of(step, "source") == "user"
-            steps.ask(moment_ns, is_human=None if is_by_program or not (is_human or steps.has_tools) else is_human)
+            is_human, is_result = text_of(step, "source") == "user", bool(record_of(step, "observation"))
+            steps.ask(moment_ns, is_human=is_human if not is_by_program and (is_human or is_result) else None)
             for call in steps.calls[-1:]:
                 call.children |= dict.fromkeys(_children(step), UNTIMED)
-            notes.assume(UNLINKED, len(_children(step)) * (not steps.calls))
+            started += [] if steps.calls else _children(step)
         elif text_of(step, "source") != "agent":
             steps.unread.unknown(f"source {text_of(step, 'source')}", place)
         elif tokens_of(step.get("llm_call_count")) == 0:
@@ -114,7 +122,7 @@ def _steps(given: list[Record], session: str, at: str, notes: ReadNotes) -> Traj
         steps.look(step)
         tools = " ".join(text_of(tool, "function_name") for tool in records_of(step, "tool_calls"))
         steps.is_allowed = steps.is_allowed or LIKE_ASKING.search(tools) is not None
-    return steps
+    return steps.log(session), started
 
 
 def _number(step: Record) -> int:

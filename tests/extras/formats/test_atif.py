@@ -11,7 +11,7 @@ from harness.clock import NS_PER_S
 from harness.extras.formats.atif import NOT_THERE
 from harness.extras.formats.trajectories import NO_TIME, UNSTATED
 from harness.model.traces.importing import read_recordings
-from harness.model.traces.links import ALLOWED, GAPS, OVER, UNKNOWN
+from harness.model.traces.links import ALLOWED, GAPS, OVER, UNKNOWN, UNLINKED
 from harness.model.traces.recording import NO_CACHE
 from tests.support.agent_logs import at
 from tests.support.sound_traces import atif_document
@@ -200,6 +200,13 @@ def test_a_trajectory_goes_on_in_the_file_that_it_names(tmp_path: Path, has_time
     handed = {"step_id": 4, "source": "user", "timestamp": at(22), "message": "x"}
     asked = trace_of(tmp_path, [more | {"steps": [*more["steps"][:3], handed, *more["steps"][3:]]}], [begun])
     assert [one.wait_kind for one in asked.recordings[0].requests] == ["none", "tool", "none", "tool"]
+    # It may count on from what went before, and name an agent before its first call.
+    started = {"results": [{"subagent_trajectory_ref": [{"session_id": "kid"}]}]}
+    handed |= {"source": "system", "observation": started}
+    more |= {"steps": [*more["steps"][:3], handed, *more["steps"][3:]], "final_metrics": {"total_prompt_tokens": 5800}}
+    joined = trace_of(tmp_path, [more], [begun], [atif_document("kid", 1, first_s=15)]) if has_times else asked
+    assert has_times == any(len(one.after) > 1 for one in joined.recordings[0].requests)
+    assert not any(UNSTATED in label or label.endswith(UNLINKED) for label in joined.head.labels)
     alone = trace_of(tmp_path / "alone", [begun | {"continued_trajectory_ref": "another.json"}])
     assert [f"1 x {NOT_THERE}" in each.head.labels for each in (trace, alone)] == [False, True]
 
@@ -216,10 +223,12 @@ def test_a_wait_over_a_compaction_is_nobodys_and_one_without_a_tool_is_not_taken
     document = atif_document("s", 3)
     del document["steps"][1]["tool_calls"]
     note = {"step_id": 3, "source": "system", "timestamp": at(20), "message": "x"}
-    document["steps"].insert(3, note | {"extra": {"context_management": {"type": "compaction"}}})
-    trace = trace_of(tmp_path, [document])
-    assert [one.wait_kind for one in trace.recordings[0].requests] == ["none", "none", "none"]
-    assert {f"1 x {UNKNOWN}", f"1 x {OVER}"} < {*trace.head.labels}
+    summary = {"observation": {"results": [{"content": "x"}]}, "extra": {"context_management": {"type": "compaction"}}}
+    for more, labels in ((summary, {f"1 x {UNKNOWN}", f"1 x {OVER}"}), ({}, {f"2 x {UNKNOWN}"})):
+        steps = [*document["steps"][:3], note | more, *document["steps"][3:]]
+        trace = trace_of(tmp_path, [document | {"steps": steps}])
+        assert [one.wait_kind for one in trace.recordings[0].requests] == ["none", "none", "none"]
+        assert labels < {*trace.head.labels}
 
 
 def test_sub_agents_of_one_document_with_equal_steps_are_different_calls(tmp_path: Path) -> None:
