@@ -20,7 +20,7 @@ from harness.errors import RecordsError
 from harness.measure.records.run import SealedRun, origin_of
 from harness.measure.records.schema import ABORTED
 from harness.outputs import check_output
-from harness.present.report.timeline import Bar, TimelineView, step_lengths_s, step_segments, timeline
+from harness.present.report.timeline import NO_STEPS, Bar, Steps, step_lengths_s, step_segments, timeline
 
 US_PER_S = 1_000_000
 # Tracks of a server; those of a client are its sessions, from 1 on, and its machine's stalls.
@@ -77,9 +77,11 @@ def _run_events(run: SealedRun, *, client: int, server: int) -> Iterator[TraceEv
     if view is None:
         return
     yield from _names(run, view.num_sessions, client, server)
-    lengths_s = step_lengths_s(view)
+    # The steps of replicas lie beside one another, and a track shows one after another.
+    steps = view.servers[0] if len(view.servers) == 1 else NO_STEPS
+    lengths_s = step_lengths_s(steps)
     spans = decoding_spans(run.table("steps"), run.table("kv_events"), run.table("requests")) if lengths_s.size else []
-    shares_s = _shares(spans, lengths_s, view)
+    shares_s = _shares(spans, lengths_s, steps)
     previous: Bar | None = None
     for bar in view.bars:
         waited_from_s = previous.done_s if previous is not None and previous.session == bar.session else None
@@ -90,9 +92,9 @@ def _run_events(run: SealedRun, *, client: int, server: int) -> Iterator[TraceEv
         previous = bar
     for start_s, duration_s in view.stalls_s:
         yield _slice(client, STALLS_TID, "the machine stood still", (start_s, start_s + duration_s), {})
-    yield from _step_events(view, lengths_s, spans, server)
-    yield from _padding_events(view, server)
-    yield from _kv_lines(run, view, server)
+    yield from _step_events(steps, lengths_s, spans, server)
+    yield from _padding_events(steps, server)
+    yield from _kv_lines(run, view.start_ns, steps, server)
 
 
 def _names(run: SealedRun, num_sessions: int, client: int, server: int) -> Iterator[TraceEvent]:
@@ -140,11 +142,11 @@ def _slice(pid: int, tid: int, name: str, span_s: tuple[float, float], facts: di
     return {"ph": "X", "pid": pid, "tid": tid, "name": name, "ts": start_us, "dur": length_us, "args": facts}
 
 
-def _shares(spans: Sequence[tuple[Request, range]], lengths_s: Any, view: TimelineView) -> dict[Request, float]:
+def _shares(spans: Sequence[tuple[Request, range]], lengths_s: Any, of_server: Steps) -> dict[Request, float]:
     """Seconds of decode steps by request, each step divided by the requests in it: no step is charged twice."""
     if lengths_s.size == 0:
         return {}
-    until_s = np.concatenate(([0.0], np.cumsum(lengths_s / np.maximum(view.step_n, 1))))
+    until_s = np.concatenate(([0.0], np.cumsum(lengths_s / np.maximum(of_server.step_n, 1))))
     shares_s: dict[Request, float] = {}
     for request, steps in spans:
         shares_s[request] = shares_s.get(request, 0.0) + float(until_s[steps.stop] - until_s[steps.start])
@@ -152,7 +154,7 @@ def _shares(spans: Sequence[tuple[Request, range]], lengths_s: Any, view: Timeli
 
 
 def _step_events(
-    view: TimelineView, lengths_s: Any, spans: Sequence[tuple[Request, range]], server: int
+    steps: Steps, lengths_s: Any, spans: Sequence[tuple[Request, range]], server: int
 ) -> Iterator[TraceEvent]:
     """A slice per decode step: who was in it, where the log tells, and the share of it that each of them bears."""
     begins = sorted(spans, key=lambda span: span[1].start)
@@ -163,18 +165,18 @@ def _step_events(
             running[begins[place][0]] = begins[place][1].stop
             place += 1
         running = {request: stop for request, stop in running.items() if stop > step}
-        start_s, length_s = float(view.step_s[step]), float(lengths_s[step])
-        n, b = int(view.step_n[step]), int(view.step_b[step])
+        start_s, length_s = float(steps.step_s[step]), float(lengths_s[step])
+        n, b = int(steps.step_n[step]), int(steps.step_b[step])
         facts: dict[str, Any] = {"n": n, "b": b, "padding": b - n, "share_of_each_ms": round(1000 * length_s / n, 6)}
         if spans:
             facts["requests"] = " ".join(f"s{session}r{request}" for session, request in running)
         yield _slice(server, STEPS_TID, f"{n} of {b}", (start_s, start_s + length_s), facts)
 
 
-def _padding_events(view: TimelineView, server: int) -> Iterator[TraceEvent]:
+def _padding_events(steps: Steps, server: int) -> Iterator[TraceEvent]:
     """n and padding as a counter, 0 where no step runs."""
     previous_end_s: float | None = None
-    for segment in step_segments(view):
+    for segment in step_segments(steps):
         if previous_end_s is not None and segment.start_s - previous_end_s > 1e-6:
             yield _counter(server, previous_end_s, 0, 0)
         yield _counter(server, segment.start_s, segment.n, segment.b)
@@ -188,15 +190,15 @@ def _counter(server: int, at_s: float, n: int, b: int) -> TraceEvent:
     return {"ph": "C", "pid": server, "name": "bucket positions", "ts": at_us, "args": {"n": n, "padding": b - n}}
 
 
-def _kv_lines(run: SealedRun, view: TimelineView, server: int) -> Iterator[TraceEvent]:
+def _kv_lines(run: SealedRun, start_ns: int, steps: Steps, server: int) -> Iterator[TraceEvent]:
     """Evictions as marks; admissions as prefills that last until the log has its next line."""
     rows = [row for row in run.table("kv_events").to_pylist() if row["log_ns"] is not None]
     names = run.table("requests").select(["response_id", "session", "request"]).to_pylist()
     of_id = {row["response_id"]: f"s{row['session']}r{row['request']}" for row in names if row["response_id"]}
-    admitted_s = [(row["log_ns"] - view.start_ns) / 1e9 for row in rows if row["kind"] == "alloc"]
-    lines_s = np.sort(np.concatenate([view.step_s, np.asarray(admitted_s, dtype=np.float64)]))
+    admitted_s = [(row["log_ns"] - start_ns) / 1e9 for row in rows if row["kind"] == "alloc"]
+    lines_s = np.sort(np.concatenate([steps.step_s, np.asarray(admitted_s, dtype=np.float64)]))
     for row in rows:
-        at_s = (row["log_ns"] - view.start_ns) / 1e9
+        at_s = (row["log_ns"] - start_ns) / 1e9
         if row["kind"] == "eviction":
             name = f"eviction by {row['caller'] or 'unknown'}"
             mark: TraceEvent = {"ph": "i", "s": "p", "pid": server, "tid": PREFILLS_TID, "name": name}

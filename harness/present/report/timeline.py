@@ -66,6 +66,9 @@ class Steps:
     step_b: IntArray
 
 
+NO_STEPS = Steps(np.zeros(0), np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+
 @dataclass(frozen=True, slots=True)
 class TimelineView:
     """One run as lanes of requests over steps.
