@@ -89,6 +89,12 @@ class TuneFolder:
         assert kept is not None
         return kept
 
+    def forget(self) -> None:
+        """Remove what a search found before any run, which may show other costs and settings."""
+        if self.frozen() is None:
+            for name in (EXPLORED, CAPACITIES):
+                (self.path / name).unlink(missing_ok=True)
+
     def capacities(self, find: Callable[[], Sequence[Capacity]]) -> list[Capacity]:
         """The predicted numbers of agents; found once, and read ever after."""
         if not (self.path / CAPACITIES).is_file():

@@ -324,7 +324,11 @@ class Tune:
         settings = self.settings.model_dump(mode="json", exclude={"budget"}, exclude_defaults=True)
         asked = {"experiment": self.spec.model_dump(mode="json", exclude_defaults=True), "tune": settings}
         with one_at_a_time(self.runs, folder_name(self.spec.name), f"tuning {self.spec.name}"):
-            return self._run(TuneFolder.begun(self.runs, self.spec.name, asked), only_explore=only_explore)
+            folder = TuneFolder.begun(self.runs, self.spec.name, asked)
+            found = self._run(folder, only_explore=only_explore)
+            if only_explore:
+                folder.forget()
+            return found
 
     def _run(self, folder: TuneFolder, *, only_explore: bool) -> TuneResult:
         diagnosis = None
@@ -337,6 +341,8 @@ class Tune:
             self.reporter.line(f"price: {price.words}")
             self.seen_as, self.shown = diagnosis.backend, diagnosis.shown
             self._priced(price)
+        else:
+            self.borrowed, self.spec = unasked_costs(self.spec, self.first.server), self._guessed.spec
         if self.settings.goal == "sessions":
             return self._sessions(folder, diagnosis, only_explore=only_explore)
         question = self.question
@@ -348,8 +354,7 @@ class Tune:
             except BudgetTooShortError as error:
                 found = Measured(why=str(error))
                 self.reporter.detail(found.why)
-        borrowed = unasked_costs(self.spec) if only_explore else self.borrowed
-        given = answer(self.spec, explored, found, backend=self.seen_as, borrowed=borrowed)
+        given = answer(self.spec, explored, found, backend=self.seen_as, borrowed=self.borrowed)
         if found.declared:
             given = with_declared(given, found.declared)
         return self._ended(folder, TuneResult(self.spec, given, diagnosis, explored))

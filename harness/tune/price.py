@@ -20,7 +20,7 @@ from harness.model.engine.cost import CostModel, find_cost_file, load_cost_model
 from harness.model.spec import ExperimentSpec, ServerSpec, load_toml
 from harness.model.spec.sections import Basis
 from harness.runner.calibrate import LOOSE_LIMITS, QUICK_SWEEPS, READ_LATE, CalibrationSpec, calibration_experiment
-from harness.tune.confirm import base_condition, plain_table, server_of
+from harness.tune.confirm import base_condition, plain_table
 from harness.tune.diagnose import Diagnosis
 
 COSTS = "costs"
@@ -70,10 +70,11 @@ def expected_price(spec: ExperimentSpec, server: ServerSpec) -> str:
     return "no costs are named: those that the server shows, else time in flight alone"
 
 
-def unasked_costs(spec: ExperimentSpec) -> str:
-    """The costs of a search before any run, in words, where nobody named those of the device; else ""."""
-    is_known = names_costs(spec) or kind_named(spec.backend).has_device is False
-    return "" if is_known else f"no costs are named; the search takes those of {server_of(spec).cost_model!r}"
+def unasked_costs(spec: ExperimentSpec, server: ServerSpec) -> str:
+    """Why the costs of a search before any run decide nothing, in words; "" where they may. server: today's."""
+    if names_costs(spec) or kind_named(spec.backend).has_device is False:
+        return _errs_too_much(server.cost_model)
+    return f"no costs are named; the search takes those of {assumed_costs(server)!r}"
 
 
 def assumed_costs(server: ServerSpec) -> str:
@@ -141,6 +142,14 @@ def misfit_of(cost_model: str | Path) -> str:
     return f"Costs: {fit_in_words(errors)}." if max(errors.values(), default=0) > MAX_SHARE else ""
 
 
+def _errs_too_much(cost_model: str) -> str:
+    """That these costs decide nothing, as their fit errs too much; "" where it does not."""
+    errors = fit_errors(cost_model)
+    if max(errors.values(), default=0) <= LARGEST_FIT_ERROR:
+        return ""
+    return f"the costs of {cost_model!r} decide nothing, and time in flight alone is measured: {fit_in_words(errors)}"
+
+
 def has_graphs(server: ServerSpec) -> bool:
     """Whether a vLLM is known to capture graphs, so that a step without one costs more."""
     return server.is_vllm and server.is_paged and bool(server.decode_buckets)
@@ -166,10 +175,9 @@ def price_of(server: ServerSpec, diagnosis: Diagnosis, levers: Sequence[str] = (
         if has_graphs(server):
             words += f"; a step without a graph is assumed to take {ASSUMED_EAGER_MS} ms more"
         return Price(costs, True, "b", words)
-    words = f"the costs of {server.cost_model!r}"
-    if max((errors := fit_errors(server.cost_model)).values(), default=0) > LARGEST_FIT_ERROR:
-        words += f" decide nothing, and time in flight alone is measured: {fit_in_words(errors)}"
+    if words := _errs_too_much(server.cost_model):
         return Price(server.cost_model, True, "b", words)
+    words = f"the costs of {server.cost_model!r}"
     sizes = load_cost_model(server.cost_model).measured_sizes
     if len(sizes) == 1 and SIZE_LEVERS & set(levers):
         words += f" decide nothing, and time in flight alone is measured: of all sizes only {sizes[0]} was measured"

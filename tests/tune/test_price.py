@@ -175,6 +175,16 @@ def test_costs_whose_fit_errs_too_much_decide_nothing_and_are_named(tmp_path: Pa
     assert ("97.7 % of decode steps" in price.words) == price.is_assumed
 
 
+def test_a_search_by_costs_that_are_not_this_servers_keeps_nothing_and_is_made_anew(tmp_path: Path) -> None:
+    server = {**VLLM["server"], "max_num_seqs": 6, "prefix_caching": True}
+    spec = parse_experiment({**VLLM, "server": server}, where="test")
+    made = Tune(spec, tmp_path, simulated, lambda _line: None, effort=QUICK.divided(6))
+    found = made.run(only_explore=True).answer
+    assert found.state == "cannot tell"
+    assert "No costs are named; the search takes those of 'emulated-gpu'" in found.rests
+    assert not (tmp_path / "own-tune" / "explored.json").exists()
+
+
 def test_arithmetic_of_a_modelled_gpu_is_assumed_for_a_device_whoever_names_it() -> None:
     seen = replace(SEEN, backend="vllm")
     server = ServerSpec(model="any", rules="vllm-paged", cost_model="emulated-gpu")
