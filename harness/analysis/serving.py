@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from harness.analysis.cost.devices import independent_samples, positive_mean_interval
@@ -289,7 +288,7 @@ def latencies(run: SealedRun) -> Latencies:
     kept, place = rows_where(requests_in_window(run), "status", "ok"), place_of(run)
     sent_ns, done_ns = kept.column("sent_ns").to_numpy(), kept.column("done_ns").to_numpy()
     turn = kept.column("request").to_numpy().astype(np.int64)
-    cached = kept.column("cached_tokens")
+    cached, counted = kept.column("cached_tokens"), kept.column("prompt_tokens")
     is_reused = cached.fill_null(0).to_numpy() > 0
     again = np.where(cached.is_valid().to_numpy(), "recomputed", "unknown")
     tokens = kept.column("completion_tokens").to_numpy().astype(np.int64)
@@ -317,7 +316,11 @@ def latencies(run: SealedRun) -> Latencies:
         queue_ns=_queueing_ns(run, kept.column("response_id").to_pylist(), sent_ns),
         tpot_ns=tpot_ns,
         tokens=tokens,
-        prompt_tokens=pc.coalesce(*kept.select(["prompt_tokens", "planned_prompt_tokens"])).to_numpy(),
+        prompt_tokens=np.where(
+            counted.is_valid().to_numpy(),
+            counted.fill_null(0).to_numpy(),
+            kept.column("planned_prompt_tokens").to_numpy(),
+        ),
         itl_ns=itl_ns,
         itl_row=itl_row,
         span_ns=int(done_ns.max() - sent_ns.min()) if len(turn) else 0,
