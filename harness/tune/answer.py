@@ -352,7 +352,8 @@ def commands(
         rates = ",".join(map(str, server.synthetic_acceptance_rates))
         memory += f"{drafts} --speculative-method {server.speculative_method} --synthetic-acceptance-rates {rates}"
     sizes = ",".join(map(str, setup.decode_buckets))
-    yield f"harness server emulator --max-num-seqs {setup.max_num_seqs} --decode-buckets {sizes}{memory}"
+    rules = f" --rules {server.rules} --cost-model {server.cost_model}" if server.is_paged else ""
+    yield f"harness server emulator{rules} --max-num-seqs {setup.max_num_seqs} --decode-buckets {sizes}{memory}"
 
 
 def _changed(setup: Setup, base: Baseline) -> ServerSpec:

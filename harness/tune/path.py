@@ -633,7 +633,8 @@ class Tune:
             self.repeated_s += sum(map(sum, wall_seconds(outcome.invalid_runs)))
             outcome = self.perform(spec, folder.path, self.until_ns, retry_invalid=True, **options)
         if outcome.ended_by:
-            raise RunInvalidError(outcome.ended_by, where=spec.name, hint="Then give the same command")
+            hint = "Then give the same command; of a changed file with --runs of a new folder"
+            raise RunInvalidError(outcome.ended_by, where=spec.name, hint=hint)
         if (outcome.was_interrupted or not outcome.is_complete) and not self.is_over:
             raise TuneStoppedError
         return outcome

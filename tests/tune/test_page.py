@@ -177,6 +177,11 @@ DRAFTS = {"num_speculative_tokens": 1, "speculative_method": "mtp", "synthetic_a
             {"model": "m", **DRAFTS},
             """ --speculative-config '{"method": "mtp", "num_speculative_tokens": 1}'""",
         ),
+        (
+            "emulator",
+            {"rules": "vllm-paged", "cost_model": "emulated-gpu"},
+            "harness server emulator --rules vllm-paged --cost-model emulated-gpu --max-num-seqs 8",
+        ),
         ("emulator", {"rules": "vllm-paged", **DRAFTS}, """ '{"method": "mtp", "num_speculative_tokens": 1}'"""),
     ],
 )
