@@ -46,6 +46,9 @@ SetOption = Annotated[list[str] | None, typer.Option("--set", help="Change one k
 BackendOption = Annotated[str | None, typer.Option(help="Use this backend instead of the file's.")]
 ReplicatesOption = Annotated[int | None, typer.Option(help="Use this number of replicates.")]
 ResumeOption = Annotated[bool, typer.Option("--resume", help="Continue: perform only what is not sealed yet.")]
+RetryInvalidOption = Annotated[
+    bool, typer.Option("--retry-invalid", help="With --resume: repeat INVALID runs too; the old ones are kept.")
+]
 # Said in words: the choices themselves are too long for the column of values.
 FORMS = "text, csv, json, markdown or latex"
 TableFormOption = Annotated[

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.cli.addresses import ResumeOption, RunsOption, sealed_runs
+from harness.cli.addresses import ResumeOption, RetryInvalidOption, RunsOption, sealed_runs
 from harness.cli.run import ensure_machine_code
 from harness.cli.terminal import escape_markup, say, show, terminal
 from harness.errors import ExitCode, SpecError
@@ -64,9 +64,7 @@ def calibrate(
         typer.Option("--context/--no-context", help="Context term. Default: where its interval excludes 0."),
     ] = None,
     resume: ResumeOption = False,
-    retry_invalid: Annotated[
-        bool, typer.Option("--retry-invalid", help="With --resume: repeat INVALID runs too; the old ones are kept.")
-    ] = False,
+    retry_invalid: RetryInvalidOption = False,
     fit_only: Annotated[str, typer.Option("--fit", help="Start nothing: fit the sealed runs of this experiment.")] = "",
 ) -> None:
     """Measure step and prefill costs, and write a cost-model file.

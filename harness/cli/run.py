@@ -21,6 +21,7 @@ from harness.cli.addresses import (
     MaybeExperimentArgument,
     ReplicatesOption,
     ResumeOption,
+    RetryInvalidOption,
     RunsOption,
     SetOption,
     asked_again,
@@ -55,9 +56,7 @@ def run(
         Path | None, typer.Option("--report", help="Where the HTML report goes. Default: `RUNS/EXPERIMENT.html`")
     ] = None,
     resume: ResumeOption = False,
-    retry_invalid: Annotated[
-        bool, typer.Option("--retry-invalid", help="With --resume: repeat INVALID runs too; the old ones are kept.")
-    ] = False,
+    retry_invalid: RetryInvalidOption = False,
     backend: BackendOption = None,
     replicates: ReplicatesOption = None,
     devices: Annotated[

@@ -134,7 +134,7 @@ def diagnose(runs: Sequence[SealedRun], condition: str = "") -> Diagnosis:
         raise SpecError(f"condition {name!r} has no valid run", where=runs[0].experiment, hint="Run it first")
     summary = summarise(valid)
     figures = summary.condition(name)
-    unknown = why_unknown(valid)
+    unknown = next((why for is_missing, why in _unknowns(valid) if is_missing), "")
     by_run = [run_figures(run) for run in valid]
     device_ns = None if unknown else figures.a_ns
     losses = () if device_ns is None else tuple(_losses(valid, by_run))
@@ -164,11 +164,6 @@ def _shown(run: SealedRun) -> dict[str, Any]:
     """Keys of a vLLM's memory and steps as they are in force."""
     server = run.simulated_server
     return {key: getattr(server, key) for key in sorted(PAGED_KEYS)} if server.is_vllm and server.is_paged else {}
-
-
-def why_unknown(valid: Sequence[SealedRun]) -> str:
-    """Why nothing can be predicted for the server of these runs; "" where its rules, costs and steps are known."""
-    return next((why for is_missing, why in _unknowns(valid) if is_missing), "")
 
 
 def _unknowns(valid: Sequence[SealedRun]) -> Iterator[tuple[bool, str]]:
