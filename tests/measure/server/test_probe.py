@@ -69,14 +69,18 @@ def test_the_cures_that_the_error_names_cure(tmp_path: Path) -> None:
     assert found.severity == "warning"
 
 
-def test_a_declared_limit_that_more_requests_exceed_is_invalid(tmp_path: Path) -> None:
+def test_a_declared_limit_that_more_requests_exceed_is_invalid_and_ends_the_experiment(tmp_path: Path) -> None:
     running = '# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{engine="0",model_name="plain"} 6.0\n'
     served = PlainServer(has_metrics=True, gives_token_ids=True, metrics=running)
     with plain_server(served) as server:
-        outcome = run(tmp_path, server, server={"declared": True, "max_num_seqs": 3})
+        limit = {"declared": True, "max_num_seqs": 3}
+        outcome = run(tmp_path, server, server=limit, replicates=2)
         found = [one.evidence for one in outcome.runs[0].manifest.findings if one.code == "setting-differs"]
+        all_the_same = run(tmp_path / "all", server, server=limit, replicates=2, keep_going=True)
     assert found == ["max_num_seqs: declared 3, and 6 requests ran at once in one engine"]
     assert not outcome.runs[0].is_valid
+    assert (outcome.num_performed, outcome.ended_by.startswith(f"setting-differs: {found[0]}. Change")) == (1, True)
+    assert (all_the_same.num_performed, all_the_same.ended_by) == (2, "")
 
 
 CHAT_ALONE = ("/v1/chat/completions",)
