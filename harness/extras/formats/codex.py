@@ -141,14 +141,8 @@ class _Session(Conversation):
 
     def _event(self, payload: Record, kind: str, moment_ns: int, form: str, at: str) -> None:
         role, call = role_of(payload, kind, form), text_of(payload, "call_id")
-        told = {kind, text_of(payload, "item", "type")}
-        is_exit, is_entry = (not told.isdisjoint(names) for names in REVIEW)
-        if is_exit and not self._is_reviewed:
-            self.notes.leave(REVIEWS, at)
-        self.lost = "a review was made before theirs" if is_exit or is_entry else self.lost
-        self._is_reviewed = is_exit or (self._is_reviewed and role != "turn")
-        if self._is_reviewed and (kind, role) == ("message", "output"):
-            kind, role, self._inputs, self._is_reviewed = "review", "passed", [], False
+        if self._is_of_review(payload, kind, role, moment_ns, at):
+            kind, role = "review", "passed"
         if role in ("count", "record"):
             (self._count if role == "count" else self._usage_record)(payload, moment_ns, at)
         elif role == "passed":
@@ -170,6 +164,19 @@ class _Session(Conversation):
                 if call and kind.endswith("_call"):
                     self.call(call, turn, moment_ns, tool := text_of(payload, "name"))
                     turn.joins = turn.joins or tool in ("wait", "wait_agent")
+
+    def _is_of_review(self, payload: Record, kind: str, role: str, moment_ns: int, at: str) -> bool:
+        """Whether a row is Codex's own answer for a review; a review may begin with it, or end."""
+        told = {kind, text_of(payload, "item", "type")}
+        is_exit, is_entry = (not told.isdisjoint(names) for names in REVIEW)
+        if is_entry or is_exit:
+            self.review(moment_ns, is_end=is_exit and not self._is_reviewed)
+        if is_exit and not (self._is_reviewed or self.calls):
+            self.notes.leave(REVIEWS, at)
+        self._is_reviewed = is_exit or (self._is_reviewed and role != "turn")
+        if is_answer := self._is_reviewed and (kind, role) == ("message", "output"):
+            self._inputs, self._is_reviewed = [], False
+        return is_answer
 
     def _ask(self, kind: str, role: str, moment_ns: int) -> None:
         if role == "turn" and self._is_aborted:  # what came of the turn that a person ended asks for nothing
@@ -256,7 +263,7 @@ class _Session(Conversation):
         turn.row = -1 if self._ordinal is None else self._ordinal
         self.notes.num_calls += 1
         turn.input_tokens, turn.prefix_tokens, turn.output_tokens, turn.reasoning_tokens = usage
-        self._history = hash((self._history, *usage, *totals))
+        self._history = hash((self._history, *usage))  # a fork copies counts, and no records of usage
         turn.history = ("codex", self._history)
         turn.identity = ("codex", turn.end_ns, moment_ns, *usage, *totals)
         self._closed_ns.append(moment_ns)

@@ -17,11 +17,12 @@ HELD_TO = "0.24.4"
 TABLES = read_tables(Path(__file__).with_suffix(".toml"))
 PASSED = by_type(TABLES["passed"])
 COUNTS, TOLD = TABLES["counts"], TABLES["told"]
+COMPRESS = "slash_command", "invocation", "/compress"
 BESIDE = "calls that the program made beside the conversation: its telemetry counts them, no row holds them"
 
 
 class _QwenChain(Chain):
-    kinds = ("user", "assistant", "tool_result", "chat_compression", "api_response", "tool_call")
+    kinds = ("user", "assistant", "tool_result", "chat_compression", "api_response", "tool_call", "compress")
     # An answer in telemetry whose row has not come: the record, its instant and place.
     _told: tuple[Record, int, str] | None = None
     # Counts of an answer's row whose telemetry has not come.
@@ -56,6 +57,8 @@ class _QwenChain(Chain):
             self.notes.part()
             if kind == "chat_compression":
                 self._compact(at)
+            elif kind == "compress":
+                self.take_input(moment_ns, is_human=True, is_hint=True)
             elif kind == "tool_call":  # an agent's tools have their telemetry here too
                 self.is_allowed = self.is_allowed or text_of(event, "function_name") in self._called
             elif text_of(record, "subtype") == "notification":
@@ -122,6 +125,8 @@ class QwenLog(ClaudeLog):
             return "api_response"
         if text_of(event, "event.name").endswith(".tool_call") and text_of(event, "decision") in DECIDED:
             return "tool_call"
+        if (more, *map(record_of(record, "systemPayload").get, ("phase", "rawCommand"))) == COMPRESS:
+            return "compress"
         return more if kind == "system" and more else kind
 
 

@@ -13,7 +13,7 @@ from harness.clock import NS_PER_MS
 from harness.model.plan.model import WaitKind
 from harness.model.traces.account import ReadNotes, Unread
 from harness.model.traces.base import Progress, TraceLine, json_records, read_tables
-from harness.model.traces.values import EPOCH, Record, instant_ns, list_of, seconds_ns, text_of, tokens_of
+from harness.model.traces.values import EPOCH, Record, instant_ns, list_of, parsed_json, seconds_ns, text_of, tokens_of
 
 Span = tuple[int, int]
 # No model call takes less: calls that close within it of one another were written down again, not made.
@@ -21,7 +21,7 @@ BURST_NS = 100_000_000
 # Rows of one moment may be written in any order.
 LATE_NS = 1_000_000_000
 TABLES = read_tables(Path(__file__).with_name("labels.toml"))
-AT_ONCE, LATE, SHIFTED, BACK, PAST_SUMMARY, REPLAYED, SUMMED, SUMMARY = TABLES["calls"].values()
+AT_ONCE, LATE, SHIFTED, BACK, PAST_SUMMARY, REPLAYED, REVIEWED, SUMMED, SUMMARY = TABLES["calls"].values()
 ASK_A_PERSON, REJECTED, REJECTED_LAST, START_AN_AGENT, END_A_RUN, DECIDED = map(tuple, TABLES["words"].values())
 # What asks a person, by a word of its name; a tool of such a name may do other things too.
 LIKE_ASKING = re.compile(
@@ -146,7 +146,7 @@ class Conversation:
         self.is_over = False  # a summary, a retry or an interruption came since the last call
         self.has_tools = True  # the last call called a tool, where no row of its result tells
         self.lost = ""  # why the wait of the next call is not known: a call before it was left out
-        self._shift_ns = self._latest_ns = 0
+        self._shift_ns = self._latest_ns = self._review_ns = 0
         self._back_to: Call | None = None
 
     def moved_ns(self, moment_ns: int, least_ns: int | None = None) -> int:
@@ -177,6 +177,14 @@ class Conversation:
         self.is_compacted = True
         self.lost = SUMMED
         self.notes.leave(SUMMARY, at)
+
+    def review(self, moment_ns: int, *, is_end: bool) -> None:
+        """A person asks for a review, whose agent has a session of its own, or it ends."""
+        self.lost = REVIEWED
+        for turn in self.calls[-1:] if is_end else ():
+            turn.num_agents += 1
+            turn.tool_spans.append((max(self._review_ns, turn.end_ns), moment_ns))
+        self._review_ns = moment_ns
 
     def add(self, moment_ns: int, identity: Hashable, at: str) -> Call:
         """A row is a call; as ``begin``."""
@@ -286,6 +294,8 @@ class Conversation:
             self._is_in_doubt = True
         else:
             turn.tool_spans.append((started_ns, max(moment_ns, started_ns)))
+            told = (text_of(parsed_json(text.encode()), "agent_id") for text in _texts(said) if tool in START_AN_AGENT)
+            turn.children |= dict.fromkeys(filter(None, told), UNTIMED)
         return turn
 
 

@@ -26,6 +26,7 @@ PROGRAM_NS = 250_000_000  # of 253,000 calls of TraceLab (codex_wall_internal_ga
 IN_CIRCLE, REPEATED, UNLINKED, NEAR, FORKED, ALONE, LIKELY, AGAIN, TO_AGENT, MISSING, STARTED = TABLES[
     "agents"
 ].values()
+REVIEWED = TABLES["calls"]["reviewed"]
 FIRST_CACHED, SHARED, AFTER_SUMMARY, BY_MESSAGES, CACHE_LEFT_OUT, AS_PART, HELD, CUT = TABLES["cache"].values()
 NO_READING, ADDED_REASONING, BY_SUMS = TABLES["counts"].values()
 LAST_BLOCK, WHOLE = TABLES["blocks"].values()
@@ -411,7 +412,8 @@ class _Tree:
         is_start = bool(after) and (is_asked or not earlier)
         kind: WaitKind = call.kind if after and not is_start else "none"
         no_end = next((why for place in after if (why := self._calls[place].unknown_end) and stated_ns is None), "")
-        call.unknown_wait = call.unknown_wait or no_end or YEARS * (wait_ns > YEAR_NS)
+        is_reviewed = call.unknown_wait == REVIEWED and len(after) > 1  # by an agent whose end is known
+        call.unknown_wait = ("" if is_reviewed else call.unknown_wait) or no_end or YEARS * (wait_ns > YEAR_NS)
         if is_drawn := bool(call.unknown_wait) and bool(after):
             people_ns = self._people_ns if kind == "human" else None
             wait_ns = self._drawn.unknown(call.unknown_wait, call.session, call.index, people_ns)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness.clock import NS_PER_S
-from harness.extras.formats.codex import REVIEWS, UNCOUNTED
+from harness.extras.formats.codex import UNCOUNTED
 from harness.model.traces.calls import BACK, PAST_SUMMARY
 from harness.model.traces.links import (
     AFTER_SUMMARY,
@@ -18,6 +18,7 @@ from harness.model.traces.links import (
     MAY_ASK,
     MISSING,
     OVER,
+    REPEATED,
     UNEXPLAINED,
     UNLINKED,
 )
@@ -322,10 +323,10 @@ def test_what_codex_itself_writes_of_a_review_is_no_call_and_its_time_no_persons
         row["payload"] |= {"role": next(roles)} if row["payload"]["type"] == "message" else {}
         row["payload"] |= told if row["payload"]["type"] == "exited_review_mode" else {}
     ended = imported(written(tmp_path, rows[:-2], "a"))
-    assert (ended.num_requests, ended.head.dropped, ended.head.labels) == (1, {REVIEWS: 1}, ())
+    assert (ended.num_requests, ended.head.dropped, ended.head.labels) == (1, {MISSING: 1}, ())
     asked = {"timestamp": at(64.0), "type": "event_msg", "payload": {"type": "user_message"}}
     trace = imported(written(tmp_path, [*rows[:-2], asked, *rows[-2:]], "a"))
-    assert (trace.head.dropped, trace.recordings[0].requests[1].is_drawn) == ({REVIEWS: 1}, True)
+    assert (trace.head.dropped, trace.recordings[0].requests[1].is_drawn) == ({MISSING: 1}, True)
     assert "1 x waits that are unknown: a review was made before theirs" in trace.head.labels
 
 
@@ -467,3 +468,34 @@ def test_a_wait_over_a_tool_that_a_person_interrupted_is_nobodys(tmp_path: Path)
     (_, second) = trace.recordings[0].requests
     assert (second.wait_kind, second.wait_ns // NS_PER_S) == ("none", 47)
     assert f"1 x {OVER}" in trace.head.labels
+
+
+def test_a_fork_without_its_parents_records_of_usage_repeats_it_and_the_result_of_a_spawn_names_it(
+    tmp_path: Path,
+) -> None:
+    rows: list[Any] = []
+    for row in codex_rows("par", 5):
+        if usage := row["payload"].get("info", {}).get("last_token_usage"):
+            payload = {"response_id": str(len(rows)), "usage": usage}
+            rows.append({**row, "type": "token_usage_record", "payload": payload})
+        rows.append(row)
+    (call,) = [row["payload"] for row in rows if row["payload"].get("name") and row["payload"]["call_id"] == "3"]
+    call["name"], rows[-1]["payload"]["output"] = "spawn_agent", ""
+    rows[-5]["payload"]["output"] = '{"agent_id": "child"}'
+    trace = imported(written(tmp_path, rows, "b"), written(tmp_path, fork(4, SPAWN), "a"))
+    assert trace.head.dropped == {REPEATED: 4}
+    assert trace.recordings[0].requests[4].after == (3,)
+    assert not any("agents" in label for label in trace.head.labels)
+
+
+def test_a_review_whose_agent_is_read_is_joined_and_what_came_behind_it_was_a_persons(tmp_path: Path) -> None:
+    (meta, *rows), more = [*codex_rows("par", 1)][:-1], [*codex_rows("par", 5)][-3:-1]
+    told = ((10, "task_started"), (10, "entered_review_mode"), (30, "exited_review_mode"), (42, "user_message"))
+    rows += [{"timestamp": at(at_s), "type": "event_msg", "payload": {"type": kind}} for at_s, kind in told]
+    agent = {"source": {"subagent": "review"}, "parent_thread_id": "par"}
+    begun, own = [*codex_rows("child", 1, meta=agent, first_s=10)][:2], own_rows(2, 0, 10)[:-1]
+    paths = [written(tmp_path, [meta, *rows, *more], "b"), written(tmp_path, [*begun, *own], "a")]
+    trace = imported(*paths)
+    waits = [(one.after, one.wait_kind) for one in trace.recordings[0].requests]
+    assert waits == [((), "none"), ((0,), "human"), ((1,), "human"), ((0, 2), "human")]
+    assert not trace.head.dropped

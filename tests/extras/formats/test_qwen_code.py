@@ -62,6 +62,14 @@ def test_the_call_that_compacts_is_read_from_its_telemetry(tmp_path: Path) -> No
     assert not notes.left
 
 
+def test_a_summary_that_a_persons_command_asked_for_waited_for_that_person(tmp_path: Path) -> None:
+    command = system("slash_command", 40, "c") | {"systemPayload": {"phase": "invocation", "rawCommand": "/compress"}}
+    rows = [*list(qwen_rows("s"))[:2], command, told(50, "t"), system("chat_compression", 50)]
+    (recording,), notes = read(tmp_path, s=rows)
+    assert [(one.wait_kind, one.wait_ns // NS_PER_S) for one in recording.requests] == [("none", 0), ("human", 37)]
+    assert not notes.labels or notes.labels == (f"1 x {UNANSWERED}",)
+
+
 def test_a_call_that_only_telemetry_tells_of_is_counted(tmp_path: Path) -> None:
     rows = list(qwen_rows("s"))
     rows[1:1] = [told(3, "t")]
