@@ -20,7 +20,8 @@ from harness.model.traces.links import PARTLY, doubt_of, kept_tokens
 from harness.model.traces.recording import RecordedRequest, Recording, hidden_name
 from harness.model.traces.values import Record, first_of, list_of, seconds_ns, text_of, tokens_of
 
-ALONE, BY_DELAY, BY_INSTANT, WHOSE, UNSAID = read_tables(Path(__file__).with_name("labels.toml"))["agentic"].values()
+LABELS = read_tables(Path(__file__).with_name("labels.toml"))["agentic"]
+ALONE, BY_DELAY, BY_INSTANT, WHOSE, UNSAID, BESIDE = LABELS.values()
 Key = tuple[int, str]  # a request's file and id: two files may use the same ids
 
 
@@ -292,6 +293,7 @@ def _recording(tree: list[_Call], block_tokens: int, notes: ReadNotes) -> Record
             keep = keep if call.keep is None else min(call.keep, streamed, call.prompt)
             why = "" if call.keep is not None else doubt_of(call.blocks, before.blocks)
             notes.assume(why, bool(why) and call.prompt >= streamed)
+        notes.assume(BESIDE, before is not None and base is None and not call.is_reset)
         wait_ns = call.wait_ns if after else max((call.at_ns or 0) - start_ns, 0) + call.wait_ns
         kind: WaitKind = call.kind or ("tool" if after and call.is_drawn else "none")
         lengths = (call.prompt, keep, notes.answered(call.generate))

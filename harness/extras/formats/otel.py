@@ -20,7 +20,7 @@ from harness.model.traces.values import Record
 GLOBAL = re.compile("[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3,}|(?=[A-Za-z]*[0-9][A-Za-z]*[0-9])[0-9A-Za-z]{20}")
 BESIDE, WRAPS, WITHIN, SUMS, OPEN, TWICE, AROUND, OTHER_VALUES, LOGGED = TABLES["twice"].values()
 ALONE, ORPHANS, JOINED, APART, STARTED, FOLLOWING, SHORT_NAMES = TABLES["sessions"].values()
-ASKED_AGAIN, OTHER_CLOCK = TABLES["waits"].values()
+ASKED_AGAIN, OTHER_CLOCK, INSIDE = TABLES["waits"].values()
 
 
 def otel_logs(lines: Lines, notes: ReadNotes) -> Iterator[Log]:
@@ -179,6 +179,8 @@ class _Tree:
         kept, firsts = set(map(id, self._calls)), dict[int, int]()
         for tool in self._others:
             around = next((each for each in self._above(tool) if each.role in ("call", "agent", "tool")), None)
+            is_in_tool = around is not None and around.role == "tool" and not (tool.role or tool.is_allowed)
+            self._notes.assume(INSIDE, is_in_tool and tool.end_ns - tool.start_ns >= LATE_NS)
             if tool.role == "tool" and tool.has_times and id(around) in kept:
                 firsts[id(around)] = min(firsts.get(id(around), tool.start_ns), tool.start_ns)
         for span in self._calls:

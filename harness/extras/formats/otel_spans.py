@@ -29,7 +29,7 @@ ERRORS = {"2", "ERROR", "STATUS_CODE_ERROR", "STATUSCODE.ERROR"}  # a status, in
 BYTES = re.compile(r"[\w+/-]{22}==|[\w+/-]{11}=", re.ASCII)  # of an id, in base64
 LIKE_CACHED = re.compile(r"(usage|token).*cache|cache.*token", re.IGNORECASE)
 MESSAGE_OF = re.compile(r"(?:gen_ai\.prompt|llm\.input_messages)\.(\d{1,6})\.")
-NO_COUNTS, FAILED, FAILED_WITH_COUNTS, LINKED, ESTIMATED, SEVERAL, OF_CLAUDE = TABLES["spans"].values()
+NO_COUNTS, FAILED, FAILED_WITH_COUNTS, LINKED, ESTIMATED, SEVERAL, OF_CLAUDE, UNNAMED = TABLES["spans"].values()
 # Two services tokenise one prompt with a few tokens' difference.
 SLACK_TOKENS = 16
 SLACK_SHARE = 0.02
@@ -197,8 +197,7 @@ def _call(record: Record, span: Span, notes: ReadNotes) -> Call | str:
     if -1 in counts.values():
         return "a chat span with a count that is no number of tokens"
     prompt, generate = counts["prompt"], counts["generate"]
-    answer = attributes.get("gen_ai.output.text") or attributes.get("gen_ai.output.messages") or ""
-    characters = len(answer) if isinstance(answer, str) else len(repr(answer))
+    characters = _characters_of(attributes)
     if not (prompt or counts["cached"]) or generate is None:
         if not (prompt or messages) or (generate is None and not characters):
             return NO_COUNTS
@@ -209,7 +208,7 @@ def _call(record: Record, span: Span, notes: ReadNotes) -> Call | str:
         if LIKE_CACHED.search(name) and tokens_of(attributes[name]) is not None and TYPE_NAME.fullmatch(name):
             notes.assume(f"counts by a name that is not known, {name}: not read")
     call = Call("", span.start_ns, span.end_ns, prompt or 0, counts["cached"], generate, at=span.at)
-    call.messages, call.agent, call.answer_characters = messages, span.service, _characters_of(attributes)
+    call.messages, call.agent, call.answer_characters = messages, span.service, characters
     call.created_tokens, call.reasoning_tokens = counts["created"] or 0, counts["reasoning"] or 0
     call.total_tokens, call.has_end_alone = counts["total"] or None, span.start_ns == span.end_ns
     call.provider = _named(attributes, PROVIDERS) or span.service
@@ -217,6 +216,7 @@ def _call(record: Record, span: Span, notes: ReadNotes) -> Call | str:
     span.is_final = any(str(attributes.get(name)) in FINAL for name in FINISH_REASONS)
     reasons = " ".join(str(attributes.get(name, "")).lower() for name in FINISH_REASONS)
     notes.look({"finish": re.findall(r"[\w-]+", reasons)}, "span")
+    notes.assume(UNNAMED, not span.is_named and bool(_named(attributes, OPERATIONS)))
     notes.assume(SEVERAL, (tokens_of(attributes.get("gen_ai.request.choice.count")) or 1) > 1)
     return call
 

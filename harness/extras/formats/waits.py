@@ -95,10 +95,9 @@ def _queries(connection: duckdb.DuckDBPyConnection, source: Path, wanted: tuple[
         columns.setdefault(tuple(place), {})[column] = data_type
     names = sorted({place[-1] for place in columns})
     readable = {place: selected for place, types in columns.items() if (selected := _selected(types))}
-    if absent := sorted(set(wanted) - {place[-1] for place in readable}):
-        raise _no_table(source, f"has no table {', '.join(absent)} with tool calls", names)
-    if not readable:
-        raise _no_table(source, "has no table with tool calls", names)
+    absent = ", ".join(sorted(set(wanted) - {place[-1] for place in readable}))
+    if absent or not readable:
+        raise _no_table(source, f"has no table {absent}{' ' * bool(absent)}with tool calls", names)
     best = min(preference for preference, _ in readable.values())
     chosen = [place for place in readable if (place[-1] in wanted if wanted else readable[place][0] == best)]
     if len(chosen) > 1 and not wanted:

@@ -27,7 +27,7 @@ IN_CIRCLE, REPEATED, UNLINKED, NEAR, FORKED, ALONE, LIKELY, AGAIN, TO_AGENT, MIS
     "agents"
 ].values()
 REVIEWED = TABLES["calls"]["reviewed"]
-FIRST_CACHED, SHARED, AFTER_SUMMARY, BY_MESSAGES, CACHE_LEFT_OUT, AS_PART, HELD, CUT = TABLES["cache"].values()
+FIRST_CACHED, SHARED, AFTER_SUMMARY, BY_MESSAGES, CACHE_LEFT_OUT, AS_PART, HELD, CUT, FALLEN = TABLES["cache"].values()
 NO_READING, ADDED_REASONING, BY_SUMS = TABLES["counts"].values()
 LAST_BLOCK, WHOLE = TABLES["blocks"].values()
 OVER, UNKNOWN, UNEXPLAINED, ALLOWED, UNSHOWN, PARTLY = TABLES["whose"].values()
@@ -440,6 +440,8 @@ class _Tree:
             kind = self._as_shown(call, kind, max(wait_ns, 0), ended_ns if len(after) > 1 else None)
         base, keep = self._kept(call, earlier, after)
         self._notes.assume(CACHE_GONE, any(_has_cache_gone(before, call) for before in earlier[-1:]))
+        is_in_parts = bool(earlier and keep) and not call.is_reset
+        self._notes.assume(FALLEN, is_in_parts and 2 * call.input_tokens < self._calls[base or 0].input_tokens)
         lengths = (call.input_tokens, keep, max(call.output_tokens, 1))
         names = () if keep else call.names
         return RecordedRequest(base if keep else None, after, max(wait_ns, 0), kind, *lengths, names, is_drawn=is_drawn)

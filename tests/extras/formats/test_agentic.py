@@ -9,6 +9,7 @@ import pytest
 
 from harness.clock import NS_PER_MS
 from harness.errors import SpecError
+from harness.extras.formats.agentic import BESIDE
 from harness.model.traces.links import PARTLY, WHOLE
 from harness.model.traces.recording import TraceFile
 from tests.support.trace_rows import imported, written
@@ -55,6 +56,17 @@ def test_rows_that_count_only_what_is_new_get_the_rows_before_in_front(tmp_path:
         label
         == "2 x rows of a session whose input_length is taken to count what is new after the row before, as AIPerf does"
     )
+
+
+def test_a_request_that_runs_beside_the_one_before_it_in_its_session_keeps_none_of_it_and_is_labelled(
+    tmp_path: Path,
+) -> None:
+    rows = [
+        row(600 + 600 * (name > "a"), request_id=name, session_id="s", wait_for=["a"] * (name > "a")) for name in "abc"
+    ]
+    trace = imported(written(tmp_path, rows), block_tokens=512)
+    assert [one.keep_tokens for one in trace.recordings[0].requests] == [0, 640, 0]
+    assert f"1 x {BESIDE}" in trace.head.labels
 
 
 def test_a_file_whose_first_row_waits_for_nothing_is_recognised(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from harness.extras.formats.otel import (
     APART,
     ASKED_AGAIN,
     FOLLOWING,
+    INSIDE,
     JOINED,
     LOGGED,
     OPEN,
@@ -28,7 +29,7 @@ from harness.extras.formats.otel import (
     WITHIN,
     WRAPS,
 )
-from harness.extras.formats.otel_spans import FAILED, FAILED_WITH_COUNTS, LINKED
+from harness.extras.formats.otel_spans import FAILED, FAILED_WITH_COUNTS, LINKED, UNNAMED
 from harness.model.traces.base import ONE_PAGE
 from harness.model.traces.links import ALLOWED, BY_MESSAGES, GAPS, UNAWAITED, UNEXPLAINED, UNKNOWN, UNSHOWN
 from harness.model.traces.recording import ANEW, NO_CACHE, TraceFile, describe_trace, open_trace
@@ -108,6 +109,21 @@ def test_ids_in_base64_are_those_in_hex_and_a_conversation_over_two_clocks_is_la
         ((first, second),) = (each.requests for each in trace.recordings)
         assert (first.after, second.wait_ns // NS_PER_S == 89) == ((), not is_apart)
         assert any(OTHER_CLOCK in label for label in trace.head.labels) == is_apart
+
+
+@pytest.mark.parametrize(("name", "is_said"), [("x", True), ("ask for approval", False)])
+def test_a_long_span_within_a_tools_and_a_call_of_an_unknown_operation_are_labelled(
+    tmp_path: Path, name: str, *, is_said: bool
+) -> None:
+    rows = [
+        chat("a", "", 0, 500, 0, operation="respond"),
+        span("b", "", 2, 9, "execute_tool"),
+        span("c", "b", 3, 8, "") | {"name": name},
+        chat("d", "", 9, 600, 500),
+    ]
+    trace = trace_of(tmp_path, [{"spans": rows}])
+    assert said(trace, UNNAMED)
+    assert said(trace, INSIDE) == is_said
 
 
 def test_a_span_that_comes_again_with_another_end_is_no_second_call(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from harness.clock import NS_PER_S
-from harness.model.traces.links import BACKWARDS, NO_READING, UNEXPLAINED
+from harness.model.traces.links import BACKWARDS, FALLEN, NO_READING, UNEXPLAINED
 from tests.support.agent_logs import at
 from tests.support.sound_traces import SOUND
 from tests.support.trace_rows import trace_of
@@ -51,7 +51,9 @@ def test_a_placeholder_beside_a_long_answer_is_estimated_and_labelled(tmp_path: 
     )
 
 
-@pytest.mark.parametrize(("asks", "ends_s", "kind"), [("f", 9, "tool"), ("AskUserQuestion", 9, "human")])
+@pytest.mark.parametrize(
+    ("asks", "ends_s", "kind"), [("f", 9, "tool"), ("AskUserQuestion", 9, "human"), ("get_approval", 9, "none")]
+)
 def test_the_answer_to_a_tool_that_asks_a_person_is_a_persons_and_of_two_the_slower_one(
     tmp_path: Path, asks: str, ends_s: int, kind: str
 ) -> None:
@@ -67,6 +69,15 @@ def test_the_answer_to_a_tool_that_asks_a_person_is_a_persons_and_of_two_the_slo
         (kind, 6 * NS_PER_S),
         ("human", 7 * NS_PER_S),
     ]
+
+
+@pytest.mark.parametrize(("prompt", "is_said"), [(1300, False), (500, True)])
+def test_a_prompt_of_less_than_half_of_the_one_before_is_labelled(
+    tmp_path: Path, prompt: int, *, is_said: bool
+) -> None:
+    rows = rounds()
+    rows[2] |= {"input_tokens_total": prompt, "prefix_tokens": 400, "newly_append_tokens": prompt - 400}
+    assert (f"1 x {FALLEN}" in trace_of(tmp_path, rows).head.labels) == is_said
 
 
 @pytest.mark.parametrize(("new", "is_labelled"), [(400, False), (500, True)])
