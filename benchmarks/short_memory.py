@@ -3,7 +3,7 @@
 ``python -m benchmarks.short_memory FOLDER`` replays the same sessions with .5 to 2 times the KV memory that they need,
 several times each, on the emulator, and prints a table. ``--vllm ENVIRONMENT MODEL COSTS`` does so on a real vLLM for
 CPUs, with smaller sessions. Draws take what requests took beside their steps, and steps beside their costs, in runs of
-another plan. Runs that FOLDER holds are not made again.
+another plan, on a vLLM with as much memory. The order of a repeat's runs is drawn. FOLDER's runs are not made again.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from heapq import heappush
+from itertools import chain
 from pathlib import Path
 from statistics import mean
 from typing import Annotated, Any, NamedTuple
@@ -29,7 +30,7 @@ from harness.analysis.serving import latencies
 from harness.analysis.sessions import session_times
 from harness.clock import NS_PER_MS, NS_PER_S, ScaledClock
 from harness.compiled.records import IntArray
-from harness.errors import HarnessError
+from harness.errors import HarnessError, RunInvalidError, ServerError
 from harness.measure.emulator.step_log import read_trace
 from harness.measure.records import layout
 from harness.measure.records.run import SealedRun
@@ -56,7 +57,7 @@ ENDS = (0.05, 0.5, 0.95)
 LEAST_WIDTH = 0.01
 """An interval may be as wide as this part of the runs' mean, or twice their spread."""
 TRIES = 20
-"""Of a run that is INVALID."""
+"""Of a run that is INVALID, or whose server fails."""
 SEED = 11
 RECENT_NS = 5 * NS_PER_MS
 """What was due before has nothing to do with a request; taken as a distance, no step runs."""
@@ -95,8 +96,10 @@ ON_CPU: Mapping[str, Any] = {
 }
 """For a small model (tools/tiny_model.py), which has 2,048 tokens."""
 CPU_SERVER: Mapping[str, Any] = {"max_num_seqs": 6, "slot_tokens": 2048, "block_size": 32}
+# An engine with a worker of its own waits for it by yielding its core all the time, and keeps the client from it.
+ONE_PROCESS = ("--distributed-executor-backend", "vllm.v1.executor.uniproc_executor.UniProcExecutor")
 STARTED: Mapping[str, Any] = {
-    "extra_args": ["--load-format", "dummy", "--enforce-eager", "--dtype", "float32"],
+    "extra_args": ["--load-format", "dummy", "--enforce-eager", "--dtype", "float32", *ONE_PROCESS],
     "env": {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "0"},
     "start_timeout_s": 500,
 }
@@ -188,10 +191,8 @@ class Studied(NamedTuple):
         return Studied("sim", self.workload, {**kept, **in_force, **own})
 
 
-def experiment(
-    studied: Studied, shares: Sequence[float] = SHARES, seed: int = SEED, limits: Mapping[str, float] = LIMITS
-) -> ExperimentSpec:
-    """A condition for each share of the memory; all replay one plan."""
+def experiment(studied: Studied, share: float, seed: int = SEED) -> ExperimentSpec:
+    """Of one run with a share of the memory. seed: of the plan; one of another plan may have a moved schedule."""
     table = {
         "name": "short-memory",
         "backend": studied.backend,
@@ -199,16 +200,14 @@ def experiment(
         "base_seed": seed,
         "replicates": 1,
         "workload": dict(studied.workload),
-        "limits": dict(limits),
+        "limits": {**LIMITS, "schedule_moved_share": LIMITS["schedule_moved_share"] if seed == SEED else 1.0},
         "server": dict(studied.server),
     }
     plain = parse_experiment({**table, "condition": [{"name": "any"}]}, where="short memory")
     needed = blocks_needed(build_plan(plain.workload, seed, 0), studied.server["block_size"])
     # One block is a placeholder.
-    conditions = [
-        {"name": f"memory-{share:g}", "server": {"num_gpu_blocks": 1 + round(share * needed)}} for share in shares
-    ]
-    return parse_experiment({**table, "condition": conditions}, where="short memory")
+    condition = {"name": f"memory-{share:g}", "server": {"num_gpu_blocks": 1 + round(share * needed)}}
+    return parse_experiment({**table, "condition": [condition]}, where="short memory")
 
 
 class Record(NamedTuple):
@@ -445,26 +444,24 @@ FIGURES: Mapping[str, tuple[Callable[[SealedRun], float], Callable[[Drawn], Floa
 """A figure of a run, and the same of draws, shape (draws,)."""
 
 
-def rows_of(
-    simulated: ExperimentSpec, measured: Sequence[Sequence[SealedRun]], delays: Sequence[Delays]
-) -> Iterator[Row]:
-    """Rows by share. simulated: a condition for each; measured: a run of each, for each repeat."""
-    for place, (share, (planned,)) in enumerate(zip(SHARES, resolve(simulated).by_condition.values(), strict=True)):
-        draws = drawn(planned, delays)
-        for name, (of_run, of_draws) in FIGURES.items():
-            low, predicted, high = np.quantile(of_draws(draws), ENDS).tolist()
-            runs = tuple(of_run(runs[place]) for runs in measured)
-            yield Row(share, planned.server.num_gpu_blocks or 0, name, low, predicted, high, runs)
+def rows_of(simulated: Studied, share: float, runs: Sequence[SealedRun], delays: Sequence[Delays]) -> Iterator[Row]:
+    """Rows of a share. delays: of other runs."""
+    (planned,) = resolve(experiment(simulated, share))
+    draws = drawn(planned, delays)
+    for name, (of_run, of_draws) in FIGURES.items():
+        low, predicted, high = np.quantile(of_draws(draws), ENDS).tolist()
+        yield Row(share, planned.server.num_gpu_blocks or 0, name, low, predicted, high, tuple(map(of_run, runs)))
 
 
-def runs_of(spec: ExperimentSpec, folder: Path) -> list[SealedRun]:
-    """The run of each condition, made where it is not there and anew where it is INVALID; all were answered."""
-    perform = partial(run_experiment, spec, runs_root=folder, retry_invalid=True)
-    outcome, tries = perform(resume=folder.exists()), 1
-    while outcome.invalid_runs and tries < TRIES:
-        outcome, tries = perform(resume=True), tries + 1
-    by_condition = {run.condition: run for run in outcome.require_valid().runs}
-    return [by_condition[condition.name] for condition in spec.condition]
+def run_of(spec: ExperimentSpec, folder: Path, tries: int = TRIES) -> SealedRun:
+    """The run, made where it is not there and anew where it is INVALID or its server fails; all were answered."""
+    try:
+        outcome = run_experiment(spec, runs_root=folder, resume=folder.exists(), retry_invalid=True)
+        return outcome.require_valid().runs[0]
+    except (RunInvalidError, ServerError):
+        if tries == 1:
+            raise
+    return run_of(spec, folder, tries - 1)
 
 
 def table(rows: Sequence[Row]) -> Table:
@@ -489,21 +486,24 @@ def main(
     if any(vllm):
         named = dict(zip(("environment", "model", "cost_model"), vllm, strict=True))
         studied = Studied("vllm", ON_CPU, {**CPU_SERVER, **STARTED, **named})
-    # Another plan, beside each repeat, as a machine changes. A vLLM without enough memory has parts of prompts of any
-    # length, of which each has its own price; an emulator's trace tells less of preempted requests.
-    another = experiment(
-        studied, SHARES[:1] if any(vllm) else SHARES[-1:], SEED + 1, {**LIMITS, "schedule_moved_share": 1.0}
-    )
-    measured, delays = list[list[SealedRun]](), list[Delays]()
+    # Another plan, beside each repeat, as a machine changes. On a vLLM with as much memory, as steps last another
+    # part of their costs with less; on an emulator with the most, as its trace tells less of preempted requests.
+    others = {share: share if any(vllm) else SHARES[-1] for share in SHARES}
+    kinds = [*((SEED, share) for share in SHARES), *((SEED + 1, share) for share in sorted({*others.values()}))]
+    runs = defaultdict[tuple[int, float], list[SealedRun]](list)
     for repeat in range(repeats):
-        measured.append(runs_of(experiment(studied), folder / str(repeat)))
-        delays.append(delays_of_run(*runs_of(another, folder / f"delays-{repeat}")))
-    pooled = Delays(*(np.concatenate(columns) for columns in zip(*delays, strict=True)))
+        for place in np.random.default_rng((SEED, repeat)).permutation(len(kinds)):
+            seed, share = kinds[place]
+            runs[seed, share].append(run_of(experiment(studied, share, seed), folder / f"{seed}-{share:g}-{repeat}"))
+    simulated = studied.predicted(runs[SEED, SHARES[0]][0])
+    delays = {share: [delays_of_run(run) for run in runs[SEED + 1, share]] for share in {*others.values()}}
+    pooled = Delays(*(np.concatenate(columns) for columns in zip(*chain(*delays.values()), strict=True)))
     medians = (
         f"{name[:-3]} {np.median(column) / NS_PER_MS:.2f}" for name, column in pooled._asdict().items() if len(column)
     )
     print(f"Medians of {len(pooled.end_ns)} requests of another plan, ms: {', '.join(medians)}\n")
-    print(to_markdown(table(list(rows_of(experiment(studied.predicted(measured[0][0])), measured, delays)))))
+    rows = (rows_of(simulated, share, runs[SEED, share], delays[other]) for share, other in others.items())
+    print(to_markdown(table(list(chain(*rows)))))
 
 
 if __name__ == "__main__":

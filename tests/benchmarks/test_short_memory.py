@@ -35,7 +35,7 @@ LOOKS_NS = 50_000
 def planned_run(num_sessions: int) -> PlannedRun:
     few = {**WORKLOAD, "num_sessions": num_sessions, "requests_per_session": 3, "start_offset_s": 0.02}
     server = {**SERVER, "slot_tokens": 8192, "decode_buckets": list(range(1, 9))}
-    (planned,) = resolve(experiment(Studied("sim", few, server), SHARES[-1:]))
+    (planned,) = resolve(experiment(Studied("sim", few, server), SHARES[-1]))
     return planned
 
 
