@@ -102,6 +102,7 @@ STARTED: Mapping[str, Any] = {
     "extra_args": ["--load-format", "dummy", "--enforce-eager", "--dtype", "float32", *ONE_PROCESS],
     "env": {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "0"},
     "start_timeout_s": 500,
+    "stop_grace_s": 1,
 }
 # A busy machine makes requests late, which the draws hold; a moved schedule, which they do not hold, is refused.
 LIMITS: Mapping[str, float] = {
@@ -444,9 +445,9 @@ FIGURES: Mapping[str, tuple[Callable[[SealedRun], float], Callable[[Drawn], Floa
 """A figure of a run, and the same of draws, shape (draws,)."""
 
 
-def rows_of(simulated: Studied, share: float, runs: Sequence[SealedRun], delays: Sequence[Delays]) -> Iterator[Row]:
-    """Rows of a share. delays: of other runs."""
-    (planned,) = resolve(experiment(simulated, share))
+def rows_of(studied: Studied, share: float, runs: Sequence[SealedRun], delays: Sequence[Delays]) -> Iterator[Row]:
+    """Rows of a share. runs: its repeats; delays: of other runs."""
+    (planned,) = resolve(experiment(studied.predicted(runs[0]), share))
     draws = drawn(planned, delays)
     for name, (of_run, of_draws) in FIGURES.items():
         low, predicted, high = np.quantile(of_draws(draws), ENDS).tolist()
@@ -495,14 +496,13 @@ def main(
         for place in np.random.default_rng((SEED, repeat)).permutation(len(kinds)):
             seed, share = kinds[place]
             runs[seed, share].append(run_of(experiment(studied, share, seed), folder / f"{seed}-{share:g}-{repeat}"))
-    simulated = studied.predicted(runs[SEED, SHARES[0]][0])
     delays = {share: [delays_of_run(run) for run in runs[SEED + 1, share]] for share in {*others.values()}}
     pooled = Delays(*(np.concatenate(columns) for columns in zip(*chain(*delays.values()), strict=True)))
     medians = (
         f"{name[:-3]} {np.median(column) / NS_PER_MS:.2f}" for name, column in pooled._asdict().items() if len(column)
     )
     print(f"Medians of {len(pooled.end_ns)} requests of another plan, ms: {', '.join(medians)}\n")
-    rows = (rows_of(simulated, share, runs[SEED, share], delays[other]) for share, other in others.items())
+    rows = (rows_of(studied, share, runs[SEED, share], delays[other]) for share, other in others.items())
     print(to_markdown(table(list(chain(*rows)))))
 
 
