@@ -14,10 +14,11 @@ from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import Lines, trace_format
 from harness.model.traces.calls import LATE_NS, UNTIMED, Log, whose
 from harness.model.traces.links import MOST_LOOKED_AT, of_lines
-from harness.model.traces.values import Record
+from harness.model.traces.values import Record, record_of
 
 # An id that names one thing in every file: a W3C trace id, a UUID, or 20 letters and digits; others may repeat.
 GLOBAL = re.compile("[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3,}|(?=[A-Za-z]*[0-9][A-Za-z]*[0-9])[0-9A-Za-z]{20}")
+NAMED = re.compile(r"gen_ai\.(?!usage\.|aggregated_usage\.|.*\.\d)")  # no count, and nothing of a numbered message
 BESIDE, WRAPS, WITHIN, SUMS, OPEN, TWICE, AROUND, OTHER_VALUES, LOGGED = TABLES["twice"].values()
 ALONE, ORPHANS, JOINED, APART, STARTED, FOLLOWING, SHORT_NAMES = TABLES["sessions"].values()
 ASKED_AGAIN, OTHER_CLOCK, INSIDE = TABLES["waits"].values()
@@ -52,6 +53,7 @@ class _Tree:
         self._notes.num_rows += len(records) - 1
         for place, record in enumerate(records):
             span = read_span(record, f"{at} span {place}", self._notes)
+            self._notes.look({"attribute": [*filter(NAMED.match, record_of(record, "attributes"))]}, "span")
             is_known = span.value in self._seen
             self._seen.add(span.value)
             if span.trace and not GLOBAL.search(span.trace):

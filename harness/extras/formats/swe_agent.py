@@ -24,9 +24,8 @@ def swe_agent_logs(document: Record, at: str, notes: ReadNotes) -> Iterator[Log]
     stats, attempts = record_of(document, "info", "model_stats"), records_of(document, "attempts")
     if attempts:
         notes.num_rows += len(attempts) - 1
-        logs = [
-            log for place, one in enumerate(attempts) for log in swe_agent_logs(one, f"{at}, attempt {place}", notes)
-        ]
+        each = (swe_agent_logs(one, f"{at}, attempt {place}", notes) for place, one in enumerate(attempts))
+        logs = [log for of_attempt in each for log in of_attempt]
         notes.hold(f"calls {UNSTATED}", tokens_of(stats.get("api_calls")), map(len, logs))
         yield from logs
         return
