@@ -169,10 +169,12 @@ class _Session(Conversation):
         """Whether a row is Codex's own answer for a review; a review may begin with it, or end."""
         told = {kind, text_of(payload, "item", "type")}
         is_exit, is_entry = (not told.isdisjoint(names) for names in REVIEW)
-        if is_entry or is_exit:
-            self.review(moment_ns, is_end=is_exit and not self._is_reviewed)
+        self.lost = self.reviewed if is_exit or is_entry else self.lost
         if is_exit and not (self._is_reviewed or self.calls):
             self.notes.leave(REVIEWS, at)
+        for turn in self.calls[-1:] if is_exit and not self._is_reviewed else ():
+            turn.num_agents += 1
+            turn.tool_spans.append((turn.end_ns, moment_ns))
         self._is_reviewed = is_exit or (self._is_reviewed and role != "turn")
         if is_answer := self._is_reviewed and (kind, role) == ("message", "output"):
             self._inputs, self._is_reviewed = [], False

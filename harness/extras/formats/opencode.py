@@ -9,7 +9,7 @@ from harness.clock import NS_PER_MS
 from harness.extras.formats.trajectories import UNSTATED
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import trace_format
-from harness.model.traces.calls import UNTIMED, Call, Conversation, Log, mark_replay
+from harness.model.traces.calls import LAST_NS, UNTIMED, Call, Conversation, Log, mark_replay
 from harness.model.traces.links import of_documents
 from harness.model.traces.values import Record, list_of, record_of, records_of, seconds_ns, text_of, tokens_of
 
@@ -39,7 +39,6 @@ class _Session(Conversation):
         super().__init__(text_of(info, "id"), notes)
         self.parent = text_of(info, "parentID")
         self._began_ns = self._instant_ns(info, "created") or 0
-        self._is_subtask = False  # the last message of a person started an agent
 
     def hold(self, tokens: Record) -> None:
         """Compare the sums that the session states with those of its calls."""
@@ -67,7 +66,6 @@ class _Session(Conversation):
         elif role == "user":
             self.notes.part()
             is_by_program = all(True in (part.get("synthetic"), part.get("auto")) for part in parts)
-            self._is_subtask = any(text_of(part, "type") == "subtask" for part in parts)
             self.take_input(moment_ns, is_human=not is_by_program, is_hint=is_by_program)
         else:
             self._answer(info, parts, moment_ns, at)
@@ -86,10 +84,10 @@ class _Session(Conversation):
         if counts is not None and not any(counts) and {text_of(part, "type") for part in parts} == {"tool"}:
             self.notes.pass_over("tools that a person started: no model was asked")
             self._take_tools((self.calls or [Call(self.session, moment_ns, moment_ns)])[-1], parts)
-            if self._is_subtask:
-                self.is_strange = True  # its wait holds a person's, unless an agent is joined
-            else:
-                self.skip(self.lost)
+            self.is_strange = any(
+                text_of(part, "tool") == "task" for part in parts
+            )  # it holds a person's, if not joined
+            self.skip(self.lost, LAST_NS * (not self.is_strange))
             return
         if counts is None or not any(counts[:3]):
             self.lose(() if counts else _values(tokens), at)

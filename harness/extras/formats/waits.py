@@ -1,7 +1,4 @@
-"""Wait distributions counted from recordings: tool by tool of a TraceLab release, or all tools together of any format.
-
-One line, or one batch of a DuckDB file, is in memory. What is left out is counted with its reason.
-"""
+"""Wait distributions counted from recordings: tool by tool of a TraceLab release, or all tools of any format."""
 
 from __future__ import annotations
 
@@ -37,11 +34,7 @@ _LATENCIES = ("tool_internal_latency_ms", "tool_wall_latency_ms")
 
 
 def rounds_of(source: Path, tables: tuple[str, ...] = ()) -> Iterator[tuple[int, object]]:
-    """(number from 1, round) of every line that is not blank, or of every row; None for what is not JSON.
-
-    tables: names of the tables of a DuckDB file; default: the table that has the columns of tool calls.
-    Raises SpecError for a file that is unreadable, foreign, or has no such table or several of them.
-    """
+    """(number from 1, round, None where it is not JSON) of every line or row; errors as ``import_tracelab``."""
     if is_duckdb(source):
         yield from enumerate(_rows(source, tables), 1)
         return
@@ -172,12 +165,7 @@ def _quantiles(name: str, latencies_ms: Sequence[float] | npt.NDArray[np.float64
 
 @dataclass
 class ImportSummary:
-    """What was read and what was left out. Every call is in exactly one of ``tools``, ``excluded``,
-    ``non_positive`` and ``missing``.
-
-    from_internal, from_wall, from_none: all calls by where their latency comes from (the executor's own report, else
-    the wall difference, else nowhere). non_positive, missing: calls, by tool, of zero or less, and without one.
-    """
+    """What was read, and left out: each call is in one of ``tools``, ``excluded``, ``non_positive`` and ``missing``."""
 
     source: str
     sha256: str = ""
@@ -227,10 +215,8 @@ def import_tracelab(  # noqa: PLR0913  # keywords with defaults, of one call
 ) -> ImportSummary:
     """Write ``output``, a wait distribution called ``name``, from a release's JSONL, JSONL.gz or DuckDB file.
 
-    tables: which tables of a DuckDB file to read; needed only when several could be meant.
-    may_replace: whether another file of that name is replaced.
-    Raises SpecError when the file is unreadable, foreign, holds no usable call, or has more than ``max_malformed``
-    unreadable rounds; RecordsError when ``output`` cannot be written. Nothing is written then.
+    tables: of a DuckDB file, where several could be meant. Raises SpecError for a file that is unreadable, foreign,
+    without a usable call, or with more than ``max_malformed`` unreadable rounds; RecordsError as ``write_atomic``.
     """
     summary = summarise_tracelab(source, tables=tables, max_malformed=max_malformed)
     note = (

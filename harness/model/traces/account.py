@@ -66,8 +66,7 @@ class ReadNotes:
     A row is a line, or a span, step, event or message of a document. passed, broken, unknown: rows by reason, or by
     type; num_more: calls beyond the first that one row holds; dropped: calls by reason; left: files, links between
     sessions, and rows that stand twice (num_twice). stated, summed: what files state, and their calls' sums.
-    block_tokens, arrivals: set by a reader that finds them in the files rather than in the format.
-    A place names a file, so it is shown to the person who gave the files, and stored nowhere.
+    block_tokens, arrivals: set by a reader that finds them in the files. A place is shown, and stored nowhere.
     """
 
     options: ReadOptions = field(default_factory=ReadOptions)

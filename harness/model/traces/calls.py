@@ -21,7 +21,7 @@ BURST_NS = 100_000_000
 # Rows of one moment may be written in any order.
 LATE_NS = 1_000_000_000
 TABLES = read_tables(Path(__file__).with_name("labels.toml"))
-AT_ONCE, LATE, SHIFTED, BACK, PAST_SUMMARY, REPLAYED, REVIEWED, SUMMED, SUMMARY = TABLES["calls"].values()
+AT_ONCE, LATE, SHIFTED, BACK, PAST_SUMMARY, REPLAYED, SUMMED, SUMMARY = TABLES["calls"].values()
 ASK_A_PERSON, REJECTED, REJECTED_LAST, START_AN_AGENT, END_A_RUN, DECIDED = map(tuple, TABLES["words"].values())
 # What asks a person, by a word of its name; a tool of such a name may do other things too.
 LIKE_ASKING = re.compile(
@@ -129,6 +129,7 @@ class Conversation:
     """The calls of one conversation in an agent's log, and what came since the last call began."""
 
     may_ask = True  # a person may be asked whether a tool may run, as far as the log says
+    reviewed: str = TABLES["agents"]["reviewed"]
 
     def __init__(self, session: str, notes: ReadNotes) -> None:
         self.session, self.parent, self.notes = session, "", notes
@@ -146,7 +147,7 @@ class Conversation:
         self.is_over = False  # a summary, a retry or an interruption came since the last call
         self.has_tools = True  # the last call called a tool, where no row of its result tells
         self.lost = ""  # why the wait of the next call is not known: a call before it was left out
-        self._shift_ns = self._latest_ns = self._review_ns = 0
+        self._shift_ns = self._latest_ns = 0
         self._back_to: Call | None = None
 
     def moved_ns(self, moment_ns: int, least_ns: int | None = None) -> int:
@@ -177,14 +178,6 @@ class Conversation:
         self.is_compacted = True
         self.lost = SUMMED
         self.notes.leave(SUMMARY, at)
-
-    def review(self, moment_ns: int, *, is_end: bool) -> None:
-        """A person asks for a review, whose agent has a session of its own, or it ends."""
-        self.lost = REVIEWED
-        for turn in self.calls[-1:] if is_end else ():
-            turn.num_agents += 1
-            turn.tool_spans.append((max(self._review_ns, turn.end_ns), moment_ns))
-        self._review_ns = moment_ns
 
     def add(self, moment_ns: int, identity: Hashable, at: str) -> Call:
         """A row is a call; as ``begin``."""
@@ -346,11 +339,7 @@ def _log(
 
 
 def _by_time(lines: Iterable[TraceLine], num_late: int, log: AgentLog) -> Iterable[TraceLine]:
-    """Lines by their time; those of one instant in order of the file, or against it where the newest come first.
-
-    Where a row and the next are stamped before the one that the row names as its parent, or that its number says was
-    before it, the clock was set back; so it was in a file of few such places whose rows have neither.
-    """
+    """Lines by their time; the clock was set back where two rows are stamped before the one that they come after."""
     stamped: list[tuple[int, TraceLine]] = []
     for line in lines:  # a row without a time stays behind the row before it
         moment_ns = instant_ns(line.record.get("timestamp"))
@@ -382,10 +371,9 @@ def _by_time(lines: Iterable[TraceLine], num_late: int, log: AgentLog) -> Iterab
 
 
 def mark_replay(log: Log, closed_ns: Sequence[int], start_ns: int, *, is_fork: bool) -> None:
-    """Mark the calls at the start of a file that are older than the file, or were written down again in a burst.
+    """Mark the calls at the start of a file that are older than its first row, or were written down again in a burst.
 
-    closed_ns: when each call was complete; start_ns: the file's first row. A file that does not say that it is a fork
-    needs two such calls and one that follows; a file that is all burst has no times at all.
+    closed_ns: when each call was complete. A file that is all burst has no times at all.
     """
     num_burst, before_ns = 0, start_ns
     num_older = next((place for place, moment in enumerate(closed_ns) if moment >= start_ns), len(log))

@@ -99,10 +99,12 @@ class _ClaudeChain(Chain):
             _set_lengths(turn, counts[0][1])
             self._answers[identity] = (turn, counts)
         turn.end_ns = max(turn.end_ns, moment_ns) if parts else turn.end_ns
-        turn.answer_characters += sum(map(_characters, parts))
+        turn.answer_characters += sum(len(text_of(part, "text")) + len(text_of(part, "thinking")) for part in parts)
         for part in parts:
             if text_of(part, "type") == "tool_use":
                 self.call(text_of(part, "id"), turn, moment_ns, text_of(part, "name"))
+                said = json.dumps(part.get("input"), separators=(",", ":"))
+                turn.answer_characters += len(text_of(part, "name")) + len(said)
 
     def log(self) -> Log:
         """The calls, one for each pass of the session's model."""
@@ -197,13 +199,6 @@ class ClaudeLog(AgentLog):
         self.notes.assume(UNLINKED, root == uuid)
         self._side_roots[uuid] = root
         return f"{session}/{root}"
-
-
-def _characters(part: Record) -> int:
-    """Length of one block of an answer."""
-    if text_of(part, "type") == "tool_use":
-        return len(text_of(part, "name")) + len(json.dumps(part.get("input"), separators=(",", ":")))
-    return len(text_of(part, "text")) + len(text_of(part, "thinking"))
 
 
 def _counts(usage: Record) -> Counts:

@@ -252,15 +252,11 @@ def _unknown_format(path: Path) -> SpecError:
         return error
     records = records or _inner_records(path)
     for kind in read_tables(Path(__file__).with_name("others.toml"))["kind"]:
-        if any(_is_of(kind, record) for record in records):
+        starts: dict[str, list[str]] = kind.get("value", {})
+        of = [each for each in records if any(each.keys() >= set(keys) for keys in kind["keys"])]
+        if any(all(str(each.get(key)).startswith(tuple(begins)) for key, begins in starts.items()) for each in of):
             return SpecError(f"is {kind['what']}, which no reader exists for", where=str(path), hint=kind["way"])
     keys = [key for key in (records[0] if records else ()) if TYPE_NAME.fullmatch(key)][:6]
     what = f"its records have the keys {', '.join(keys)}" if keys else "it holds no JSON objects"
     hint = "Readers: harness trace formats; any agent's calls can be recorded in the server: harness server observe"
     return SpecError(f"is in no known format: {what}", where=str(path), hint=hint)
-
-
-def _is_of(kind: Record, record: Record) -> bool:
-    starts: dict[str, list[str]] = kind.get("value", {})
-    has_values = all(str(record.get(key)).startswith(tuple(begins)) for key, begins in starts.items())
-    return has_values and any(record.keys() >= set(keys) for keys in kind["keys"])

@@ -23,10 +23,8 @@ YEAR_NS = 365 * 86_400 * NS_PER_S
 YEARS = "more than a year, as of two clocks or in another unit"
 ROUNDED_NS = 200_000_000  # instants and waits may be rounded to a tenth of a second
 PROGRAM_NS = 250_000_000  # of 253,000 calls of TraceLab (codex_wall_internal_gap) a tenth had a rest above 0.24 s
-IN_CIRCLE, REPEATED, UNLINKED, NEAR, FORKED, ALONE, LIKELY, AGAIN, TO_AGENT, MISSING, STARTED = TABLES[
-    "agents"
-].values()
-REVIEWED = TABLES["calls"]["reviewed"]
+IN_CIRCLE, REPEATED, UNLINKED, NEAR, FORKED, ALONE, LIKELY, AGAIN, TO_AGENT, *OF_AGENTS = TABLES["agents"].values()
+MISSING, STARTED, REVIEWED = OF_AGENTS
 FIRST_CACHED, SHARED, AFTER_SUMMARY, BY_MESSAGES, CACHE_LEFT_OUT, AS_PART, HELD, CUT, FALLEN = TABLES["cache"].values()
 NO_READING, ADDED_REASONING, BY_SUMS = TABLES["counts"].values()
 LAST_BLOCK, WHOLE = TABLES["blocks"].values()
@@ -238,11 +236,7 @@ def _join_summaries(group: Log, notes: ReadNotes) -> None:
 
 
 def _adopt(by_session: dict[str, Log], notes: ReadNotes) -> None:
-    """Link each session that names only its parent to the call that likely started it.
-
-    That is one whose tool for agents ran then, of the parent before its other agents; else the parent's last call
-    before it, unless the parent had ended by then and none of its calls is copied.
-    """
+    """Link each session that names only its parent to the call that likely started it, by its time."""
     named = {child for group in by_session.values() for call in group for child in call.children}
     asking: dict[str, Log] = {}
     for call in (call for group in by_session.values() for call in group if call.num_agents):
@@ -312,10 +306,7 @@ def _forks(by_session: dict[str, Log]) -> dict[Call, list[str]]:
 
 
 class _Tree:
-    """A root session, its sub-agents and forks as one list, in which a request comes after all that it waits for.
-
-    A session that was added once is added no second time, under no root. added: the sessions of all roots so far.
-    """
+    """A root session, its sub-agents and forks as one list, each once. added: the sessions of all roots so far."""
 
     def __init__(self, by_session: dict[str, Log], forks: dict[Call, list[str]], notes: ReadNotes) -> None:
         self._by_session, self._forks, self._notes = by_session, forks, notes
@@ -360,7 +351,8 @@ class _Tree:
             if call.joins:
                 children = dict.fromkeys(running, _tools_end_ns(call))
             # The parent waited for this child: its wait counts from the end of the last child.
-            due += [last for last, until_ns in children.items() if self._is_awaited(last, until_ns)]
+            ended = [last for last, until_ns in children.items() if self._calls[last].end_ns <= until_ns]
+            due += [last for last in ended if not self._by_session[self._calls[last].session][0].is_background]
         last_ns = group[-1].submitted_ns
         self._notes.assume(UNAWAITED, sum(self._calls[last].end_ns <= last_ns for last in running))
         return self._places[group[-1]]
@@ -371,10 +363,6 @@ class _Tree:
             return []
         earlier = self._earlier[call.session]
         return earlier[: earlier.index(call) + 1]
-
-    def _is_awaited(self, last: int, until_ns: int) -> bool:
-        call = self._calls[last]
-        return call.end_ns <= until_ns and not self._by_session[call.session][0].is_background
 
     def _add_children(self, call: Call, above: set[str]) -> dict[int, int]:
         """Add the sub-agents and forks of a call; returns the last requests of sub-agents, and their tools' ends."""
@@ -418,7 +406,6 @@ class _Tree:
             people_ns = self._people_ns if kind == "human" else None
             wait_ns = self._drawn.unknown(call.unknown_wait, call.session, call.index, people_ns)
         elif wait_ns < 0:
-            # It did not wait for a call that ended later, so it starts at once.
             self._notes.assume(OVERLAPPING)
             wait_ns = 0
         elif stated_ns is not None:
@@ -556,11 +543,7 @@ def _common(before: Call, call: Call) -> int:
 
 
 def kept_tokens(blocks: tuple[int, ...], before: tuple[int, ...], block_tokens: int, streamed: int, prompt: int) -> int:
-    """Tokens of the previous prompt and answer that a prompt begins with, by the blocks of both prompts.
-
-    streamed: tokens of the previous prompt and its answer. Where all whole blocks of the previous prompt come again, so
-    does its answer; else only the common leading blocks come again (a compaction or an edit).
-    """
+    """Tokens of the previous prompt and answer, ``streamed`` in all, that a prompt begins with, by their blocks."""
     common = num_common(blocks, before)
     if common == len(before) and prompt >= streamed:
         return streamed

@@ -66,10 +66,7 @@ class Left:
 def sessions_of(
     recordings: Sequence[Recording], block_tokens: int, how: Lowering, rng: random.Random
 ) -> tuple[tuple[SessionPlan, ...], int, Left]:
-    """(sessions, tokens of a named block after shrinking, what was left out).
-
-    Blocks that shrinking would break are left unnamed, and counted.
-    """
+    """(sessions, tokens of a named block, 0 where shrinking would break them, what was left out)."""
     left = Left()
     named_tokens = block_tokens // how.shrink if block_tokens % how.shrink == 0 else 0
     fitting = _that_fit(tuple(recordings), how.of_requests)
@@ -121,8 +118,7 @@ def _within_a_stretch(recordings: Sequence[Recording], stretch_ns: int, rng: ran
 def _agents(recordings: Sequence[Recording], count: int, rng: random.Random) -> list[Recording]:
     """One recording for each of ``count`` agents, each used about as often, from instants within the mean wait.
 
-    What several recordings name is what all agents share: their system prompt. Other names of blocks are an agent's
-    own: whoever repeats a recording has other ones.
+    Blocks that several recordings name are shared, as a system prompt; other names are each agent's own.
     """
     holders = Counter(name for each in recordings for name in {n for request in each.requests for n in request.blocks})
     most_names = 1 + max(holders, default=0)
@@ -183,9 +179,8 @@ def _that_fits(recording: Recording, how: Lowering) -> _Fitting:
 def begun_at_a_drawn_instant(recording: Recording, rng: random.Random) -> tuple[Recording, int]:
     """(what is still to come with its warm-up requests, number of warm-up requests).
 
-    A recording has no service times, so its time is the sum of its waits, and an instant in a long wait is more likely.
-    A wait that had begun keeps its rest. Earlier requests are left out unless later ones continue their text; those are
-    sent first, whole. A recording without waits begins at a random request.
+    Its time is the sum of its waits; one that had begun keeps its rest. Earlier requests are left out unless later ones
+    continue their text; those are sent first, whole. A recording without waits begins at a random request.
     """
     starts_ns = _starts_ns(recording)
     last_ns = max(starts_ns)
