@@ -116,10 +116,7 @@ def _within_a_stretch(recordings: Sequence[Recording], stretch_ns: int, rng: ran
 
 
 def _agents(recordings: Sequence[Recording], count: int, rng: random.Random) -> list[Recording]:
-    """One recording for each of ``count`` agents, each used about as often, from instants within the mean wait.
-
-    Blocks that several recordings name are shared, as a system prompt; other names are each agent's own.
-    """
+    """A recording for each of ``count`` agents, from instants within the mean wait; names that only one has are its."""
     holders = Counter(name for each in recordings for name in {n for request in each.requests for n in request.blocks})
     most_names = 1 + max(holders, default=0)
     waits_ns = [request.wait_ns for each in recordings for request in each.requests if request.after]
