@@ -77,13 +77,10 @@ def settled_block_tokens(lengths: Iterable[tuple[int, int]], usual: int, notes: 
     num_above = sum(names > -(-prompt // size) for prompt, names in rows)
     num_below = sum(names < prompt // size for prompt, names in rows)
     fitting = [each for each in SIZES if all(prompt // each <= names <= -(-prompt // each) for prompt, names in rows)]
+    others = ", ".join(map(str, fitting))
     if num_above > SHARE_OF_SLIPS * len(rows) or (num_below and fitting and not notes.options.block_tokens):
         wrong = f"{num_above or num_below} of {len(rows)} rows have {'more' if num_above else 'fewer'}"
-        hint = (
-            f"blocks of {', '.join(map(str, fitting))} tokens fit every row"
-            if fitting
-            else "no power of two fits every row"
-        )
+        hint = f"blocks of {others} tokens fit every row" if fitting else "no power of two fits every row"
         ask = "Say how many tokens a block has: harness trace import --block-tokens N"
         ask = f"--block-tokens {size} does not fit these rows" if notes.options.block_tokens else ask
         wrong += f" block names than their prompt has blocks of {size} tokens"

@@ -24,22 +24,21 @@ def tracelab_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress | 
     """The rounds of each session by their index."""
     sessions: dict[str, list[tuple[Call, Inputs]]] = {}
     asking = set[str]()  # tools that asked a person
-    rans = dict[Call, tuple[list[int | None], bool]]()
-    for _, (turn, inputs, asks, rans[turn]) in parsed_lines(files, notes, progress, _round_of, BROKEN):
+    for _, (turn, inputs, asks) in parsed_lines(files, notes, progress, _round_of, BROKEN):
         sessions.setdefault(turn.session, []).append((turn, inputs))
         asking |= asks
     for rounds in sessions.values():
         in_order = notes.in_order(rounds, lambda each: each[0].index, "rounds out of order of their index")
         log = [turn for turn, _ in in_order]
         notes.check_numbers([-1, *(turn.index for turn in log)], "rounds")  # from 0 on
-        history, before, ended_ns, ran = 0, log[0].index, log[0].submitted_ns, (list[int | None](), False)
-        for turn, inputs in in_order:
+        history, before, ended_ns = 0, log[0].index, log[0].submitted_ns
+        told = [((), False), *((turn.ran_ns, turn.is_allowed) for turn in log)]  # of the tools that a round waits for
+        for (turn, inputs), (turn.ran_ns, turn.is_allowed) in zip(in_order, told, strict=False):
             turn.unknown_wait = "a round before theirs is missing" if turn.index > before + 1 else ""
             last_ns = {not tool or tool in asking: moment for moment, tool in sorted(inputs)}
             tools_ns, persons_ns = last_ns.get(False), last_ns.get(True)
             turn.inputs_ns, turn.kind = (tools_ns, persons_ns), whose(ended_ns, tools_ns, persons_ns)
-            turn.ran_ns, turn.is_allowed = ran
-            before, ended_ns, ran = turn.index, turn.end_ns, rans[turn]
+            before, ended_ns = turn.index, turn.end_ns
             history = hash((history, turn.input_tokens, turn.prefix_tokens, turn.output_tokens, turn.reasoning_tokens))
             turn.history = ("tracelab", history)
         log[-1].is_unanswered = bool(log[-1].tool_spans)
@@ -47,8 +46,8 @@ def tracelab_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress | 
         yield log
 
 
-def _round_of(record: Record, at: str) -> tuple[Call, Inputs, set[str], tuple[list[int | None], bool]] | None:
-    """A round, what it was asked for, and of its tools which asked a person, how long each ran, and if one may ask."""
+def _round_of(record: Record, at: str) -> tuple[Call, Inputs, set[str]] | None:
+    """A round with what its own tools say, what it was asked for, and which of the tools asked a person."""
     events = records_of(record, "timing_events")
     stamped = [(text_of(event, "event_type"), instant_ns(event.get("timestamp")), event) for event in events]
     inputs = [
@@ -73,8 +72,9 @@ def _round_of(record: Record, at: str) -> tuple[Call, Inputs, set[str], tuple[li
     call.identity = ("tracelab", submitted_ns, ended_ns, total, prefix, output)
     call.total_tokens = None if new is None else (prefix or 0) + new + output
     asks = {text_of(tool, "tool_call_id") for tool in tools if text_of(tool, "tool_name") in ASK_A_PERSON}
-    ran_ns = [seconds_ns(tool.get("tool_internal_latency_ms"), NS_PER_MS) for tool in tools]
-    return call, inputs, asks, (ran_ns, any(LIKE_ASKING.search(text_of(tool, "tool_name")) for tool in tools))
+    call.ran_ns = [seconds_ns(tool.get("tool_internal_latency_ms"), NS_PER_MS) for tool in tools]
+    call.is_allowed = any(LIKE_ASKING.search(text_of(tool, "tool_name")) for tool in tools)
+    return call, inputs, asks
 
 
 FORMAT = trace_format(__file__, "tracelab", through_calls(tracelab_logs))
