@@ -411,7 +411,7 @@ class _Tree:
         elif stated_ns is not None:
             # Where the call before has no length, the wait between the instants holds it too.
             off_ns = stated_ns - (call.submitted_ns - ended_ns)
-            has_length = self._calls[after[0]].submitted_ns < ended_ns
+            has_length = any(self._calls[place].submitted_ns < ended_ns for place in after)
             self._notes.assume(CONTRADICTED, off_ns > ROUNDED_NS or (has_length and off_ns < -ROUNDED_NS))
         self._notes.assume(MAY_ASK, call.is_unstated and kind == "tool" and not is_drawn and wait_ns >= LATE_NS)
         self._notes.assume(GAPS, call.has_end_alone and bool(after) and not is_drawn)
@@ -420,7 +420,7 @@ class _Tree:
             # What came after the last sub-agent had ended was waited for.
             kind = whose(ended_ns, max(tools_ns or 0, ended_ns), persons_ns)
         if is_start and not is_drawn:
-            people_ns = self._calls[after[0]].people_ns
+            people_ns = (at_ns for place in after[:1] for at_ns in self._calls[place].people_ns)
             kind = "human" if any(ended_ns <= at_ns <= call.submitted_ns for at_ns in people_ns) else "none"
             self._notes.assume(STARTED, kind == "none" and wait_ns >= LATE_NS)
         elif earlier and not is_drawn:
