@@ -51,7 +51,7 @@ def atif_logs(lines: Lines, notes: ReadNotes) -> Iterator[Log]:
         for name in segments:  # it grows
             segments += [before for before in (begun_in.get(name),) if before and before not in segments]
         _hold(totals, log, [call for name in segments for call in sessions[name]], sessions, notes)
-        if segments[1:] and log[0].kind == "human":  # the program itself goes on, with a summary
+        if segments[1:]:  # the program itself goes on, with a summary
             log[0].kind, log[0].inputs_ns = "none", (None, None)
         for call in log:
             call.index, call.session = call.index + MOST_STEPS * len(segments), segments[-1]
@@ -117,7 +117,8 @@ def _steps(given: list[Record], session: str, at: str, notes: ReadNotes) -> tupl
             call.identity = at.partition(", sub-agent")[1:], moment_ns or (session, _number(step)), *counts[:3]
             call.children = dict.fromkeys(_children(step), UNTIMED)
             notes.assume("steps that are several calls, taken as one", (tokens_of(step.get("llm_call_count")) or 1) > 1)
-        steps.is_over = steps.is_over or "context_management" in record_of(step, "extra")
+        is_summed = text_of(step, "source") == "system" and bool(_children(step))  # by agents of the program
+        steps.is_over = steps.is_over or is_summed or "context_management" in record_of(step, "extra")
         steps.has_tools = steps.has_tools or bool(records_of(step, "tool_calls") or record_of(step, "observation"))
         steps.look(step)
         tools = " ".join(text_of(tool, "function_name") for tool in records_of(step, "tool_calls"))

@@ -78,7 +78,7 @@ class _Session(Conversation):
                 copied_ns = max(self._began_ns or 0, self._closed_ns[place - 1]) + BURST_NS
                 is_copied = turn.kind == "tool" and turn.submitted_ns < copied_ns
                 turn.unknown_wait = turn.unknown_wait or (COPIED if is_copied else "")
-            turn.fork_of, turn.cut = self._fork_of or self.parent, self._cut
+            turn.fork_of, turn.cut = self._fork_of, self._cut
             turn.session = self.session  # its first record may come late
             turn.parent = self.parent or "-" * self._is_agent  # a review, or an agent of the program, names none
         return self.calls
@@ -147,7 +147,7 @@ class _Session(Conversation):
             (self._count if role == "count" else self._usage_record)(payload, moment_ns, at)
         elif role == "passed":
             self.notes.pass_over(f"{kind}: {PASSED[kind]}")
-            self._end(kind, tokens_of(payload.get("num_turns")) or 0, moment_ns, at)
+            self._end(kind, payload, moment_ns, at)
         elif role == "unknown":
             self.unread.unknown(f"{form}{kind} {text_of(payload, 'item', 'type')}".strip(), at)
         else:
@@ -187,8 +187,9 @@ class _Session(Conversation):
         self._turns.setdefault(kind, []).append(len(self.calls))
         self.take_input(moment_ns, is_human=role in ("person", "turn"), is_hint=role in ("hint", "turn"))
 
-    def _end(self, kind: str, num_turns: int, moment_ns: int, at: str) -> None:
-        """A person ended a turn, or took back so many of the last ones, which began with their messages."""
+    def _end(self, kind: str, payload: Record, moment_ns: int, at: str) -> None:
+        """A person ended a turn, or took back so many of the last ones, or the program says which agent it started."""
+        num_turns = tokens_of(payload.get("num_turns")) or 0
         if kind == "turn_aborted":
             # A tool that runs, or is stopped just now, has not asked the model; what a fork repeats is its parent's.
             latest = {is_human for at_ns, is_human in self._inputs if moment_ns - at_ns < LATE_NS}
@@ -199,6 +200,8 @@ class _Session(Conversation):
             self.is_over = self._is_aborted = True
         elif kind == "error" and self._open is None:
             self.end_without_row(at)
+        elif kind == "sub_agent_activity" and payload.get("kind") == "started":
+            self.start(text_of(payload, "event_id"), text_of(payload, "agent_thread_id"))
         elif kind == "thread_rolled_back" and num_turns:
             begins = max((self._turns.get(each, []) for each in ("user_message", "item_completed")), key=len)
             self.go_back(self.calls[: (begins[-num_turns:] or [len(self.calls)])[0]])

@@ -7,19 +7,18 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import NamedTuple
 
 from harness.clock import NS_PER_MS
 from harness.extras.formats.blocks import MOONCAKE_BLOCK_TOKENS, BlockNames
 from harness.model.traces.account import CHARACTERS_PER_TOKEN, ReadNotes, tokens_in
-from harness.model.traces.base import Lines, trace_format
+from harness.model.traces.base import Lines, read_tables, trace_format
 from harness.model.traces.calls import Call, Log
 from harness.model.traces.links import CONTRADICTED, ROUNDED_NS, num_common, of_lines
 from harness.model.traces.values import Record, list_of, seconds_ns, text_of, tokens_of
 
-DELTA = "answers whose output_length is a ceiling, as their rows give new messages only: taken as their length"
-UNHELD = "prompts that hold no answer of the call before: none is kept"
-ESTIMATED = "prompts whose lengths are estimated from characters, 4 to a token"
+DELTA, UNHELD, STARTS, ESTIMATED = read_tables(Path(__file__).with_name("labels.toml"))["lmcache"].values()
 
 
 class _Message(NamedTuple):
@@ -72,6 +71,8 @@ def lmcache_logs(lines: Lines, notes: ReadNotes) -> Iterator[Log]:
             turns.append(turn)
     names = BlockNames()
     notes.block_tokens = MOONCAKE_BLOCK_TOKENS
+    starts_ns = [min(turn.since_ns or 0 for turn in turns) for turns in sessions.values()]
+    notes.assume(STARTS, len(starts_ns) - starts_ns.count(min(starts_ns, default=0)))
     for name, turns in sessions.items():
         has_times = all(turn.since_ns is not None for turn in turns)
         in_order = sorted(turns, key=lambda turn: (has_times and turn.since_ns, len(turn.messages)))

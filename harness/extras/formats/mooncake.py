@@ -10,14 +10,13 @@ from typing import NamedTuple
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.extras.formats import blocks
 from harness.model.traces.account import ReadNotes
-from harness.model.traces.base import Progress, Read, trace_format
+from harness.model.traces.base import Progress, Read, read_tables, trace_format
 from harness.model.traces.recording import RecordedRequest, Recording, hidden_name
 from harness.model.traces.values import Record, seconds_ns
 
 # Requests a second of a whole service; instants in another unit are a thousand times off.
 LIKELY_RATES = (0.01, 20.0)
-BY_ARRIVAL = "requests that name the one before them in their conversation: they come at their arrivals all the same"
-REPEATED = "rows that another file holds already"
+BY_ARRIVAL, REPEATED = read_tables(Path(__file__).with_name("labels.toml"))["mooncake"].values()
 
 
 class _Row(NamedTuple):

@@ -84,9 +84,8 @@ class _Session(Conversation):
         if counts is not None and not any(counts) and {text_of(part, "type") for part in parts} == {"tool"}:
             self.notes.pass_over("tools that a person started: no model was asked")
             self._take_tools((self.calls or [Call(self.session, moment_ns, moment_ns)])[-1], parts)
-            self.is_strange = any(
-                text_of(part, "tool") == "task" for part in parts
-            )  # it holds a person's, if not joined
+            # It holds a person's, if not joined.
+            self.is_strange = any(text_of(part, "tool") == "task" for part in parts)
             self.skip(self.lost, LAST_NS * (not self.is_strange))
             return
         if counts is None or not any(counts[:3]):

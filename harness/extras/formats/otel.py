@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
-from harness.extras.formats.otel_spans import HELD_TO, NO_COUNTS, PASSED, TABLES, Span, doubt, read_span
+from harness.extras.formats.otel_spans import GLOBAL, HELD_TO, NAME, NO_COUNTS, PASSED, TABLES, Span, doubt, read_span
 from harness.extras.formats.otlp import spans_in
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import Lines, trace_format
@@ -16,9 +16,6 @@ from harness.model.traces.calls import LATE_NS, UNTIMED, Log, whose
 from harness.model.traces.links import MOST_LOOKED_AT, of_lines
 from harness.model.traces.values import Record, record_of
 
-# An id that names one thing in every file: a W3C trace id, a UUID, or 20 letters and digits; others may repeat.
-GLOBAL = re.compile("[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3,}|(?=[A-Za-z]*[0-9][A-Za-z]*[0-9])[0-9A-Za-z]{20}")
-NAMED = re.compile(r"gen_ai\.(?!usage\.|aggregated_usage\.|.*\.\d)")  # no count, and nothing of a numbered message
 BESIDE, WRAPS, WITHIN, SUMS, OPEN, TWICE, AROUND, OTHER_VALUES, LOGGED = TABLES["twice"].values()
 ALONE, ORPHANS, JOINED, APART, STARTED, FOLLOWING, SHORT_NAMES = TABLES["sessions"].values()
 ASKED_AGAIN, OTHER_CLOCK, INSIDE = TABLES["waits"].values()
@@ -53,7 +50,7 @@ class _Tree:
         self._notes.num_rows += len(records) - 1
         for place, record in enumerate(records):
             span = read_span(record, f"{at} span {place}", self._notes)
-            self._notes.look({"attribute": [*filter(NAMED.match, record_of(record, "attributes"))]}, "span")
+            self._notes.look({"attribute": [*filter(NAME.match, record_of(record, "attributes"))]}, "span")
             is_known = span.value in self._seen
             self._seen.add(span.value)
             if span.trace and not GLOBAL.search(span.trace):
@@ -179,8 +176,12 @@ class _Tree:
     def _end_before_tools(self) -> None:
         """End each call that is open while its own tools run where the first of them began."""
         kept, firsts = set(map(id, self._calls)), dict[int, int]()
+        siblings: dict[tuple[str, str], list[Span]] = {}
+        for span in self._calls:  # by their start
+            siblings.setdefault((span.trace, span.parent), []).append(span)
         for tool in self._others:
             around = next((each for each in self._above(tool) if each.role in ("call", "agent", "tool")), None)
+            around = _holder(siblings.get((tool.trace, tool.parent), []), tool) or around
             is_in_tool = around is not None and around.role == "tool" and not (tool.role or tool.is_allowed)
             self._notes.assume(INSIDE, is_in_tool and tool.end_ns - tool.start_ns >= LATE_NS)
             if tool.role == "tool" and tool.has_times and id(around) in kept:
@@ -267,7 +268,9 @@ class _Tree:
             is_run_by_tool = span.role == "agent" and (run := self._run(span)) is not None and run.role == "tool"
             is_run_by_tool |= span.role == "agent" and (span.trace, span.span) in self._runs  # its calls are known
             if span.role in ("agent", "tool") and span.has_times and not is_run_by_tool:
-                starter = self._starter(span, span.start_ns)
+                run = run.span if (run := self._run(span)) else ""
+                under_way = (each for each in self._by_end.get((span.trace, run), []) if each.start_ns <= span.start_ns)
+                starter = self._starter(span, span.start_ns) or next(under_way, None)
                 if starter is not None and starter.call is not None:
                     starter.call.tool_spans.append((span.start_ns, span.end_ns))
 
@@ -318,6 +321,13 @@ class _Tree:
             else:
                 span.call.is_guessed = not (has_tools or asked) and span.trace == earlier[-1].trace
                 span.call.kind = "tool" if span.call.is_guessed else "none"
+
+
+def _holder(calls: list[Span], tool: Span) -> Span | None:
+    """Of calls in order of their start, the one that was under way, alone, from a tool's start to its end."""
+    place = bisect_right(calls, tool.start_ns, key=lambda each: each.start_ns)
+    is_alone = all(one.end_ns <= two.start_ns for one, two in pairwise(calls[max(place - 2, 0) : place + 1]))
+    return calls[place - 1] if place and is_alone and tool.end_ns <= calls[place - 1].end_ns else None
 
 
 FORMAT = trace_format(__file__, "otel", of_lines(otel_logs), passed=PASSED, held_to=f"semantic conventions {HELD_TO}")

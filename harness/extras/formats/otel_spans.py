@@ -23,12 +23,8 @@ PASSED, NAMES = by_type(TABLES["passed"]), TABLES["counts"]
 CHATS, TOOLS, AGENTS, PERSONS, OPERATIONS, MODELS, PROVIDERS, CONVERSATIONS, *NAMED = TABLES["names"].values()
 AGENT_NAMES, TOOL_NAMES, FINISH_REASONS = NAMED
 COUNTS = frozenset(by_type(NAMES))
-# Reasons for which an answer ends that calls no tool, as a text, a list or the text of a list.
-FINAL = {form.format(reason) for reason in ("stop", "end_turn") for form in ("{}", "['{}']", '["{}"]')}
 ERRORS = {"2", "ERROR", "STATUS_CODE_ERROR", "STATUSCODE.ERROR"}  # a status, in any form
-BYTES = re.compile(r"[\w+/-]{22}==|[\w+/-]{11}=", re.ASCII)  # of an id, in base64
-LIKE_CACHED = re.compile(r"(usage|token).*cache|cache.*token", re.IGNORECASE)
-MESSAGE_OF = re.compile(r"(?:gen_ai\.prompt|llm\.input_messages)\.(\d{1,6})\.")
+BYTES, LIKE_CACHED, MESSAGE_OF, GLOBAL, NAME, FINAL = map(re.compile, TABLES["patterns"].values())
 NO_COUNTS, FAILED, FAILED_WITH_COUNTS, LINKED, ESTIMATED, SEVERAL, OF_CLAUDE, UNNAMED = TABLES["spans"].values()
 # Two services tokenise one prompt with a few tokens' difference.
 SLACK_TOKENS = 16
@@ -213,7 +209,7 @@ def _call(record: Record, span: Span, notes: ReadNotes) -> Call | str:
     call.total_tokens, call.has_end_alone = counts["total"] or None, span.start_ns == span.end_ns
     call.provider = _named(attributes, PROVIDERS) or span.service
     call.is_unsaid = call.is_concurrent = True
-    span.is_final = any(str(attributes.get(name)) in FINAL for name in FINISH_REASONS)
+    span.is_final = any(FINAL.fullmatch(str(attributes.get(name))) for name in FINISH_REASONS)
     reasons = " ".join(str(attributes.get(name, "")).lower() for name in FINISH_REASONS)
     notes.look({"finish": re.findall(r"[\w-]+", reasons)}, "span")
     notes.assume(UNNAMED, not span.is_named and bool(_named(attributes, OPERATIONS)))

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 from harness.clock import NS_PER_MS, NS_PER_US
 from harness.model.traces.account import ReadNotes
+from harness.model.traces.base import read_tables
 from harness.model.traces.values import Record, list_of, record_of, records_of, seconds_ns, text_of
 
 DEEPEST_VALUE = 16
-PLAIN = ("stringValue", "boolValue", "doubleValue")
-DOCUMENTS = ("resourceSpans", "resource_spans", "batches")
-LOGS = ("resourceLogs", "resource_logs")
-# Events of the logs of Gemini CLI and Qwen Code by the ends of their names; each is an operation.
-EVENTS = ("api_request", "api_response", "api_error", "tool_call", "user_prompt")
-# The conventions' event of a call, which a program may write beside its own, and of a request too.
-DETAILS = "gen_ai.client.inference.operation.details"
-ANSWERED = {"gen_ai.usage.input_tokens", "gen_ai.output.messages", "gen_ai.response.id", "error.type"}
+TABLE = read_tables(Path(__file__).with_name("otel.toml"))["otlp"]
+PLAIN, DOCUMENTS, LOGS, EVENTS, ANSWERED, (DETAILS,) = TABLE.values()
 
 
 def spans_in(document: Record, notes: ReadNotes) -> Iterator[Record]:
@@ -103,7 +99,7 @@ def _of_log(record: Record, resource: Record, notes: ReadNotes) -> Record:
     """A log record as the span that it tells of: it was written when that had ended."""
     attributes = _attributes(record.get("attributes"))
     event = text_of(attributes, "event.name") or text_of(record, "eventName") or text_of(record, "event_name")
-    kind = event.rpartition(".")[2] if event != DETAILS or attributes.keys() & ANSWERED else "api_request"
+    kind = event.rpartition(".")[2] if event != DETAILS or attributes.keys() & {*ANSWERED} else "api_request"
     operation = (kind if kind in EVENTS else "") or text_of(attributes, "gen_ai.operation.name") or f"event {event}"
     end_ns = notes.date_ns(_whole(_of(record, "timeUnixNano")) or _whole(_of(record, "observedTimeUnixNano")))
     spent_ns = seconds_ns(attributes.get("duration_ms") or 0, NS_PER_MS) or 0

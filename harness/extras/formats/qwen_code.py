@@ -14,11 +14,8 @@ from harness.model.traces.links import reader_of
 from harness.model.traces.values import Record, counts_of, record_of, records_of, text_of
 
 HELD_TO = "0.24.4"
-TABLES = read_tables(Path(__file__).with_suffix(".toml"))
-PASSED = by_type(TABLES["passed"])
-COUNTS, TOLD = TABLES["counts"], TABLES["told"]
-COMPRESS = "slash_command", "invocation", "/compress"
-BESIDE = "calls that the program made beside the conversation: its telemetry counts them, no row holds them"
+TYPES, COUNTS, TOLD, NAMES = read_tables(Path(__file__).with_suffix(".toml")).values()
+PASSED, (COMPRESS, BESIDE) = by_type(TYPES), NAMES.values()
 
 
 class _QwenChain(Chain):
@@ -63,6 +60,9 @@ class _QwenChain(Chain):
                 self.is_allowed = self.is_allowed or text_of(event, "function_name") in self._called
             elif text_of(record, "subtype") == "notification":
                 self.take_news(moment_ns)
+                task = record_of(record, "systemPayload", "backgroundTask")
+                name = text_of(task, "toolUseId") if task.get("kind") == "agent" else ""
+                self.start(name, f"{self.session}/{text_of(task, 'taskId')}")
             else:
                 is_by_program = text_of(record, "subtype") in ("cron", "goal_runtime")
                 take_parts(self, parts, moment_ns, is_human=None if is_by_program else kind == "user")
@@ -125,7 +125,7 @@ class QwenLog(ClaudeLog):
             return "api_response"
         if text_of(event, "event.name").endswith(".tool_call") and text_of(event, "decision") in DECIDED:
             return "tool_call"
-        if (more, *map(record_of(record, "systemPayload").get, ("phase", "rawCommand"))) == COMPRESS:
+        if [more, *map(record_of(record, "systemPayload").get, ("phase", "rawCommand"))] == COMPRESS:
             return "compress"
         return more if kind == "system" and more else kind
 

@@ -27,6 +27,9 @@ def swe_agent_logs(document: Record, at: str, notes: ReadNotes) -> Iterator[Log]
         each = (swe_agent_logs(one, f"{at}, attempt {place}", notes) for place, one in enumerate(attempts))
         logs = [log for of_attempt in each for log in of_attempt]
         notes.hold(f"calls {UNSTATED}", tokens_of(stats.get("api_calls")), map(len, logs))
+        for kind, name in (("prompt", "tokens_sent"), ("output", "tokens_received")):  # a reviewer's are in no row
+            told = [tokens_of(record_of(one, "info", "model_stats").get(name)) or 0 for one in attempts]
+            notes.hold(f"{kind} tokens {UNSTATED}", tokens_of(stats.get(name)), told)
         yield from logs
         return
     if messages := records_of(document, "messages"):
@@ -52,7 +55,7 @@ def _of_steps(document: Record, stats: Record, at: str, notes: ReadNotes) -> Tra
         notes.passes("autosubmission", PASSED)
     sent, received = tokens_of(stats.get("tokens_sent")), tokens_of(stats.get("tokens_received"))
     is_counted = bool(sent and received and stats.get("api_calls", len(steps)) == len(steps))
-    how = "by characters, so that they sum to the tokens that the run counted"
+    how = "by characters, so that they sum to the tokens that the run, or each attempt, counted"
     notes.assume(f"lengths {how if is_counted else 'estimated from characters, 4 to a token'}", len(steps))
     pairs = zip(map(sum, zip(*lengths, strict=True)), (sent, received), strict=True)
     per_token = [total / tokens if is_counted and tokens and total else CHARACTERS_PER_TOKEN for total, tokens in pairs]

@@ -8,15 +8,12 @@ from pathlib import Path
 from harness.clock import NS_PER_MS
 from harness.extras.formats.blocks import parsed_lines
 from harness.model.traces.account import ReadNotes
-from harness.model.traces.base import Progress, trace_format
+from harness.model.traces.base import Progress, read_tables, trace_format
 from harness.model.traces.calls import ASK_A_PERSON, LIKE_ASKING, Call, Log, mark_replay, whose
 from harness.model.traces.links import through_calls
 from harness.model.traces.values import Record, instant_ns, records_of, seconds_ns, text_of, tokens_of
 
-INPUTS = ("user_message", "tool_result")
-COUNTS = ("input_tokens_total", "prefix_tokens", "output_tokens", "newly_append_tokens")
-OUTPUTS = ("text", "reasoning", "tool_call")
-BROKEN = "a round without its tokens or times"
+INPUTS, COUNTS, OUTPUTS, BROKEN = read_tables(Path(__file__).with_name("labels.toml"))["tracelab"].values()
 Inputs = list[tuple[int, str]]  # instants of what a round was asked for, each with its tool; "" for a person's message
 
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 from harness.model.traces.account import ReadNotes
+from harness.model.traces.base import read_tables
 from harness.model.traces.calls import UNTIMED, Call, Conversation, Log
 from harness.model.traces.values import Record, record_of, tokens_of
 
-# Tokens that a server read from its cache, and wrote to it, by the names of OpenAI, Anthropic and OpenHands.
-CACHE = (
-    ("cached_tokens", "cache_read_input_tokens", "cache_read_tokens"),
-    ("cache_creation_tokens", "cache_creation_input_tokens", "cache_write_tokens"),
-)
-NO_TIME = "an answer at their start or end has no time, or one before the answer above it"
-STOPPED = "the agent had been stopped, and no row says when it went on"
-UNSTATED = "that the file states and its calls do not have"
+TABLES = read_tables(Path(__file__).with_name("labels.toml"))
+CACHE, (NO_TIME, STOPPED, UNSTATED) = TABLES["cache"].values(), TABLES["trajectories"].values()
 
 
 class Usage(NamedTuple):

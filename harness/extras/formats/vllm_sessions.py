@@ -1,8 +1,4 @@
-"""Sessions of a vLLM server, as its observer records them: who continues whom is told by the KV blocks that they share.
-
-A request continues an earlier one when its leading blocks are those of that prompt and of that answer. A prompt that
-others begin with too is no answer: its blocks are shared, and nobody's parent. Files name no text and no token.
-"""
+"""Sessions of a vLLM server, as its observer records them: the KV blocks that they share tell who continues whom."""
 
 from __future__ import annotations
 

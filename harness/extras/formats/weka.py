@@ -14,7 +14,7 @@ from harness.model.plan.model import WaitKind
 from harness.model.traces.account import PLACEHOLDER_TOKENS, ReadNotes
 from harness.model.traces.base import Progress, json_records, read_tables, trace_format
 from harness.model.traces.calls import LATE_NS, Call, Log
-from harness.model.traces.links import UNLINKED, num_common, recordings_of
+from harness.model.traces.links import MOST_LOOKED_AT, UNLINKED, num_common, recordings_of
 from harness.model.traces.recording import Recording, hidden_name
 from harness.model.traces.values import Record, list_of, record_of, records_of, seconds_ns, text_of, tokens_of
 
@@ -41,7 +41,7 @@ class _Session:
         """The calls of an agent, whose own agents become logs too. starter, began_ns: who started it, and when."""
         self._notes.num_rows += len(entries)
         log: Log = []
-        unknown_wait, before, seen = "", Record(), set[str]()
+        unknown_wait, before, seen, stops = "", Record(), set[str](), list[tuple[int, str]]()
         is_whole = not any((seconds_ns(record_of(entry).get("t")) or 0) % NS_PER_S for entry in entries)
         for entry in map(record_of, self._in_order(entries)):
             form, agent = text_of(entry, "type"), text_of(entry, "agent_id") or hidden_name(json.dumps(entry))
@@ -70,7 +70,12 @@ class _Session:
                         call.submitted_ns, call.end_ns = call.submitted_ns + late_ns, call.end_ns + late_ns + 1
                     self._notes.assume(GAPS, call.wait_ns is None and seconds_ns(before.get("api_time")) is None)
                     self._notes.assume(INTERLEAVED, call.submitted_ns < log[-1].end_ns)
+                    # A text behind a call of a tool may be a program's, to an agent that it starts.
+                    ended = (each for each in stops[-MOST_LOOKED_AT:] if each[0] <= call.submitted_ns)
+                    is_unsure = call.kind == "human" and max(ended, default=(0, ""))[1] == "tool_use"
+                    call.kind = "none" if is_unsure else call.kind
                 log.append(call)
+                stops.append((call.end_ns, text_of(entry, "stop")))
                 before = entry
         if log:
             log[-1].is_unanswered = before.get("stop") == "tool_use"

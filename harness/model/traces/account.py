@@ -89,6 +89,7 @@ class ReadNotes:
     arrivals: Arrivals | None = None
     has_bare_times: bool = False  # numbers of time were read, whose unit the person may say
     known: Known = field(default_factory=dict[str, Mapping[str, Collection[str]]])  # by the reader of this format
+    told: dict[str, str] = field(default_factory=dict[str, str])  # where a row stood first, by its id in all files
 
     def part(self, num_rows: int = 1) -> None:
         """Rows are parts of calls, or what came between two."""

@@ -23,14 +23,7 @@ LATE_NS = 1_000_000_000
 TABLES = read_tables(Path(__file__).with_name("labels.toml"))
 AT_ONCE, LATE, SHIFTED, BACK, PAST_SUMMARY, REPLAYED, SUMMED, SUMMARY = TABLES["calls"].values()
 ASK_A_PERSON, REJECTED, REJECTED_LAST, START_AN_AGENT, END_A_RUN, DECIDED = map(tuple, TABLES["words"].values())
-# What asks a person, by a word of its name; a tool of such a name may do other things too.
-LIKE_ASKING = re.compile(
-    "approv|confirm|human|permission|consent|elicit|ask.?user|user.?input|ask_followup|plan.?mode", re.IGNORECASE
-)
-# Codex's words before a tool's output, or in the JSON of older releases behind it.
-RAN = re.compile(
-    r'(?:(?:[A-Z][\w ]*: .*\n)?Wall time: |\{.*"duration_seconds": ?)(\d{1,9}(?:\.\d{1,9})?)(?: seconds\n|\}\}$)'
-)
+LIKE_ASKING, RAN = map(re.compile, TABLES["patterns"].values())
 LAST_NS = instant_ns(datetime.max.isoformat()) or 0  # that a timestamp can name
 UNTIMED = -1
 UNCOUNTED = "a call before theirs has no token counts"
@@ -268,6 +261,11 @@ class Conversation:
         self._tools[name] = (turn, moment_ns, tool)
         turn.num_agents += tool in START_AN_AGENT
 
+    def start(self, name: str, child: str) -> None:
+        """The tool that is known by this name started a sub-agent, of this session."""
+        if name in self._tools:
+            self._tools[name][0].children.setdefault(child, UNTIMED)
+
     def result(self, name: str, moment_ns: int, said: object = "", ran_ms: object = None) -> Call | None:
         """A tool's result, an input: a person's where one was asked, or did not allow it. Returns the tool's call."""
         found = next(filter(None, map(RAN.match, _texts(said))), None)
@@ -330,7 +328,7 @@ def logs_of(
 def _log(
     kind: type[AgentLog], path: Path, notes: ReadNotes, progress: Progress | None = None, *, num_late: int = 0
 ) -> AgentLog:
-    log = kind(path.stem, ReadNotes(known=notes.known))
+    log = kind(path.stem, ReadNotes(known=notes.known, told=notes.told))
     log.folder = path.parent.name
     lines = json_records(path, log.notes, progress)
     for _, at, record in _by_time(lines, num_late, log) if num_late else lines:

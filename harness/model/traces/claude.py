@@ -55,7 +55,8 @@ class _ClaudeChain(Chain):
         if kind == "compaction":
             self.compact(at)
         said = [text_of(message, "content"), *(text_of(part, "text") for part in parts)]
-        self.notes.assume(INTERRUPTED, any(each.startswith("[Request interrupted by user") for each in said))
+        rows = [text_of(record, "uuid") or at for each in said if each.startswith("[Request interrupted by user")]
+        self.notes.assume(INTERRUPTED, any(self.notes.told.setdefault(row, at) == at for row in rows))  # a fork copies
         if mode := text_of(record, "permissionMode"):
             self.may_ask = mode not in ("bypassPermissions", "dontAsk")
         is_news = any(each.startswith("<task-notification>") for each in said)  # of releases without ``origin``

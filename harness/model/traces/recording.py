@@ -362,7 +362,8 @@ def describe_trace(reader: TraceReader) -> dict[str, str]:
     num_uncounted = sum(int(count) for count, _, what in given if what in (NO_CACHE, ANEW))
     num_later = len(counts.prompts) - counts.num_recordings
     said = "ceiling {} of prompt tokens"
-    if reader.head.rows and not num_later and not counts.blocks:
+    is_alone = bool(reader.head.rows) and not num_later
+    if is_alone and not counts.blocks:
         said = "ceiling not known: no call follows another, no block is named"
     elif 2 * num_uncounted >= max(num_later, 1):
         said = "ceiling not known; {} if prompts repeat what came before"
@@ -375,6 +376,7 @@ def describe_trace(reader: TraceReader) -> dict[str, str]:
         + f"; {counts.num_left} answers are left" * bool(counts.num_left),
         "named blocks": f"{len(counts.blocks)} of {reader.head.block_tokens} tokens",
         **{name: said.format(share) for name, share in shares.items()},
+        **({"turn before": "ceiling not known: no call follows another"} if is_alone and counts.blocks else {}),
     }
 
 

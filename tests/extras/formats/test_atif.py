@@ -229,6 +229,11 @@ def test_a_wait_over_a_compaction_is_nobodys_and_one_without_a_tool_is_not_taken
         trace = trace_of(tmp_path, [document | {"steps": steps}])
         assert [one.wait_kind for one in trace.recordings[0].requests] == ["none", "none", "none"]
         assert labels < {*trace.head.labels}
+    # Agents that the program's own step names made a summary.
+    agents = {"observation": {"results": [{"subagent_trajectory_ref": [{"session_id": "kid"}]}]}}
+    steps = [*document["steps"][:3], note | agents | {"timestamp": at(24)}, *document["steps"][3:]]
+    trace = trace_of(tmp_path, [document | {"steps": steps}], [atif_document("kid", 1, first_s=15)])
+    assert f"1 x {OVER}" in trace.head.labels
 
 
 def test_sub_agents_of_one_document_with_equal_steps_are_different_calls(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from harness.model.traces.links import (
     FORKED,
     MAY_ASK,
     MISSING,
+    NEAR,
     OVER,
     REPEATED,
     UNEXPLAINED,
@@ -99,6 +100,20 @@ def test_a_spawned_thread_without_a_file_is_counted_and_a_review_names_no_parent
     trace = imported(written(tmp_path, rows, "a"), written(tmp_path, review, "b"))
     assert trace.head.dropped == {MISSING: 1}
     assert f"1 x {UNLINKED}" in trace.head.labels
+
+
+def test_agents_of_equal_counts_are_each_read_and_linked_by_the_row_that_tells_of_their_start(tmp_path: Path) -> None:
+    meta, asked, call, *rest = codex_rows("par", 2)
+    call["payload"]["name"] = "spawn_agent"
+    told = {"type": "sub_agent_activity", "kind": "started", "event_id": "0"}
+    started = [
+        {"timestamp": at(3.1), "type": "event_msg", "payload": told | {"agent_thread_id": name}} for name in ("x", "y")
+    ]
+    agents = [written(tmp_path, codex_rows(name, 2, 4 + place / 2, SPAWN), name) for place, name in enumerate("xy")]
+    trace = imported(written(tmp_path, [meta, asked, call, *started, *rest]), *agents)
+    assert (len(trace.recordings), trace.num_requests) == (1, 6)
+    assert not trace.head.dropped
+    assert not any(label.endswith((NEAR, UNLINKED)) for label in trace.head.labels)
 
 
 def test_a_fork_of_a_fork_repeats_both_and_counts_neither(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import SpecError
-from harness.extras.formats.lmcache import DELTA, UNHELD
+from harness.extras.formats.lmcache import DELTA, STARTS, UNHELD
 from harness.model.traces.links import CONTRADICTED
 from tests.support.sound_traces import lmcache_rows
 from tests.support.trace_rows import imported, trace_of, written
@@ -114,8 +114,10 @@ def test_instants_of_rows_say_the_gaps_where_no_delay_does(tmp_path: Path) -> No
         {"session_id": "s", "messages": messages, "output_length": 50, "timestamp": instant}
         for messages, instant in ((more, 2000), (asked, 0))
     ]
-    (recording,) = trace_of(tmp_path, rows).recordings
+    (recording,) = (trace := trace_of(tmp_path, rows)).recordings
     assert [(one.wait_ns / NS_PER_S, one.is_drawn) for one in recording.requests] == [(0, False), (2, False)]
+    later = trace_of(tmp_path, [*rows, rows[1] | {"session_id": "t", "timestamp": 2500}])
+    assert [f"1 x {STARTS}" in each.head.labels for each in (trace, later)] == [False, True]
 
 
 def message(role: str, letter: str, length: int) -> dict[str, str]:

@@ -559,6 +559,24 @@ def test_a_call_that_stays_open_around_its_tool_ended_where_the_tool_began(tmp_p
     assert said(trace, OPEN)
 
 
+@pytest.mark.parametrize(("ends_s", "beside_s", "wait_s"), [(23, None, 19), (20, None, 4), (23, 3, 1)])
+def test_a_call_that_streams_while_a_tool_beside_its_span_runs_is_waited_behind_for_that_tool(
+    tmp_path: Path, ends_s: int, beside_s: int | None, wait_s: int
+) -> None:
+    rows = [
+        span("a", "", 0, 30, ""),
+        chat("b", "a", 0, 500, 0) | {"end_ns": (START_S + ends_s) * NS_PER_S},
+        span("c", "a", 5, 22.5, "execute_tool"),
+        *([chat("e", "a", beside_s, 400, 0)] if beside_s else []),
+        chat("d", "a", 24, 700, 512),
+    ]
+    trace = trace_of(tmp_path, rows)
+    last = trace.recordings[0].requests[-1]
+    assert last.wait_ns == wait_s * NS_PER_S
+    assert said(trace, OPEN) == (wait_s == 19)
+    assert not said(trace, UNSHOWN)
+
+
 def test_calls_that_a_client_and_its_proxy_both_record_are_labelled(tmp_path: Path) -> None:
     def of(service: str, row: Any) -> Any:
         return row | {"resource_attributes": {"service.name": service}}

@@ -184,6 +184,19 @@ def test_the_news_of_a_background_agent_is_no_person(tmp_path: Path) -> None:
     assert recording.requests[1].wait_kind == "tool"
 
 
+def test_the_news_of_a_background_agent_names_the_call_that_started_it(tmp_path: Path) -> None:
+    rows = list(qwen_rows("s", 2))
+    rows[1]["message"]["parts"][-1]["functionCall"]["name"] = "agent"
+    task = {"taskId": "k", "kind": "agent", "toolUseId": rows[1]["message"]["parts"][-1]["functionCall"]["id"]}
+    news = {"timestamp": at(9), "sessionId": "s", "uuid": "s-n", "type": "user", "subtype": "notification"}
+    news |= {"message": {"parts": [{"text": "x"}]}, "systemPayload": {"backgroundTask": task}}
+    child = [row | {"isSidechain": True, "agentId": "k", "sessionId": "s"} for row in qwen_rows("k", 1, 3.1)]
+    for more, is_near in (([], True), ([news], False)):
+        recordings, notes = read(tmp_path, child=child, s=[*rows[:3], *more, *rows[3:]])
+        assert len(recordings) == 1
+        assert bool(notes.assumed[NEAR]) == is_near
+
+
 def test_a_schedule_is_no_person_and_no_tool(tmp_path: Path) -> None:
     rows = list(qwen_rows("s"))
     del rows[2], rows[1]["message"]["parts"][1]  # an answer that calls no tool

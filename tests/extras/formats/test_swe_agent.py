@@ -9,6 +9,7 @@ import pytest
 
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import SpecError
+from harness.extras.formats.trajectories import UNSTATED
 from harness.model.traces.links import UNANSWERED, UNKNOWN
 from tests.support.sound_traces import mini_swe_agent
 from tests.support.trace_rows import trace_of
@@ -31,7 +32,8 @@ def test_lengths_sum_to_the_tokens_that_the_run_counted_and_waits_are_the_tools_
     assert sum(one.prompt_tokens for one in recording.requests) == 2700
     assert [one.generate_tokens for one in recording.requests] == [20, 20, 20]
     assert [one.wait_ns // NS_PER_MS for one in recording.requests] == [0, 250, 500]
-    assert "3 x lengths by characters, so that they sum to the tokens that the run counted" in trace.head.labels
+    how = "by characters, so that they sum to the tokens that the run, or each attempt, counted"
+    assert f"3 x lengths {how}" in trace.head.labels
 
 
 def test_lengths_that_round_up_sum_to_what_was_counted_too(tmp_path: Path) -> None:
@@ -121,6 +123,10 @@ def test_what_the_program_submits_at_a_limit_is_no_call_and_each_attempt_of_a_ru
     assert trace.head.rows["passed over"] == 1
     trace = trace_of(tmp_path, [document | {"attempts": [document, document]}])
     assert [len(one.requests) for one in trace.recordings] == [num_calls, num_calls]
+    # What a reviewer of the attempts used is in the run's sum alone.
+    attempt, stats = trajectory(tokens_sent=2700, tokens_received=60, api_calls=3), {"tokens_sent": 9000}
+    trace = trace_of(tmp_path, [document | {"info": {"model_stats": stats}, "attempts": [attempt]}])
+    assert f"1 x prompt tokens {UNSTATED}: 9000 stated, 2700 counted" in trace.head.labels
 
 
 def test_an_answer_in_a_wrong_form_is_waited_for_by_nobody_and_an_end_asks_for_nothing(

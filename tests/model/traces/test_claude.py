@@ -492,6 +492,9 @@ def test_an_answer_that_a_person_interrupts_is_labelled(tmp_path: Path) -> None:
     assert trace.head.labels == (f"1 x {INTERRUPTED}",)
     with open_trace(tmp_path / "out.jsonl") as reader:
         assert describe_trace(reader)["forks, joins"] == "0 and 0 requests", "nothing says that it was left"
+    copy = [row | {"sessionId": "fork"} for row in (*rows, stop | {"uuid": "own"})]
+    forked = imported(written(tmp_path, rows), written(tmp_path, copy, "fork"))
+    assert f"2 x {INTERRUPTED}" in forked.head.labels, "its own, and no copy"
 
 
 def test_a_wait_for_a_sub_agent_whose_last_call_has_no_counts_is_unknown(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from harness.errors import SpecError
 from harness.extras.formats.columns import NO_TOOL
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.importing import import_trace
-from harness.model.traces.links import kept_tokens
+from harness.model.traces.links import UNKNOWN, kept_tokens
 from harness.model.traces.recording import read_trace
 from tests.support.sound_traces import SOUND
 from tests.support.trace_rows import imported, trace_of
@@ -82,7 +82,7 @@ def test_a_weka_session_keeps_its_stream_and_its_parent_waits_for_a_gating_sub_a
         weka(0.0, 130, [1, 2], stop="tool_use"),
         child,
         background,
-        weka(6.0, 260, [1, 2, 3, 4], stop="tool_use"),
+        weka(6.0, 260, [1, 2, 3, 4], stop="end_turn"),
         weka(30.0, 100, [1], think_time=20.0, input_types=["text"]),
     ]
     trace = trace_of(tmp_path, [{"id": "s", "block_size": 64, "hash_id_scope": "local", "requests": requests}])
@@ -134,8 +134,9 @@ def test_weka_names_that_hold_in_every_trace_are_kept(tmp_path: Path, scope: str
 
 
 def test_weka_files_of_a_folder_are_sessions_and_flat_agents_and_relative_times_are_told_apart(tmp_path: Path) -> None:
-    flat = [weka(0, 640, [*range(10)]), weka(2, 640, [0, 1, *range(50, 58)], api_time=6.0)]
-    flat += [weka(2.5, 640, [0, 1, *range(60, 68)], api_time=6.0), weka(9, 768, [*range(12)])]
+    agent: dict[str, Any] = {"api_time": 6.0, "input_types": ["text"], "stop": "end_turn"}
+    flat = [weka(0, 640, [*range(10)], stop="tool_use"), weka(2, 640, [0, 1, *range(50, 58)], **agent)]
+    flat += [weka(2.5, 640, [0, 1, *range(60, 68)], **agent), weka(9, 768, [*range(12)], input_types=["tool_result"])]
 
     def nested(first_s: float) -> list[Any]:
         child = {"type": "subagent", "t": 4.0, "agent_id": "k", "requests": [weka(first_s, 70, [9])]}
@@ -146,10 +147,12 @@ def test_weka_files_of_a_folder_are_sessions_and_flat_agents_and_relative_times_
     (folder / "one.json").write_text(json.dumps({"id": "one", "block_size": 64, "requests": flat}, indent=1))
     two = [{"id": name, "block_size": 64, "requests": nested(first_s)} for name, first_s in (("b", 6.0), ("c", 0.5))]
     (folder / "two.json").write_text("".join(json.dumps(each) + "\n" for each in two))
-    one, *others = imported(folder).recordings
+    one, *others = (trace := imported(folder)).recordings
     assert [request.after for request in one.requests] == [(), (0,), (0,), (1, 2)]
     assert [request.keep_tokens for request in one.requests] == [0, 128, 128, 650]
     assert one.requests[-1].base == 0
+    assert [request.wait_kind for request in one.requests] == ["none", "none", "none", "tool"], "no person began them"
+    assert f"2 x {UNKNOWN}" in trace.head.labels
     assert [each.requests[1].wait_ns for each in others] == [9 * NS_PER_S, int(3.5 * NS_PER_S)]
 
 
