@@ -3,7 +3,8 @@
 ``python -m benchmarks.short_memory FOLDER`` replays the same sessions with .5 to 2 times the KV memory that they need,
 several times each, on the emulator, and prints a table. ``--vllm ENVIRONMENT MODEL COSTS`` does so on a real vLLM for
 CPUs, with smaller sessions. Draws take what requests took beside their steps, and steps beside their costs, in runs of
-another plan, on a vLLM with as much memory. The order of a repeat's runs is drawn. FOLDER's runs are not made again.
+another plan, on a vLLM with as much memory, just before or behind. The order of a repeat's runs is drawn; those that
+FOLDER has are not made again.
 """
 
 from __future__ import annotations
@@ -490,12 +491,14 @@ def main(
     # Another plan, beside each repeat, as a machine changes. On a vLLM with as much memory, as steps last another
     # part of their costs with less; on an emulator with the most, as its trace tells less of preempted requests.
     others = {share: share if any(vllm) else SHARES[-1] for share in SHARES}
-    kinds = [*((SEED, share) for share in SHARES), *((SEED + 1, share) for share in sorted({*others.values()}))]
     runs = defaultdict[tuple[int, float], list[SealedRun]](list)
     for repeat in range(repeats):
-        for place in np.random.default_rng((SEED, repeat)).permutation(len(kinds)):
-            seed, share = kinds[place]
-            runs[seed, share].append(run_of(experiment(studied, share, seed), folder / f"{seed}-{share:g}-{repeat}"))
+        order = np.random.default_rng((SEED, repeat))
+        for share in order.permutation(SHARES).tolist():
+            # One after the other, as a machine's speed may change within minutes.
+            for seed in order.permutation([SEED, SEED + 1] if share in others.values() else [SEED]).tolist():
+                made = run_of(experiment(studied, share, seed), folder / f"{seed}-{share:g}-{repeat}")
+                runs[seed, share].append(made)
     delays = {share: [delays_of_run(run) for run in runs[SEED + 1, share]] for share in {*others.values()}}
     pooled = Delays(*(np.concatenate(columns) for columns in zip(*chain(*delays.values()), strict=True)))
     medians = (
