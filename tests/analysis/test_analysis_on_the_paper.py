@@ -155,7 +155,7 @@ def test_tolerances_of_the_grid_intervention_are_r_over_b_and_hold_its_differenc
 def test_the_difference_at_n_7_is_not_confirmed() -> None:
     rule = load_rule("direction")
     blocks = [0.9928, 1.0229, 1.0481, 0.9922, 1.1032, 1.0140]
-    decision = paper_rules.decide_occupancies(rule, "n7-waits", blocks, 1.0273)  # type: ignore[arg-type]
+    decision = paper_rules.decide_occupancies(rule, "n7-waits", blocks, 1.0273)
     assert decision.label == "NOT CONFIRMED"
     assert [decision.numbers[name] for name in ("num_above", "num_inside", "num_below")] == [2, 4, 0]
 
@@ -218,7 +218,7 @@ def test_table_s2_medians_and_null_pairs(bucket: int) -> None:
 def test_table_s3_classes(x: str, y: str, bucket: int) -> None:
     artifacts = SESSIONS_MS[bucket]
     decision = paper_rules.decide_recompilation(
-        load_rule("recompilation"),  # type: ignore[arg-type]
+        load_rule("recompilation"),
         f"{x}-{y}-b{bucket}",
         (artifacts[x], artifacts[y]),
         statistics.pooled_pair_differences(artifacts.values()),
@@ -242,14 +242,14 @@ def adjacent_ratios(step: int) -> dict[str, list[float]]:
 def test_saturation_of_both_adjacent_pairs() -> None:
     rule = load_rule("saturation")
     decisions = [
-        paper_rules.decide_saturation(rule, pair, adjacent_ratios(step))  # type: ignore[arg-type]
+        paper_rules.decide_saturation(rule, pair, adjacent_ratios(step))
         for step, pair in enumerate(("slots16 -> slots24", "slots24 -> slots32"))
     ]
     assert [decision.label for decision in decisions] == ["SATURATED", "SATURATED"]
-    assert round(decisions[0].numbers["median"], 4) == 0.9999  # type: ignore[arg-type]
+    assert round(decisions[0].numbers["median"], 4) == 0.9999
     # Printed 1.0002. The median comparison is 0.9848 / 0.9845 = 1.000305 of rounded ratios, each off by up to 0.00005;
     # what that allows contains 1.0002.
-    assert round(decisions[1].numbers["median"], 4) == 1.0003  # type: ignore[arg-type]
+    assert round(decisions[1].numbers["median"], 4) == 1.0003
     low, high = ((0.9848 + sign * HALF_RATIO) / (0.9845 - sign * HALF_RATIO) for sign in (-1, 1))
     assert low - HALF_RATIO <= 1.0002 <= high + HALF_RATIO
 

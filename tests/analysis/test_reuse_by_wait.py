@@ -54,7 +54,6 @@ def test_the_wait_of_a_return_is_from_the_end_before_it_to_its_send() -> None:
 def test_returns_are_counted_in_the_bin_of_their_wait(a_run: RunFigures) -> None:
     first = [returned(0, 0.1, 1280), returned(1, 1.0, 640), returned(2, 2.99, 0), returned(3, 3.0, 2000)]
     found = reuse_by_wait("base", runs_with(a_run, first, [returned(0, 900, 0)]))
-    assert found is not None
     rows = reuse_by_wait_rows([found])
     assert [(row["wait_low_s"], row["wait_high_s"], row["num_returns"], row["num_reused"]) for row in rows] == [
         (0, 0.3, 1, 1),
@@ -70,7 +69,6 @@ def test_returns_are_counted_in_the_bin_of_their_wait(a_run: RunFigures) -> None
 
 def test_reuse_that_is_not_stated_is_unknown_in_its_bin_alone(a_run: RunFigures) -> None:
     found = reuse_by_wait("base", runs_with(a_run, [returned(0, 0.1, None), returned(1, 0.1, 128), returned(2, 5, 0)]))
-    assert found is not None
     unknown, known = found.bins
     assert (unknown.num_returns, unknown.reused, unknown.kept) == (2, None, None)
     assert known.reused == ReuseShare(0, 1, None, NoInterval.RUNS)
@@ -79,7 +77,6 @@ def test_reuse_that_is_not_stated_is_unknown_in_its_bin_alone(a_run: RunFigures)
 
 def test_prompts_too_short_to_share_a_block_have_no_share_of_tokens(a_run: RunFigures) -> None:
     found = reuse_by_wait("base", runs_with(a_run, [returned(0, 1, 0, reusable=0)]))
-    assert found is not None
     assert found.bins[0].kept is None
     assert found.bins[0].reused == ReuseShare(0, 1, None, NoInterval.RUNS)
 
@@ -110,7 +107,6 @@ def test_bins_make_up_the_whole_and_intervals_hold_their_share(
     for each in bins:
         assert each.low_s <= each.median_wait_s
         for share in (each.reused, each.kept):
-            assert share is not None
             assert (share.interval is None) == (share.why is not None)
             if share.interval is not None:
                 assert 0 <= share.interval.low <= share.value <= share.interval.high <= 1

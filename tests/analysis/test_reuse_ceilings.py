@@ -107,8 +107,7 @@ def test_an_endless_cache_knows_the_named_blocks_and_the_prefix_that_another_ses
     requests = requests_table(answered(1, 0, 0, 300), answered(0, 0, 5, 300, cached=128))
     named = ceilings(requests, events(), plan_of(fresh, fresh, blocks=((7, 8), (7, 9))))
     assert (named.endless, named.lost, named.beyond) == (128, {}, 0)
-    prefixed = ceilings(requests, events(), plan_of(fresh, fresh, prefix=200))
-    assert prefixed.lost == {OTHERS: 72}
+    assert ceilings(requests, events(), plan_of(fresh, fresh, prefix=200)).lost == {OTHERS: 72}
 
 
 def test_reuse_that_no_earlier_prompt_explains_is_false_sharing() -> None:
@@ -140,7 +139,6 @@ def test_what_is_lost_sums_to_the_endless_ceiling_less_the_reuse_in_every_simula
     spec = small_experiment(backend="sim", condition=conditions, server={"max_num_seqs": 8}, **changes)
     found = {run.condition: run_figures(run).ceilings for run in run_experiment(spec, runs_root=tmp_path).runs}
     for one in found.values():
-        assert one is not None
         assert_sums(one)
         assert (one + one).lost == {cause: 2 * tokens for cause, tokens in one.lost.items()}
     assert "not in the log" not in {cause for one in found.values() if one for cause in one.lost}

@@ -57,8 +57,7 @@ def test_accepted_drafts_are_a_share_of_the_drafted_tokens_of_the_run() -> None:
     cells = count_cells(counts_of(scraped(first, last)))
     assert (cells["drafts"], cells["draft_tokens"], cells["accepted_draft_tokens"]) == (100, 400, 100)
     assert cells["accepted_draft_share"] == 0.25
-    none = count_cells(counts_of(scraped(last, last)))
-    assert none["accepted_draft_share"] is None
+    assert count_cells(counts_of(scraped(last, last)))["accepted_draft_share"] is None
 
 
 def test_refused_watermarked_and_waiting_requests_are_counted() -> None:

@@ -58,16 +58,11 @@ def test_sql_and_python_say_the_same(simulated: Simulated) -> None:
 
 def test_figures_are_grouped_by_turn_and_prefix_with_intervals_over_runs(simulated: Simulated) -> None:
     serving = summarise(simulated(workload=SLOW, replicates=6)).serving_of("base")
-    assert serving is not None
     assert {"all", "first", "turn 0", "turn 1"} <= set(serving.groups)
     everything, again = serving.of("ttft"), serving.of("ttft", "turn 1")
-    assert everything is not None
-    assert again is not None
     assert everything.num_values == 72
     assert again.num_values == 36
-    interval = everything.at(0.5).interval
-    assert interval is not None
-    assert interval.num_units == 6
+    assert everything.at(0.5).interval.num_units == 6
     assert everything.at(0.9).why is NoInterval.VALUES
 
 
@@ -151,7 +146,6 @@ def test_each_target_limits_the_latency_that_it_names(simulated: Simulated, slo:
     limit = float(np.mean(values))
     targets = {"itl_ms": limit, "itl_percentile": 90} if slo == "itl_percentile" else {slo: limit}
     found = summarise(simulated(workload=SLOW, condition=BASE, slo=targets)).serving_of("base")
-    assert found is not None
     assert found.good_share == pytest.approx(np.mean([value <= limit for value in values]))
     assert 0 < found.good_share < 1
 
@@ -170,7 +164,6 @@ def test_without_streaming_nothing_is_said_of_tokens(simulated: Simulated) -> No
 
 def test_three_runs_have_no_interval_and_no_bound(simulated: Simulated) -> None:
     found = summarise(simulated(workload=SLOW)).serving[0].of("ttft")
-    assert found is not None
     assert {(one.interval, one.why, one.typical_bound) for one in found.percentiles} == {(None, NoInterval.RUNS, None)}
 
 

@@ -10,7 +10,6 @@ import pytest
 
 from harness.analysis.compare.measures import MEASURES, bound_over, value_over
 from harness.analysis.serving import (
-    Latencies,
     TokenChunks,
     late_reads,
     latencies,
@@ -37,7 +36,6 @@ def test_a_time_can_be_what_its_chunks_allow() -> None:
     exact = [(1, 50, 1, 50), (1, 70, 2, 70)]
     chunks = chunks_of((0, 100, 1, 60), (0, 100, 1, 60), (0, 130, 1, 130), (0, 160, 1, 160), *exact)
     late = late_reads(chunks, np.array([10, 20]), np.array([4, 3]))
-    assert late is not None
     assert late.ttft_at_least_ns.tolist() == pytest.approx([50, np.nan], nan_ok=True)
     assert late.tpot_at_least_ns.tolist() == pytest.approx([np.nan, np.nan], nan_ok=True)
     assert late.tpot_at_most_ns.tolist() == pytest.approx([100 / 3, np.nan], nan_ok=True)
@@ -49,7 +47,6 @@ def test_a_time_can_be_what_its_chunks_allow() -> None:
 
 def test_a_last_chunk_that_came_late_bounds_tpot_from_below() -> None:
     late = late_reads(chunks_of((0, 50, 1, 50), (0, 90, 2, 70)), np.array([0]), np.array([3]))
-    assert late is not None
     assert (late.tpot_at_least_ns.tolist(), np.isnan(late.tpot_at_most_ns).all()) == ([10.0], True)
 
 
@@ -65,8 +62,7 @@ def test_answers_that_come_in_one_piece_carry_their_bounds_everywhere(tmp_path: 
     with plain_server(PlainServer(has_metrics=True, gives_token_ids=True)) as server:
         run_experiment(null_experiment(server.url, 1), runs_root=tmp_path).require_valid()
     run = next(iter(RunStore(tmp_path).sealed("null")))
-    observed: Latencies = latencies(run)
-    assert observed.late is not None
+    observed = latencies(run)
     least, most = metric_bounds(observed, "ttft")
     assert np.all(least <= most)
     assert np.any(least < most)
@@ -77,15 +73,12 @@ def test_answers_that_come_in_one_piece_carry_their_bounds_everywhere(tmp_path: 
     for name in ("ttft_at_least_ns", "tpot_at_least_ns", "tpot_at_most_ns"):
         in_sql = rows[name].to_numpy(zero_copy_only=False).astype(np.float64)
         assert in_sql == pytest.approx(getattr(observed.late, name), nan_ok=True)
-    figures = serving_figures(run.condition, [run])
-    assert figures is not None
-    (shown,) = [row for row in serving_rows([figures]) if (row["metric"], row["group"]) == ("ttft", "all")]
+    rows = serving_rows([serving_figures(run.condition, [run])])
+    (shown,) = [row for row in rows if (row["metric"], row["group"]) == ("ttft", "all")]
     assert shown["p50_at_most"] is None
     assert shown["mean_at_least"] == pytest.approx(least.mean() / NS_PER_MS)
     assert shown["mean_at_least"] < shown["mean"] == pytest.approx(most.mean() / NS_PER_MS)
     median_ms, bound_ms = value_over(MEASURES["ttft_p50"], [run]), bound_over(MEASURES["ttft_p50"], [run], "at_least")
-    assert median_ms is not None
-    assert bound_ms is not None
     assert bound_ms == pytest.approx(shown["p50_at_least"])
     assert bound_ms < median_ms
 

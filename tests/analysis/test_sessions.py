@@ -59,7 +59,6 @@ def by_hand(run: SealedRun) -> dict[int, int]:
 
 def found(run: SealedRun) -> dict[int, int]:
     times = session_times(run)
-    assert times is not None
     assert set(times.outcome.tolist()) == {SessionOutcome.FINISHED}
     return dict(zip(times.session.tolist(), times.own_ns.tolist(), strict=True))
 
@@ -78,14 +77,12 @@ def test_emulated_own_times_are_those_of_the_rows_and_count_what_the_client_was_
     spec = small_experiment(workload={"num_sessions": 3, "wait_cap_s": 1.0}, condition=[{"name": "base"}])
     (run,) = run_experiment(spec, runs_root=tmp_path).runs
     assert found(run) == by_hand(run)
-    waits_ns = session_times(run).wait_ns  # pyright: ignore[reportOptionalMemberAccess]
-    assert waits_ns.sum() == run.plan.total_wait_ns
+    assert session_times(run).wait_ns.sum() == run.plan.total_wait_ns
 
 
 def test_sql_and_python_say_the_same_of_sessions(simulated: Simulated) -> None:
     runs = simulated(workload=WAITING)
     times = session_times(next(run for run in runs if run.label == "base/1"))
-    assert times is not None
     store = RunStore(runs[0].path.parents[2])
     rows = store.query(
         "select * from valid_sessions where condition = 'base' and replicate = 1 order by first_ns, session"
@@ -152,7 +149,6 @@ def test_own_times_of_any_trees_are_the_time_in_which_a_request_was_due(
 ) -> None:
     run = replayed(recordings, tmp_path_factory.mktemp("tree"))
     times = session_times(run)
-    assert times is not None
     # A recording is one session, whatever parts its forks and joins cut it into.
     assert sorted(times.num_requests.tolist()) == sorted(len(one.requests) for one in recordings)
     of = whole_sessions(run.plan)
@@ -186,9 +182,7 @@ def test_a_session_whose_last_answer_is_left_has_no_time_and_one_that_goes_on_ha
     left = Recording("left", 0, (ask(), ask(0, wait_s=1, left=5)))
     goes_on = Recording("goes-on", 0, (ask(left=5), ask(0, wait_s=1)))
     run = replayed([left, goes_on], tmp_path)
-    times = session_times(run)
-    assert times is not None
-    assert sorted(times.outcome.tolist()) == [SessionOutcome.FINISHED, SessionOutcome.LEFT]
+    assert sorted(session_times(run).outcome.tolist()) == [SessionOutcome.FINISHED, SessionOutcome.LEFT]
     (figures,) = summarise([run.with_targets(session_s=1e6)]).sessions
     assert (figures.num_finished, figures.num_others, figures.share_within) == (1, 1, 0.5)
 
@@ -196,11 +190,9 @@ def test_a_session_whose_last_answer_is_left_has_no_time_and_one_that_goes_on_ha
 def test_sessions_that_begin_in_the_window_count_whole_and_those_begun_in_the_middle_do_not(tmp_path: Path) -> None:
     two = [Recording(f"r{start}", start * SECOND, (ask(), ask(0, wait_s=20))) for start in (0, 8)]
     windowed = session_times(replayed(two, tmp_path / "window", {"warmup_s": 5, "measure_s": 10}))
-    assert windowed is not None
     assert len(windowed.own_ns) == 1
     assert windowed.last_ns[0] - windowed.first_ns[0] > 20 * SECOND, "it ended after the window"
     steady = session_times(replayed(two * 3, tmp_path / "steady", start="steady", concurrency=2))
-    assert steady is not None
     assert len(steady.session) == 4, "the first two of six began in the middle"
     rows = RunStore(tmp_path / "steady").query("select count(*) as n from sessions where not is_whole").to_pylist()
     assert rows == [{"n": 2}]
@@ -211,19 +203,16 @@ def test_percentiles_have_intervals_over_six_runs_and_the_target_counts_sessions
     base = next(one for one in summarise(runs).sessions if one.condition == "base")
     assert base.num_finished == 24
     interval = base.percentiles[0].interval
-    assert interval is not None
     assert interval.low < base.percentiles[0].value < interval.high
     assert summarise(runs[:4]).sessions[0].percentiles[0].why is not None, "four runs"
     times = [found(run) for run in runs if run.condition == "base"]
     within = sum(value <= 7.5 * SECOND for of_run in times for value in of_run.values())
     assert base.share_within == within / 24
-    assert base.within_per_h is not None
     assert base.within_per_h.interval is not None
-    goodput = MEASURES["session_goodput"].of(runs[0])
-    assert goodput is not None
     rows = runs[0].table("requests").to_pylist()
-    span_ns = session_times(runs[0]).last_ns.max() - min(row["sent_ns"] for row in rows)  # pyright: ignore[reportOptionalMemberAccess]
-    assert goodput == (sum(value <= 7.5 * SECOND for value in times[0].values()), span_ns / (3600 * SECOND))
+    span_ns = session_times(runs[0]).last_ns.max() - min(row["sent_ns"] for row in rows)
+    within = sum(value <= 7.5 * SECOND for value in times[0].values())
+    assert MEASURES["session_goodput"].of(runs[0]) == (within, span_ns / (3600 * SECOND))
 
 
 def test_measures_of_sessions_stand_in_table_compare_gate_history_export_query_and_report(
@@ -261,8 +250,7 @@ def test_a_target_that_no_session_meets_is_compared_as_none_of_so_many(simulated
     runs = simulated(replicates=4, workload=WAITING, slo={"session_s": 0.001})
     names = list(dict.fromkeys(run.condition for run in runs))
     base, other = (Side(name, tuple(run for run in runs if run.condition == name)) for name in names)
-    rows = {row["measure"]: row for row in compare_all([(other, base)]).records()}
-    none = rows["session_goodput_per_h"]
+    (none,) = (row for row in compare_all([(other, base)]).records() if row["measure"] == "session_goodput_per_h")
     assert (none["mean"], none["baseline_mean"], none["ratio"]) == (0, 0, None)
     assert none["verdict"] == "no ratio: 0 of 24 and 0 of 24 sessions within [slo] session_s"
 

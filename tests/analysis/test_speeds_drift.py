@@ -26,7 +26,6 @@ def fitted(per_run: float, seed: int = 4):
 
 def test_a_slope_among_conditions_and_plan_draws_is_found_with_its_interval() -> None:
     found = fitted(0.004)
-    assert found is not None
     assert found.low < 0.004 < found.high
     assert found.p < 0.001
     assert found.high - found.low < 0.004
@@ -41,7 +40,6 @@ def test_without_a_slope_one_in_twenty_is_found() -> None:
 def test_sealed_runs_say_whether_they_drifted_and_one_block_says_nothing(tmp_path: Path) -> None:
     runs = run_experiment(small_experiment(backend="sim", replicates=3, order="abba"), runs_root=tmp_path).runs
     found = drift(runs)
-    assert found is not None
     assert found.order == "abba"
     assert "per place in the order (abba)" in str(found)
     assert math.isfinite(found.per_run.mean)

@@ -1,4 +1,3 @@
-# pyright: basic, reportMissingImports=false
 """A process of the twin's Python that has loaded the real stack: servers are forked from it and load nothing.
 
 ``stack_servers`` starts it. Its words: a name in the abstract namespace of sockets, the pid of the tests, a folder from

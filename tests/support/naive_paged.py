@@ -263,7 +263,6 @@ class NaivePagedScheduler(PagedScheduler):
     def finish_step(self, num_steps: int = 1, accepted: Mapping[int, int] | None = None) -> tuple[int, ...]:
         """Source: scheduler.py, update_from_output(). One step, without drafts."""
         decided, self._current = self._current, None
-        assert decided is not None
         assert (num_steps, accepted) == (1, None)
         finished: list[int] = []
         for request, num_tokens in decided.scheduled:

@@ -37,7 +37,6 @@ class Compared:
 def observed_steps(run: SealedRun) -> list[dict[str, Any]]:
     """The records of the observer, and of each: kind, n, b, and of a prefill its cached and computed tokens."""
     log = observed_log(run)
-    assert log is not None
     assert log.num_damaged == 0
     return [
         {

@@ -97,7 +97,6 @@ def look(recorded: SealedRun, folder: Path) -> Found:
     whole = planned & imported
     others = trace.num_requests - sum(len(each) * count for each, count in whole.items())
     log = step_log_of(recorded)
-    assert log is not None
     requests, chains, _size = read_engine(files, 0)
     config = rules_of(log.settings, log.vllm)
     found = replay(config, load_cost_model("emulated-gpu"), requests, chains, log.cores[0].steps)

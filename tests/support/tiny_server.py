@@ -48,7 +48,6 @@ def main() -> None:
         child = subprocess.Popen(
             [sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=options.child == "own-session"
         )
-        assert child.stdout is not None
         child.stdout.readline()
         print(f"child {child.pid}", flush=True)
     with RawServer(answer, options.port):

@@ -239,7 +239,6 @@ def tls_process(server: Served) -> Generator[Served]:
     made = certificate()
     command = [sys.executable, "-m", __name__, server.host, str(server.port), str(made)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process, trusting(made):
-        assert process.stdout is not None
         try:
             yield Front(server.host, int(process.stdout.readline()))
         finally:

@@ -1,4 +1,3 @@
-# pyright: basic
 """vLLM's own code for captured sizes and graphs, read from the files of a release, without its libraries.
 
 The functions are cut out of their modules unchanged and run with stand-ins for what surrounds them: configurations are

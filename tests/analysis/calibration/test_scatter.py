@@ -31,7 +31,6 @@ def test_the_noise_of_steps_is_found_beside_a_trend_and_stalls() -> None:
     found = steps(1, 0.004, trend=0.1)
     found.log_ratio[::100] += 3.0
     told = step_deviation([found, steps(2, 0.004)])
-    assert told is not None
     assert told.value == pytest.approx(0.004, rel=0.06)
     assert told.num_units == 7996
 
@@ -45,8 +44,6 @@ def test_a_deviation_is_told_for_each_level_from_what_has_it() -> None:
         for _restart in range(5)
     ]
     restarts, artifacts = restart_deviation(levels), artifact_deviation(levels)
-    assert restarts is not None
-    assert artifacts is not None
     assert restarts.value == pytest.approx(0.002, rel=0.1)
     assert artifacts.value == pytest.approx(0.01, rel=0.2)
     assert artifacts.num_units == 60
@@ -55,7 +52,6 @@ def test_a_deviation_is_told_for_each_level_from_what_has_it() -> None:
 def test_what_the_cost_model_leaves_of_a_bucket_is_told_from_two_buckets_on() -> None:
     two = StepRatios(np.repeat([0.01, -0.01], 50), np.repeat([4.0, 8.0], 50))
     told = bucket_deviation([("one", two), ("one", two)])
-    assert told is not None
     assert (told.value, told.unit) == (pytest.approx(0.02 / np.sqrt(2)), "buckets")
     assert bucket_deviation([("one", StepRatios(two.log_ratio[:50], two.bucket[:50]))]) is None
 

@@ -49,9 +49,7 @@ def run(
 
 
 def agreement(own: tuple[int, int], base: tuple[int, int]) -> Agreement:
-    found = compare("base", [run(*own)], [run(*base)])
-    assert found is not None
-    return found.agreement
+    return compare("base", [run(*own)], [run(*base)]).agreement
 
 
 def test_one_block_may_contradict_by_the_papers_tolerance_and_never_agrees() -> None:
@@ -62,8 +60,6 @@ def test_one_block_may_contradict_by_the_papers_tolerance_and_never_agrees() -> 
 def test_no_difference_above_the_cap_is_agreement_however_noisy_the_baseline() -> None:
     # +164 % on A against +137 % on B, with a baseline whose channels lie 31 % apart.
     found = compare("base", [run(2640, 3435)], [run(1000, 1450)])
-    assert found is not None
-    assert found.residual_share is not None
     assert found.residual_share > 0.3
     assert found.tau == MAX_TAU
     assert found.agreement is Agreement.CANNOT_TELL
@@ -82,9 +78,7 @@ def blocks(a: tuple[float, float], b: tuple[float, float], wobble: float = 0.001
     pairs = list(enumerate(zip(moved, moved[1:] + moved[:1], strict=True)))
     own = [run(round(1e6 * a[0] * x), round(1e6 * b[0] * y), replicate=k) for k, (x, y) in pairs]
     base = [run(round(1e6 * a[1]), round(1e6 * b[1]), replicate=k) for k, _ in pairs]
-    found = compare("base", own, base)
-    assert found is not None
-    return found
+    return compare("base", own, base)
 
 
 def test_an_answer_whose_sign_time_in_flight_reverses_is_withheld() -> None:
@@ -92,18 +86,14 @@ def test_an_answer_whose_sign_time_in_flight_reverses_is_withheld() -> None:
     # is .045, so that the paper's tolerance would call these ratios agreement.
     found = blocks(a=(0.967, 1.0), b=(1.009 * 1.047, 1.047), wobble=0.0015)
     assert found.residual_share == pytest.approx(0.045, abs=0.001)
-    assert found.channels is not None
     assert found.channels.difference < found.channels.tau
-    assert found.a is not None
-    assert found.a.interval is not None
-    assert found.a.interval.high < 1 < found.b.interval.low  # type: ignore[union-attr]
+    assert found.a.interval.high < 1 < found.b.interval.low
     assert found.agreement is Agreement.DIFFER
     assert found.channels.are_opposed
 
 
 def test_a_size_that_time_in_flight_contradicts_is_withheld_though_the_sign_is_the_same() -> None:
     found = blocks(a=(0.93, 1.0), b=(0.96 * 1.01, 1.01))
-    assert found.channels is not None
     assert not found.channels.are_opposed
     assert found.agreement is Agreement.DIFFER
     assert blocks(a=(0.93, 1.0), b=(0.935 * 1.01, 1.01)).agreement is Agreement.AGREE
@@ -113,13 +103,10 @@ def test_noise_of_time_in_flight_withholds_nothing_and_is_no_agreement() -> None
     found = blocks(a=(0.93, 1.0), b=(0.96 * 1.01, 1.01), wobble=0.06)
     assert found.agreement is Agreement.SILENT
     assert not found.is_agreed
-    assert found.channels is not None
-    assert found.channels.least_noticed is not None
     # A difference of 3 % on a scatter of some 5 %: what B would have noticed is more than the 7 % that A shows.
     assert found.channels.least_noticed > 0.07
     clearer = blocks(a=(0.8, 1.0), b=(0.81 * 1.01, 1.01), wobble=0.03)
     assert clearer.agreement is Agreement.NO_CONFLICT
-    assert clearer.channels is not None
     assert 0.01 < (clearer.channels.least_noticed or 0) < 0.2
 
 
@@ -128,8 +115,6 @@ def test_what_time_in_flight_would_notice_is_noticed_in_19_of_20_experiments() -
     noticed = told = 0
     for _ in range(400):
         quiet, shifted = (_noisy(rng, gap) for gap in (0.0, 0.06))
-        assert quiet is not None
-        assert shifted is not None
         # The least that is noticed, by the spread that is known here: 6 %.
         noticed += shifted.differ
         told += quiet.differ
@@ -154,9 +139,7 @@ def test_channels_are_held_apart_alike_whichever_of_them_is_the_larger() -> None
         0.01: Agreement.AGREE,
         0.1: Agreement.CANNOT_TELL,
     }
-    overpriced = shares[-0.1].channels
-    assert overpriced is not None
-    assert overpriced.is_overpriced
+    assert shares[-0.1].channels.is_overpriced
     assert agreement((950, 855), (1000, 900)) is Agreement.CANNOT_TELL
 
 
@@ -168,13 +151,11 @@ def test_a_claim_about_a_margin_is_denied_by_an_interval_of_b_wholly_beyond_it()
 
 def test_two_columns_of_one_model_are_predicted_not_agreed() -> None:
     found = compare("base", [run(900, 900)], [run(1000, 1000)], is_predicted=True)
-    assert found is not None
     assert (found.agreement, found.is_agreed) == (Agreement.PREDICTED, False)
 
 
 def test_the_same_work_is_compared_in_total() -> None:
     found = compare("base", [run(900, 910), run(300, 310, replicate=1)], [run(1000, 1010), run(500, 510, replicate=1)])
-    assert found is not None
     assert found.is_same_work
     assert found.ratio_a == pytest.approx(1200 / 1500)
     assert found.main.of_blocks[1].ratio == pytest.approx(0.6)
@@ -182,7 +163,6 @@ def test_the_same_work_is_compared_in_total() -> None:
 
 def test_other_work_is_compared_per_generated_token_and_per_request() -> None:
     found = compare("base", [run(1800, 1818, requests=6, tokens=200)], [run(1000, 1010)])
-    assert found is not None
     assert not found.is_same_work
     assert found.ratio_a == pytest.approx(0.9)
     assert found.main.request_ratio == pytest.approx(1.8 * 4 / 6)
@@ -190,14 +170,11 @@ def test_other_work_is_compared_per_generated_token_and_per_request() -> None:
 
 
 def test_longer_prompts_alone_are_other_work() -> None:
-    found = compare("base", [run(900, 910, prompt=500)], [run(1000, 1010)])
-    assert found is not None
-    assert not found.is_same_work
+    assert not compare("base", [run(900, 910, prompt=500)], [run(1000, 1010)]).is_same_work
 
 
 def test_only_common_replicates_count() -> None:
     found = compare("base", [run(1, 2, replicate=5), run(900, 910)], [run(1000, 1010), run(7, 8, replicate=6)])
-    assert found is not None
     assert found.replicates == (0,)
     assert compare("base", [run(1, 2, replicate=5)], [run(1000, 1010)]) is None
 
@@ -205,12 +182,8 @@ def test_only_common_replicates_count() -> None:
 def test_an_interval_needs_three_replicates() -> None:
     own, base = ([run(cost + k, cost + k + 9, replicate=k) for k in range(3)] for cost in (900, 1000))
     found = compare("base", own, base)
-    assert found is not None
-    assert found.main.interval is not None
     assert found.main.interval.contains(found.main.ratio)
-    two = compare("base", own[:2], base[:2])
-    assert two is not None
-    assert two.main.interval is None
+    assert compare("base", own[:2], base[:2]).main.interval is None
 
 
 def without_a(found: RunFigures) -> RunFigures:
@@ -234,7 +207,6 @@ def test_blocks_that_follow_each_other_are_a_finding_from_eight_on() -> None:
 def test_without_a_step_log_channel_b_answers_alone() -> None:
     own, base = ([run(cost, cost + k, replicate=k) for k in range(4)] for cost in (900, 1000))
     found = compare("base", [without_a(one) for one in own], base)
-    assert found is not None
     assert (found.ratio_a, found.tau, found.agreement) == (None, None, Agreement.B_ALONE)
     assert found.main.interval is not None
     (answer,) = answers({"c": Compared(found, 4, "no step log")}, "attached", Family())
@@ -246,8 +218,6 @@ def test_a_simulated_comparison_is_one_hypothesis_and_a_measured_one_has_b_besid
     own, base = ([run(cost + 9 * k, cost + 9 * k, replicate=k) for k in range(3)] for cost in (900, 1000))
     predicted = compare("base", own, base, is_predicted=True)
     measured = compare("base", own, base)
-    assert predicted is not None
-    assert measured is not None
     (one,) = answers({"c": Compared(predicted, 3)}, "sim", Family())
     assert (one.channel, one.result.family) == ("a", 1)
     found = answers({"c": Compared(measured, 3), "d": Compared(measured, 3)}, "emulator", Family(2))
@@ -255,11 +225,6 @@ def test_a_simulated_comparison_is_one_hypothesis_and_a_measured_one_has_b_besid
         ("a", 2, True),
         ("b", 2, False),
     ] * 2
-
-
-def test_runs_without_a_partner_are_counted() -> None:
-    found = compare("base", [run(9, 9), run(9, 9, replicate=5)], [run(9, 9)])
-    assert found is not None
 
 
 def in_steps(run: RunFigures, measured_ms: int) -> RunFigures:
@@ -273,13 +238,10 @@ def test_time_in_steps_answers_where_a_is_missing_or_where_it_is_asked_for() -> 
     own = [in_steps(run(800, 970, replicate=k), 950 + k) for k in range(3)]
     base = [in_steps(run(1000, 1015 + k, replicate=k), 1000) for k in range(3)]
     by_a, by_s = (compare("base", own, base, basis=basis) for basis in ("a", "s"))
-    assert by_a is not None
-    assert by_s is not None
     assert (by_a.rests_on, by_a.agreement) == ("a", Agreement.DIFFER)
     assert by_a.cause is None
     # S lies near B, of which it is a part; A is asked, and contradicts it.
     assert (by_s.rests_on, by_s.agreement) == ("s", Agreement.DIFFER)
-    assert by_s.asked is not None
     assert by_s.asked.bases == ("s", "a")
     assert by_s.main.ratio == pytest.approx(2853 / 3000)
     assert by_s.residual_share == pytest.approx(1 - 3000 / 3048)
@@ -287,7 +249,6 @@ def test_time_in_steps_answers_where_a_is_missing_or_where_it_is_asked_for() -> 
 
     without = [replace(each, a=None) for each in own]
     alone = compare("base", without, base)
-    assert alone is not None
     (main, beside) = answers({"c": Compared(alone, 3, "no costs of this server")}, "vllm", Family())
     assert (main.channel, main.is_main, beside.channel, beside.is_main) == ("s", True, "b", False)
     assert main.basis.endswith("by the time in steps (S) (no costs of this server)")
@@ -296,7 +257,6 @@ def test_time_in_steps_answers_where_a_is_missing_or_where_it_is_asked_for() -> 
 
     # One run that did not measure it, and B answers alone.
     unstamped = compare("base", [replace(without[0], parts=None), *without[1:]], base)
-    assert unstamped is not None
     assert (unstamped.rests_on, unstamped.agreement) == ("b", Agreement.B_ALONE)
     assert main_blocks("a", "c", unstamped).channel == "b"
 
@@ -310,18 +270,13 @@ def test_a_slower_host_lengthens_steps_and_flight_alike_and_is_no_agreement() ->
         return [in_steps(run(990_000, round(ms * 1.01), replicate=k), ms) for k, ms in enumerate(steps)]
 
     own, base = side(1.03), side(1.0)
-    asked = compare("base", own, base, basis="s")
-    assert asked is not None
-    assert asked.agreement is Agreement.DIFFER
+    assert compare("base", own, base, basis="s").agreement is Agreement.DIFFER
     alone = compare("base", [replace(each, a=None) for each in own], [replace(each, a=None) for each in base])
-    assert alone is not None
     assert (alone.rests_on, alone.agreement, alone.is_agreed) == ("s", Agreement.S_ALONE, False)
     assert "cannot confirm them" in asked_in_words(alone)
     # Costs of another device are no witness either.
     far = [replace(each, a=ChannelA(each.a_ns * 2 // 3, 0)) for each in (*own, *base) if each.a_ns is not None]
-    strange = compare("base", far[:6], far[6:], basis="s")
-    assert strange is not None
-    assert strange.agreement is Agreement.S_ALONE
+    assert compare("base", far[:6], far[6:], basis="s").agreement is Agreement.S_ALONE
 
 
 def test_runs_of_one_condition_whose_hosts_had_other_speeds_are_said() -> None:
@@ -345,7 +300,6 @@ def test_of_repeats_of_the_same_sessions_nothing_is_said_of_rare_plans(sessions:
         for ms in (100, 90)
     )
     compared = compare("base", own, base)
-    assert compared is not None
     (answer, *_) = answers({"c": Compared(compared, 3)}, "attached", ALONE)
     assert said in answer.doubt
     assert main_blocks("a", "c", compared).is_repeated == bool(sessions)

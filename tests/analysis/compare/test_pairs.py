@@ -124,7 +124,7 @@ def test_a_ratio_and_its_sentence_are_those_of_the_replicates_that_both_conditio
         if len({run.condition for run in pair}) < 2:
             continue
         shown, expected = summarise(there), summarise(pair)
-        assert shown.condition(name).comparison.main == expected.condition(name).comparison.main  # type: ignore[union-attr]
+        assert shown.condition(name).comparison.main == expected.condition(name).comparison.main
         assert sentences(shown, name) == sentences(expected, name) != []
         sides = [
             [

@@ -31,7 +31,6 @@ RULE = {"kind": "superiority", "name": "superiority", "margin": 0.0}
 def dearer_costs(folder: Path) -> str:
     """The published costs, each f(b) DEARER times as high."""
     shipped = shipped_folder("costs")
-    assert shipped is not None
     text = (shipped / "paper.toml").read_text().replace('name = "paper"', 'name = "dearer"')
     path = folder / "dearer.toml"
     path.write_text(re.sub(r"^(\d) = ([\d.]+)", lambda m: f"{m[1]} = {DEARER * float(m[2]):.4f}", text, flags=re.M))
@@ -88,8 +87,7 @@ def test_conditions_of_one_experiment_are_priced_alike_in_every_view(
     assert "A of both by the costs of paper" in answers(summary, str)[0].basis
     assert summary.to_arrow().to_pylist()[1]["note"].endswith("A of both by the costs of paper")
     assert summary.prices in conditions_table(summary).caption
-    page = write_report(runs, tmp_path / "report.html").read_text()
-    assert "A of all is by the baseline" in page
+    assert "A of all is by the baseline" in write_report(runs, tmp_path / "report.html").read_text()
     (ratios,) = compared_blocks(runs[0].spec, runs, "a")
     assert np.exp(np.mean(ratios.values)) == pytest.approx(answer.ratio)
     assert "A of both by the costs of paper" in decide_margin(SuperiorityRule.model_validate(RULE), ratios).reason

@@ -36,7 +36,6 @@ degrees = 20
 
 def cost_file(folder: Path, *, with_errors: bool) -> str:
     shipped = shipped_folder("costs")
-    assert shipped is not None
     rows = ", ".join(str([int(row == column) for column in range(8)]) for row in range(8))
     path = folder / f"costs-{with_errors}.toml"
     path.write_text((shipped / "paper.toml").read_text() + (ERRORS % rows if with_errors else ""))
@@ -61,7 +60,6 @@ def in_every_view(runs: list[SealedRun]) -> Interval:
     """The interval of the one comparison; fails where a view has another one, or other words of its costs."""
     (answer,) = main_answers(summarise(runs).answers).values()
     interval = answer.interval
-    assert interval is not None
     (row,) = [row for row in compare(runs[0].path.parents[2]).records() if row["measure"] == "cost_s_per_token"]
     decided = next(one for one in decide(runs).decisions if one.rule != "stop").intervals["ratio"]
     assert decided.level == pytest.approx(interval.level)
@@ -99,6 +97,4 @@ def test_what_a_stopping_rule_checks_holds_with_the_costs_at_every_look() -> Non
     of = Ratio(ratio=1.1, values=tuple(values), blocks=of_blocks(values), costs=COSTS)
     checked = result_of(of, 12, Family(is_checked=True)).interval
     alone = result_of(replace(of, costs=CostError((), ())), 12, Family(is_checked=True)).interval
-    assert checked is not None
-    assert alone is not None
     assert math.log(checked.high / checked.low) > math.log(alone.high / alone.low) + 2 * 0.01 * 2.4

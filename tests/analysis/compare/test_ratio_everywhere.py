@@ -1,4 +1,3 @@
-# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportOptionalMemberAccess=false
 """The same runs have one ratio and one interval: in sentence, table, CSV, JSON, page, comparison and decision."""
 
 from __future__ import annotations
@@ -67,7 +66,6 @@ def test_every_view_of_the_same_runs_has_one_ratio_and_one_interval(
     for name, answer in main_answers(summary.answers).items():
         own, base = (summary.condition(each).a_ns or 0 for each in (name, "base"))
         found, by_rule = answer.interval, decided[name].intervals["ratio"]
-        assert found is not None
         wanted = pytest.approx((own / base, found.low, found.high))
         assert (answer.ratio, found.low, found.high) == wanted, "the ratio is that of the sums in the table"
         assert (by_rule.estimate, by_rule.low, by_rule.high) == wanted
@@ -93,6 +91,5 @@ def test_of_a_sequence_between_two_looks_every_view_has_the_blocks_of_the_last_l
     runs = [run for run in heavy(tmp_path, 1.0, {**PRESET, "alpha": 0.4}) if run.replicate < 8]
     summary = summarise(runs)
     for name, answer in main_answers(summary.answers).items():
-        assert answer.interval is not None
         assert answer.interval.num_units == len(summary.replicates) == 6
-        assert answer.ratio == pytest.approx(summary.condition(name).a_ns / summary.condition("base").a_ns)  # type: ignore[operator]
+        assert answer.ratio == pytest.approx(summary.condition(name).a_ns / summary.condition("base").a_ns)

@@ -95,10 +95,8 @@ def test_a_look_says_how_many_blocks_the_next_that_decides_would_take() -> None:
     assert all(look.verdict is Verdict.GO_ON for look in looks if look.num_blocks < first.num_blocks)
     assert first.high < 1
     left = blocks_left(looks[0], RULE)
-    assert left is not None
     assert looks[0].num_blocks + left == pytest.approx(first.num_blocks, abs=1)
     with_errors = blocks_left(replace(looks[0], of_costs=0.0), RULE)
-    assert with_errors is not None
     assert with_errors > left, "errors of the costs take half of alpha"
 
 
@@ -149,7 +147,7 @@ def test_one_plan_repeated_never_decides() -> None:
 def test_comparisons_share_the_alpha_of_their_rule() -> None:
     stop = StopSpec(margin=0.02, budget=40)
     assert bonferroni(stop, 6).alpha == pytest.approx(stop.alpha / 6)
-    assert boundary_of(bonferroni(stop, 6))(20) > boundary_of(stop)(20)  # type: ignore[operator]
+    assert boundary_of(bonferroni(stop, 6))(20) > boundary_of(stop)(20)
 
 
 def test_blocks_that_do_not_vary_have_no_interval_and_no_verdict() -> None:

@@ -59,9 +59,7 @@ def compared(own: dict[str, float], base: dict[str, float], model: CostModel) ->
         ]
         for usage, wobbles in ((own, (1.0, 1.001, 0.999)), (base, (1.001, 0.999, 1.0)))
     ]
-    found = compare("base", *sides)
-    assert found is not None
-    return found
+    return compare("base", *sides)
 
 
 def test_the_usage_of_a_run_gives_its_modelled_time_again(tmp_path: Path) -> None:
@@ -76,7 +74,6 @@ def test_the_usage_of_a_run_gives_its_modelled_time_again(tmp_path: Path) -> Non
     }
     (run,) = run_experiment(parse_experiment(table, where="test"), runs_root=tmp_path).runs
     a = run_figures(run).a
-    assert a is not None
     costs = run.cost_model.coefficients
     assert sum(costs[name] * amount for name, amount in a.usage.items()) * MS == pytest.approx(a.total_ns, rel=1e-6)
     assert a.usage["per_call_ms"] > 0
@@ -87,12 +84,9 @@ def test_a_cost_that_both_sides_have_in_common_cancels() -> None:
     model = with_errors(PAPER, ERRORS)
     same = compared({"f(8)": 100.0}, {"f(8)": 200.0}, model)
     other = compared({"f(4)": 100.0}, {"f(8)": 100.0}, model)
-    assert same.a is not None
-    assert other.a is not None
-    assert same.a.interval is not None
     assert same.a.interval == replace(estimate_of_blocks(same.a.of_blocks).interval(), method=same.a.interval.method)
     # Two costs of 1 % each: 1.96 * .0136.
-    assert math.log(other.a.interval.high / other.a.interval.low) / 2 > 0.026  # type: ignore[union-attr]
+    assert math.log(other.a.interval.high / other.a.interval.low) / 2 > 0.026
 
 
 def test_the_error_of_the_costs_is_there_however_many_blocks_there_are() -> None:
@@ -113,14 +107,10 @@ def test_two_cost_files_do_not_share_their_errors() -> None:
 
 def test_costs_without_an_error_make_an_interval_given_these_costs() -> None:
     published = compared({"f(4)": 100.0}, {"f(8)": 100.0}, PAPER)
-    assert published.a is not None
-    assert published.a.interval is not None
     assert interval_in_words(published.a.interval).startswith("95 % interval, cost model assumed exact: ")
     # An error of other costs is no error of this one.
     prefills = FitErrors(("per_call_ms",), (0.1,), ((1.0,),), 5)
     part = compared({"f(4)": 100.0}, {"f(8)": 100.0}, with_errors(PAPER, prefills))
-    assert part.a is not None
-    assert part.a.interval is not None
     assert part.a.interval.is_given_costs
     assert interval_in_words(published.b.interval or part.a.interval).startswith("95 % interval")
 
@@ -149,10 +139,7 @@ def test_files_that_differ_in_a_size_that_was_not_measured_overlap_or_say_what_t
     intervals = {}
     for six_ms in (None, 11.0, 12.4, 12.9):
         f_fs = measured.f_fs if six_ms is None else {**measured.f_fs, 6: to_fs(six_ms, FS_PER_MS)}
-        found = compared(own, base, replace(measured, f_fs=f_fs, _filled_fs={}))
-        assert found.a is not None
-        assert found.a.interval is not None
-        intervals[six_ms] = found.a.interval
+        intervals[six_ms] = compared(own, base, replace(measured, f_fs=f_fs, _filled_fs={})).a.interval
     assert not intervals[None].is_given_costs
     for six_ms in (11.0, 12.4, 12.9):
         assert intervals[six_ms].is_given_costs

@@ -26,7 +26,6 @@ def blocks(**by_device: list[float]) -> list[BlockRatio]:
 
 def test_from_three_devices_on_their_means_are_what_scatters() -> None:
     estimate = device_effect(blocks(dev0=[0.00, 0.02], dev1=[0.03, 0.05], dev2=[0.06, 0.08])).estimate
-    assert estimate is not None
     assert (estimate.mean, estimate.degrees) == (pytest.approx(0.04), 2)
     assert estimate.error == pytest.approx(0.03 / math.sqrt(3))
     interval = estimate.interval()
@@ -36,7 +35,6 @@ def test_from_three_devices_on_their_means_are_what_scatters() -> None:
 
 def test_of_two_devices_only_the_spread_of_their_own_blocks_is_told() -> None:
     found = device_effect(blocks(dev0=[0.0, 0.02], dev1=[0.1, 0.12]))
-    assert found.estimate is not None
     assert (found.estimate.mean, found.estimate.degrees, found.these) == (pytest.approx(0.06), 2, None)
     assert found.estimate.error == pytest.approx(math.sqrt(2e-4 * (1 / 2 + 1 / 2)) / 2)
     assert device_effect(blocks(dev0=[0.0], dev1=[0.1])).estimate is None
@@ -44,13 +42,11 @@ def test_of_two_devices_only_the_spread_of_their_own_blocks_is_told() -> None:
 
 def test_a_device_with_more_blocks_weighs_no_more() -> None:
     estimate = device_effect(blocks(dev0=[0.0] * 9, dev1=[0.03], dev2=[0.06])).estimate
-    assert estimate is not None
     assert estimate.mean == pytest.approx(0.03)
 
 
 def test_the_interaction_is_fishers_test_by_hand() -> None:
     found = device_effect(blocks(dev0=[1.0, 2.0, 3.0], dev1=[2.0, 3.0, 4.0], dev2=[5.0, 6.0, 7.0])).interaction
-    assert found is not None
     assert (found.f, found.degrees) == (pytest.approx(13), (2, 6))
     # With two degrees of freedom above, F has a closed form.
     assert found.p == pytest.approx((1 + 2 * 13 / 6) ** -3)
@@ -68,7 +64,6 @@ def test_blocks_that_ran_at_once_by_plan_count_as_one() -> None:
     values = [0.01 + sign * one for one in noise for sign in (1, -1)]
     duets = [BlockRatio(value, f"dev{place % 2}", place // 2) for place, value in enumerate(values)]
     estimate = device_effect(duets).estimate
-    assert estimate is not None
     assert (estimate.mean, estimate.degrees) == (pytest.approx(0.01), 3)
     assert estimate.error < 1e-12 < of_blocks(values).error
 
@@ -83,7 +78,6 @@ def test_where_devices_differ_in_the_effect_their_means_keep_coverage_and_pooled
             BlockRatio(float(values[place]), f"dev{place[0]}", 4 * place[0] + place[1]) for place in np.ndindex(4, 4)
         ]
         by_device = device_effect(listed).estimate
-        assert by_device is not None
         for way, estimate in enumerate((by_device, of_blocks([one.value for one in listed]))):
             held[way] += estimate.interval().contains(1.0)
     assert held[0] / num_experiments == pytest.approx(0.95, abs=0.038)
@@ -127,8 +121,6 @@ def test_the_tables_of_a_fleet_show_each_device_and_their_mean(unequal: tuple[Se
     on_b = [row for row in effects.records() if row["channel"] == "B"]
     assert [row["device"] for row in on_b] == ["dev0", "dev1", "dev2", "dev3", "all", "these alone"]
     compared = summary.condition("more").comparison
-    assert compared is not None
-    assert compared.b.interval is not None
     assert (on_b[4]["low"], on_b[4]["high"]) == (compared.b.interval.low, compared.b.interval.high)
     assert compared.b.interval.unit == "devices"
 

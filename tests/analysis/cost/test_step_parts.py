@@ -88,8 +88,6 @@ def test_the_parts_sum_to_b_less_a(seed: int) -> None:
 
     parts = step_parts(log, requests, ScaledClock(1.0), COSTS)
     a = chunked_channel_a(log, log.decode_steps, COSTS)
-    assert parts is not None
-    assert a is not None
     b_ns = channel_b(requests)
     assert (parts.a_ns, parts.b_ns) == (a.total_ns, b_ns)
     assert sum(parts.apart_ns.values()) == b_ns - a.total_ns
@@ -119,7 +117,6 @@ def test_prefills_are_told_apart_by_what_came_before_them() -> None:
         ]
     )
     parts = step_parts(log, requests_of((0, 35_000_000), (40_000_000, 70_000_000)), ScaledClock(1.0), COSTS)
-    assert parts is not None
     measured_ms = {name: group.measured_ns / 1e6 for name, group in parts.groups.items()}
     assert measured_ms == {
         "prefill, later part": 10,
@@ -138,13 +135,10 @@ def test_a_host_that_slows_down_drifts_and_larger_batches_do_not() -> None:
             lines.append(step(number, end_ms, end_ms + each_ms, tokens=[1], **padding))
             end_ms += each_ms
         parts = step_parts(log_of(lines), requests_of((0, end_ms * 1_000_000)), ScaledClock(1.0), COSTS)
-        assert parts is not None
         return parts.drift
 
     assert drift(*[10] * 99) is None
     steady, slower = drift(*[100] * 200), drift(*[100] * 150, *[128] * 50)
-    assert steady is not None
-    assert slower is not None
     # Longer contexts cost more by the model, so that equal steps are a small drift.
     assert steady < 0.02
     assert slower == pytest.approx(0.28, abs=0.02)

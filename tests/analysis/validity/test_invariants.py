@@ -272,8 +272,7 @@ def test_an_undeclared_patch_makes_the_run_invalid(tmp_path: Path) -> None:
 
 def test_a_server_that_died_makes_the_run_invalid(tmp_path: Path) -> None:
     raw_files(tmp_path)
-    dead = ServerRecord(is_alive_until_stop=False, exit_status=-9)
-    assert codes(tmp_path, server=dead) == ["server-died"]
+    assert codes(tmp_path, server=ServerRecord(is_alive_until_stop=False, exit_status=-9)) == ["server-died"]
 
 
 def test_a_torn_log_is_a_warning_that_names_the_line(tmp_path: Path) -> None:
@@ -324,7 +323,6 @@ def test_a_summary_compares_conditions_on_both_channels(tmp_path: Path) -> None:
     assert (base.reuse.num_rearrivals, base.reuse.num_reused, base.reuse.reused_tokens) == (1, 1, 256)
     assert base.histogram == {1: 4}
     assert base.b_ns == 2_000_000_000
-    assert slow.comparison is not None
     assert (slow.comparison.ratio_a, slow.comparison.ratio_b) == (1.0, 1.25)
     # The baseline's channels lie 94 % apart: the published tolerance would call any ratio agreement.
     assert slow.comparison.agreement is Agreement.CANNOT_TELL

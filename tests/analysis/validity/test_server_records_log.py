@@ -123,7 +123,7 @@ def test_a_lost_line_of_a_slot_or_a_prefill_makes_the_run_invalid(
 
 
 def graph_findings(*steps: list[object], **effective: Any) -> list[str]:
-    known = {**VLLM_HEADER["effective"], "cudagraph_capture_sizes": [8, 4, 2, 1], **effective}  # type: ignore[dict-item]
+    known = {**VLLM_HEADER["effective"], "cudagraph_capture_sizes": [8, 4, 2, 1], **effective}
     log = read_step_log(lines({**VLLM_HEADER, "effective": known}, *steps))
     derived = Derived({}, ParseCounts(), steps_source="step-log", step_log=log)
     return [found.code for found in check_log_lines(Evidence(manifest(), requests_table(), derived))]

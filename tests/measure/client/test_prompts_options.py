@@ -18,7 +18,7 @@ LAST = request_values(3, 2, ("abcd-3", "abcd-3-2"), None, (100, 20))
 
 
 def body_of(spec: RequestSpec, values: object = VALUES) -> dict[str, object]:
-    return json.loads(b"{" + RequestOptions(spec).body(lambda: values)[1:] + b"}")  # type: ignore[arg-type, return-value]
+    return json.loads(b"{" + RequestOptions(spec).body(lambda: values)[1:] + b"}")
 
 
 def test_a_placeholder_alone_is_a_value_and_within_a_text_its_words() -> None:

@@ -43,8 +43,7 @@ class TestKernelStamps:
         assert monotonic[1] == SAMPLE_INTERVAL_NS + 60
 
     def test_a_slew_of_the_clock_is_no_step(self) -> None:
-        log = self.log(0, 40_000, 80_000)
-        assert log.steps() == []
+        assert self.log(0, 40_000, 80_000).steps() == []
 
     def test_a_stamp_after_its_own_receive_and_a_missing_one_are_refused(self) -> None:
         _, is_trusted = self.log(0, 0).to_monotonic(np.array([NS_PER_S, -1]), np.array([10, 10]))

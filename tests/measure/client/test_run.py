@@ -74,8 +74,7 @@ class TestAWellBehavedServer:
             assert chunk["kernel_ns"] is None or chunk["kernel_ns"] <= chunk["received_ns"]
 
     def test_rows_carry_the_ids_of_both_sides(self, plain_server: NullServer, scheme: str, stream: bool) -> None:
-        result = run(plan_of(session(0), session(1)), plain_server, scheme, stream=stream)
-        rows = rows_of(result)
+        rows = rows_of(run(plan_of(session(0), session(1)), plain_server, scheme, stream=stream))
         assert len({row["request_id"] for row in rows}) == len(rows)
         assert all(row["response_id"] == f"cmpl-{row['request_id']}" for row in rows)
         again = run(plan_of(session(0), session(1)), plain_server, scheme, stream=stream)
@@ -105,8 +104,7 @@ class TestAWellBehavedServer:
 
     def test_scaled_time_is_recorded_as_model_time(self, plain_server: NullServer, scheme: str, stream: bool) -> None:
         plan = plan_of(session(0, wait_ns=400 * NS_PER_MS))
-        result = run(plan, plain_server, scheme, stream=stream, scale=20.0)
-        first, second = rows_of(result)
+        first, second = rows_of(run(plan, plain_server, scheme, stream=stream, scale=20.0))
         assert second["due_ns"] == first["done_ns"] + 400 * NS_PER_MS
         assert second["sent_ns"] >= second["due_ns"]
 
@@ -141,10 +139,8 @@ class TestPrompts:
         generated = [each.ids for each in came]
         streams = TokenStreams(plan)
         for request in range(3):
-            expected = streams.prompt(0, request, {0: generated[:3]})
-            assert came[request].fields["prompt"] == expected.tolist()
-        continued = streams.prompt(1, 0, {0: generated[:3]})
-        assert came[3].fields["prompt"] == continued.tolist()
+            assert came[request].fields["prompt"] == streams.prompt(0, request, {0: generated[:3]}).tolist()
+        assert came[3].fields["prompt"] == streams.prompt(1, 0, {0: generated[:3]}).tolist()
         for row, ids in zip(rows_of(result), generated, strict=True):
             assert row["token_digest"] == sha256(np.asarray(ids, "<i4").tobytes()).hexdigest()
 

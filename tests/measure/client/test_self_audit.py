@@ -37,8 +37,7 @@ def test_the_audit_plan_has_the_shape_of_the_plan_but_is_short() -> None:
 
 
 def test_only_sessions_that_run_at_once_are_audited() -> None:
-    plan = build_plan(workload(9, concurrency=4), 3, 0)
-    assert audit_plan(plan).num_sessions == 4
+    assert audit_plan(build_plan(workload(9, concurrency=4), 3, 0)).num_sessions == 4
 
 
 @pytest.mark.live

@@ -159,7 +159,6 @@ def tool_server(*options: str) -> Generator[tuple[Served, subprocess.Popen[bytes
     command = ["openssl", "s_server", "-accept", "127.0.0.1:0", "-naccept", "1", "-cert", key, "-key", key, *options]
     server: Any = Endpoint("127.0.0.1", 0)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-        assert process.stdout is not None
         for line in process.stdout:
             if found := re.match(rb"ACCEPT .*:(\d+)", line):
                 server = Endpoint("127.0.0.1", int(found[1]))
@@ -174,8 +173,6 @@ def tool_server(*options: str) -> Generator[tuple[Served, subprocess.Popen[bytes
 def test_a_server_that_changes_its_keys_in_the_middle_of_an_answer_is_read_on(version: str, command: bytes) -> None:
     rows: list[dict[str, Any]] = []
     with tool_server(version) as (server, process):
-        assert process.stdin is not None
-        assert process.stdout is not None
         client = threading.Thread(target=lambda: rows.extend(rows_of(replayed(server, num_requests=1))))
         client.start()
         seen = b""

@@ -197,7 +197,6 @@ def test_live_steps_are_a_function_of_the_arrivals_alone(start_emulator: Start) 
             max_tokens = 2 + int(name.split("-")[2])
             again.submit(same_request(again, name, prompts[name[5:-2]], max_tokens, arrival_ns))
         start = again.start_step(record["start_ns"])
-        assert start is not None
         step = start.step
         assert [request.external_id for request in start.requests] == record["requests"]
         assert (step.kind, step.num_seqs, step.bucket) == (record["kind"], record["n"], record["b"])

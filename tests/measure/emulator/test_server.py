@@ -198,8 +198,7 @@ def test_a_copy_that_fails_makes_a_full_prefill_that_only_the_log_tells_of(start
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 256
     assert server.metric("vllm:prompt_tokens_cached_total") == 256
     assert again["choices"][0]["text"] == first["choices"][0]["text"]
-    third = server.complete(prompt, max_tokens=2, ignore_eos=True)
-    assert third["usage"] == again["usage"]
+    assert server.complete(prompt, max_tokens=2, ignore_eos=True)["usage"] == again["usage"]
     assert server.stop() == 0
     prefills = [step for step in server.trace if step["kind"] == "PREFILL"]
     assert [(step["cached_tokens"], step["computed_tokens"]) for step in prefills] == [(0, 300), (256, 300), (256, 44)]

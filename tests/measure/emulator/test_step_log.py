@@ -123,7 +123,6 @@ def test_with_drafts_its_metrics_steps_and_sessions_agree_with_each_other_and_wi
 
     log = load_step_log(step_log)
     figures = draft_figures(log)
-    assert figures is not None
     assert [figures.num_drafts, figures.draft_tokens, figures.accepted_tokens] == counted
     assert figures.accepted_at[0] == first
     assert (log.num_damaged, log.unseen, log.acceptance) == (0, (), "synthetic")

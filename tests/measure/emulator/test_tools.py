@@ -25,13 +25,11 @@ TOOLS: list[dict[str, Any]] = [
 
 def test_arguments_are_those_that_the_tool_requires_around_the_words() -> None:
     call = scripted_call(script_of("bash=40"), TOOLS, 0)
-    assert call is not None
     arguments = call.before + "some words" + call.after
     assert json.loads(arguments) == {"command": ": some words", "timeout": 1, "mode": "a"}
     assert words_of({"tool_calls": [{"function": {"name": "bash", "arguments": arguments}}]}) == "some words"
     assert words_of({"tool_calls": [{"function": {"arguments": "no JSON"}}, 7]}) == "no JSON"
     other = scripted_call(script_of("40, 0"), TOOLS, 0)
-    assert other is not None
     assert (other.name, json.loads(other.before + other.after)) == ("read", {"path": ""})
     assert scripted_call(script_of("40, 0"), TOOLS, 1) is scripted_call(script_of("40"), TOOLS, 5) is None
 

@@ -50,7 +50,6 @@ def test_runs_of_an_earlier_version_answer_queries(store: RunStore):
 def test_runs_of_an_earlier_version_are_reported_with_the_figures_of_then(store: RunStore, tmp_path: Path):
     summary = summarise(store.sealed())
     compared = summary.condition("one-bucket").comparison
-    assert compared is not None
     assert f"{compared.ratio_a:.4f}" == f"{compared.ratio_b:.4f}" == "1.0986"
     assert summary.condition("one-bucket").padding.ratio == pytest.approx(0.8333, abs=5e-5)
     assert len(conditions_table(summary).rows) == 2
@@ -110,7 +109,6 @@ def test_a_run_of_layout_3_is_read_with_the_present_names(run: SealedRun):
     (run.path / layout.MANIFEST).write_text(older.to_json())
     [read] = [sealed for sealed in RunStore(run.path.parents[2]).sealed() if sealed.key == run.key]
     assert read.workload == run.workload
-    assert read.fleet_spec is not None
     assert read.fleet_spec.emulated[0].speed_offset == 0.03
 
 
@@ -121,8 +119,7 @@ def test_a_manifest_without_an_experiment_is_one_clear_line(run: SealedRun):
 
 
 def test_runs_are_grouped_in_the_order_of_the_experiment(store: RunStore):
-    grouped = by_condition(reversed(store.sealed()))
-    assert list(grouped) == ["base", "one-bucket"]
+    assert list(by_condition(reversed(store.sealed()))) == ["base", "one-bucket"]
 
 
 def test_what_a_library_says_of_a_damaged_table_stands_on_one_line() -> None:

@@ -90,7 +90,7 @@ def test_a_refusal_keeps_its_status_and_body(port: int) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_is_an_error_at_the_end_not_during_the_replay(port: int) -> None:
     with Path("/dev/full").open("wb", buffering=0) as sink:
-        scraper = Scraper(sink, metrics_of(port), clock=MonotonicClock(), interval_s=60)  # pyright: ignore
+        scraper = Scraper(sink, metrics_of(port), clock=MonotonicClock(), interval_s=60)
         scraper.start()
         with pytest.raises(RecordsError, match="No space left"):
             scraper.stop()

@@ -72,8 +72,7 @@ def test_an_installed_copy_inside_another_repository_claims_no_commit(checkout: 
     installed = checkout / "site-packages"
     (installed / "harness").mkdir(parents=True)
     (installed / "harness" / "module.py").write_text("answer = 42\n")
-    facts = provenance.source_facts(installed)
-    assert facts == {"sha256": provenance.source_facts(checkout)["sha256"]}
+    assert provenance.source_facts(installed) == {"sha256": provenance.source_facts(checkout)["sha256"]}
 
 
 def test_renaming_a_file_changes_the_source_hash(checkout: Path) -> None:

@@ -76,7 +76,6 @@ def clean_up(harness: subprocess.Popen[str]) -> None:
         os.killpg(harness.pid, signal.SIGKILL)
     harness.wait()
     for stream in (harness.stdin, harness.stdout):
-        assert stream is not None
         stream.close()
 
 
@@ -85,7 +84,6 @@ def test_a_killed_harness_leaves_no_server_and_no_engine_process(tmp_path: Path,
     port = free_port()
     harness = start_harness(tmp_path, port, fork=fork)
     try:
-        assert harness.stdout is not None
         server = int(harness.stdout.readline())
         assert harness.stdout.readline() == "healthy\n"
         engine = child_named_in(tmp_path / "server.log")

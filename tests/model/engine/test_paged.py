@@ -274,9 +274,9 @@ def test_a_size_captured_above_the_most_requests_is_not_a_whole_graph() -> None:
 )
 def test_a_server_that_vllm_would_refuse_is_refused(changed: dict[str, object], message: str) -> None:
     sound = {"max_num_seqs": 4, "capture_sizes": (1, 2), "num_gpu_blocks": 17, "max_model_len": 256}
-    PagedConfig(**sound)  # pyright: ignore[reportArgumentType]
+    PagedConfig(**sound)
     with pytest.raises(SpecError, match=message):
-        PagedConfig(**{**sound, **changed})  # pyright: ignore[reportArgumentType]
+        PagedConfig(**{**sound, **changed})
 
 
 def test_a_decode_step_above_the_largest_captured_size_costs_the_extra_of_a_step_without_a_graph() -> None:

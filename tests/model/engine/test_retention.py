@@ -99,8 +99,7 @@ def test_a_pin_lasts_no_longer_than_the_server_allows() -> None:
 def test_pins_never_keep_a_request_out() -> None:
     scheduler = server(keep_kv_ns=10**15)
     for name in range(12):
-        steps = serve(scheduler, name, name=name, at_ns=name * 1000, keep_ns=10**15)
-        assert steps[-1].requests == (name,)
+        assert serve(scheduler, name, name=name, at_ns=name * 1000, keep_ns=10**15)[-1].requests == (name,)
     assert scheduler.free_blocks == scheduler.num_blocks
 
 

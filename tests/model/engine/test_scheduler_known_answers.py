@@ -66,8 +66,7 @@ def survival(engine: Scheduler, num_background: int, generate: int = 8) -> tuple
 
 @pytest.mark.parametrize("num_background", range(13))
 def test_sequential_survival_on_eight_slots(num_background: int) -> None:
-    engine = server()
-    cached, steps = survival(engine, num_background)
+    cached, steps = survival(server(), num_background)
     decode_steps = [step for step in steps if step.kind == DECODE]
     assert cached == (1920 if num_background <= 6 else 0)
     assert evictions(steps) == +Counter(dummy=num_background - 5)
@@ -81,22 +80,19 @@ def test_decode_steps_of_the_survival_runs() -> None:
 
 
 def test_the_last_free_slot_spares_the_target_until_after_its_look_up() -> None:
-    engine = server()
-    cached, steps = survival(engine, 6)
+    cached, steps = survival(server(), 6)
     assert cached == 1920
     admission = [step for step in steps if step.kind == PREFILL][-1]
     assert admission.evicted_slots == ()
     assert admission.cached_slots == (0,)
-    first_decode = steps[steps.index(admission) + 1]
-    assert first_decode.evicted_slots == (0,)
+    assert steps[steps.index(admission) + 1].evicted_slots == (0,)
 
 
 @pytest.mark.parametrize(("limit", "slots"), [(4, 4), (16, 16), (8, 12)])
 @pytest.mark.parametrize("generate", [1, 2, 8])
 def test_survival_threshold_follows_the_slots(limit: int, slots: int, generate: int) -> None:
     for background in range(slots + 2):
-        engine = server(limit, slots)
-        cached, steps = survival(engine, background, generate)
+        cached, steps = survival(server(limit, slots), background, generate)
         spared = slots if generate == 1 else slots - 1
         assert (cached == 1920) == (background <= slots - 2)
         assert sum(evictions(steps).values()) == max(0, background + 2 - spared)
@@ -104,8 +100,7 @@ def test_survival_threshold_follows_the_slots(limit: int, slots: int, generate: 
 
 def test_fewer_slots_than_the_limit_keep_one_for_padding() -> None:
     for background in range(8):
-        engine = server(8, 6)
-        cached, steps = survival(engine, background)
+        cached, steps = survival(server(8, 6), background)
         assert (cached == 1920) == (background <= 3)
         assert evictions(steps) == +Counter(request=background + 2 - 5)
         assert {step.dummy_slot for step in steps if step.kind == DECODE} == {5}
@@ -204,8 +199,7 @@ def test_the_first_to_finish_of_a_full_server_loses_its_memory_at_the_next_step(
         engine.schedule()
         engine.finish_step()
     while 3 in engine.running:
-        step = engine.schedule()
-        assert step.evicted_slots == ()
+        assert engine.schedule().evicted_slots == ()
         engine.finish_step()
     assert engine.schedule().evicted_slots == (3,)
 

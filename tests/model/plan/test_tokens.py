@@ -146,8 +146,7 @@ def test_no_two_sessions_share_a_block_of_their_own_tokens(
     own = [content[block * 512 : (block + 1) * 512] for content in blocks for block in range(first_own, 5)]
     by_session = [set(own[i : i + 5 - first_own]) for i in range(0, len(own), 5 - first_own)]
     assert len(set().union(*by_session)) == sum(len(session_blocks) for session_blocks in by_session)
-    shared = {content[: shared_prefix_tokens * 4] for content in blocks}
-    assert len(shared) == 1
+    assert len({content[: shared_prefix_tokens * 4] for content in blocks}) == 1
 
 
 def test_treatments_send_the_same_tokens_and_replicates_do_not() -> None:

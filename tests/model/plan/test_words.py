@@ -41,8 +41,7 @@ def test_a_word_of_one_token_makes_every_length_exact(sizes: list[int], length: 
 
 
 def test_a_length_that_no_words_have_is_missed_by_less_than_a_word() -> None:
-    pairs = TextSizes("tokenize", (2.0,) * len(WORDS))
-    assert pairs.fill(DRAWN, 101)[1] == 1.0
+    assert TextSizes("tokenize", (2.0,) * len(WORDS)).fill(DRAWN, 101)[1] == 1.0
     assert BYTES.fill(DRAWN, 2) == ([], 2)
 
 

@@ -88,7 +88,7 @@ def test_every_draw_walks_as_the_naive_simulator_on_its_plan_at_its_costs(
     outcome = run_draws(draws, config)
     for number in range(2):
         costs = NoisyCosts(draws.models[number], draws.noise_seeds[number], draws.noise.tolist())
-        alone = naive_run(played(plan, draws, number), config, costs)  # type: ignore[arg-type]
+        alone = naive_run(played(plan, draws, number), config, costs)
         own = outcome_of_plan(draws.arrays, outcome, number)
         assert own.totals[["decode_ns", "prefill_ns", "wait_ns"]].tolist() == [
             (alone.decode_ns, alone.prefill_ns, alone.wait_session_ns)

@@ -124,8 +124,7 @@ def test_a_decode_step_costs_by_its_bucket_and_the_tokens_of_each_request() -> N
 def test_near_the_longest_request_steps_without_drafts_have_the_length_that_the_method_compiles() -> None:
     plan = requests((0, 230, 26))
     for method, last in (("ngram", 10_000 + 700), ("eagle3", 40_000 + 2_100)):
-        steps = steps_of(plan, server(3, method, slot_tokens=256))
-        assert steps[-1] == ("decode", 1, 1, last), method
+        assert steps_of(plan, server(3, method, slot_tokens=256))[-1] == ("decode", 1, 1, last), method
 
 
 def test_a_prompt_that_gives_way_to_itself_for_ever_is_an_error_and_no_endless_run() -> None:
@@ -198,8 +197,7 @@ server.synthetic_acceptance_rates = [0.9, 0.8, 0.7]
 def test_servers_of_the_native_path_are_predicted_and_never_run(tmp_path: Path) -> None:
     with_queries(tmp_path)
     (tmp_path / "native.toml").rename(tmp_path / "costs.toml")
-    text = EXPERIMENT.replace("native.toml", str(tmp_path / "costs.toml"))
-    (tmp_path / "exp.toml").write_text(text)
+    (tmp_path / "exp.toml").write_text(EXPERIMENT.replace("native.toml", str(tmp_path / "costs.toml")))
     predicted = harness("simulate", "exp.toml", "--draws", "1", cwd=tmp_path)
     assert predicted.returncode == 0, predicted.stderr
     assert "rules: rbln-native-0.12" in predicted.stdout

@@ -44,5 +44,4 @@ def test_what_no_request_can_carry_is_refused_with_its_reason(request_table: dic
 
 def test_a_text_in_braces_can_be_written() -> None:
     body = {"guided_regex": "[a-z]{{3}}", "grammar": '{"a": 1}'}
-    spec = parse_experiment(experiment(extra_body=body), where="here")
-    assert spec.workload.request.extra_body == body
+    assert parse_experiment(experiment(extra_body=body), where="here").workload.request.extra_body == body

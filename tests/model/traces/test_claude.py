@@ -404,8 +404,7 @@ def test_a_prompt_that_counts_one_side_of_the_cache_alone_may_be_too_short(
             del row["message"]["usage"][name]
     assert f"1 x {CACHE_LEFT_OUT}" in imported(written(tmp_path, rows)).head.labels
     rows[4]["message"]["usage"]["input_tokens"] = rows[5]["message"]["usage"]["input_tokens"] = None
-    head = imported(written(tmp_path, rows)).head
-    assert head.broken == {"an assistant row without its id or usage": 2}
+    assert imported(written(tmp_path, rows)).head.broken == {"an assistant row without its id or usage": 2}
 
 
 def test_a_null_count_of_the_cache_is_no_zero(tmp_path: Path) -> None:

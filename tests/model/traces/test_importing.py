@@ -42,8 +42,7 @@ def agentic(name: str, *wait_for: str, **more: Any) -> dict[str, Any]:
 
 def test_a_join_waits_for_all_its_predecessors_and_then_for_delay_and_tool(tmp_path: Path) -> None:
     rows = [agentic("a"), agentic("d", "b", "c", delay=100, tool_wait_ms=50), agentic("b", "a"), agentic("c", "a")]
-    trace = trace_of(tmp_path, rows)
-    (recording,) = trace.recordings
+    (recording,) = trace_of(tmp_path, rows).recordings
     assert [one.after for one in recording.requests] == [(), (0,), (0,), (1, 2)]
     assert recording.requests[3].wait_ns == 150 * NS_PER_MS
 

@@ -167,8 +167,7 @@ def test_two_recordings_merged_or_interleaved_in_one_file_are_both_there(tmp_pat
 
 def test_a_row_that_is_cut_off_is_counted(tmp_path: Path, kind: str) -> None:
     lines = SOUND[kind]()
-    trace = imported(written(tmp_path, kind, [*lines[:-1], lines[-1][: len(lines[-1]) // 2]]))
-    assert trace.head.broken
+    assert imported(written(tmp_path, kind, [*lines[:-1], lines[-1][: len(lines[-1]) // 2]])).head.broken
 
 
 def test_a_packed_file_whose_end_is_missing_is_refused(tmp_path: Path, kind: str) -> None:

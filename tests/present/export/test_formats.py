@@ -90,7 +90,6 @@ def test_vllm_reads_every_request_of_a_result(run: SealedRun, taken: MeasuredRun
     assert {len(result[key]) for key in keys} == {3}
     assert (result["completed"], result["failed"]) == (2, 1)
     for place, request in enumerate(taken.answered, start=1):
-        assert request.ttft_ns is not None
         assert result["ttfts"][place] == pytest.approx(request.ttft_ns / NS_PER_S)
         last_ns = int(request.token_ns[-1]) - request.sent_ns
         assert result["ttfts"][place] + sum(result["itls"][place]) == pytest.approx(last_ns / NS_PER_S)
@@ -157,8 +156,6 @@ def test_guidellm_computes_from_the_instants_what_the_harness_measured(
     (benchmark,) = report.benchmarks
     assert "no NPU" in report.config.metadata.labels["origin"]
     for read, request in zip(benchmark.requests.successful, taken.answered, strict=True):
-        assert request.ttft_ns is not None
-        assert request.tpot_ns is not None
         assert read.time_to_first_token_ms == pytest.approx(request.ttft_ns / NS_PER_MS, abs=US)
         assert read.inter_token_latency_ms == pytest.approx(request.tpot_ns / NS_PER_MS, abs=US)
         assert (read.prompt_tokens, read.output_tokens) == (request.prompt_tokens, request.output_tokens)

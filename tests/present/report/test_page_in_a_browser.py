@@ -119,7 +119,6 @@ def test_axe_finds_nothing_in_the_report_of_replicas_and_its_bars_fit(
     for bar in bars.all():
         expect(bar).to_be_visible()
         box = bar.bounding_box()
-        assert box is not None
         assert 0 <= box["x"] < box["x"] + box["width"] <= LOOKS[look]["viewport"]["width"]
     assert violations(page) == []
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
@@ -162,8 +161,7 @@ def test_dragging_zooms_and_a_double_click_zooms_out(opened: Opened) -> None:
 
 def test_another_replicate_is_chosen_and_can_be_read(opened: Opened) -> None:
     page = opened.page
-    choice = page.locator(".choose select").first
-    choice.select_option(index=1)
+    page.locator(".choose select").first.select_option(index=1)
     figure = page.locator("figure.lanes").first
     expect(figure.locator(".timeline-title")).to_contain_text("replicate 1")
     figure.locator("svg.timeline").hover()
@@ -209,7 +207,6 @@ def test_the_plots_of_the_answer_and_of_reuse_by_wait_are_whole_on_a_phone(opene
     for plot in plots.all():
         expect(plot).to_be_visible()
         box = plot.bounding_box()
-        assert box is not None
         assert 0 <= box["x"] < box["x"] + box["width"] <= 390
 
 

@@ -38,7 +38,6 @@ def test_the_table_shows_costs_ratios_and_the_verdict(tmp_path: Path) -> None:
     runs = seal_demo(tmp_path, num_replicates=1)
     text = printed(runs, 100)
     compared = summarise(runs).condition("bucket6-nowaits").comparison
-    assert compared is not None
     assert f"{compared.ratio_a:.4f}" in text
     assert "silent" in text
     assert "could not notice a contradiction" in " ".join(text.split())
@@ -81,8 +80,6 @@ def test_a_condition_that_is_compared_with_none_says_how_far_its_channels_lie_ap
     cheap = CostModel("cheap", "a fit of another server", {1: to_fs(1, FS_PER_MS), 8: to_fs(1, FS_PER_MS)})
     summary = summarise(runs, cheap)
     [condition] = summary.conditions
-    assert condition.a_ns is not None
-    assert condition.b_ns is not None
     [said] = [f"{one.text} {one.basis}" for one in answers(summary, str)]
     assert f"The channels do not agree: A lies {1 - condition.a_ns / condition.b_ns:.2f} of B below it" in said
 
@@ -94,8 +91,6 @@ def test_the_terminal_says_where_its_figures_come_from(tmp_path: Path) -> None:
     emulated = printed(seal_demo(tmp_path / "emulator", num_replicates=3, time_scale=1.0), 120)
     assert "Emulated with modelled step times; no accelerator was measured." in emulated
     compared = summarise(seal_demo(tmp_path / "again", num_replicates=3)).condition("bucket6-nowaits").comparison
-    assert compared is not None
-    assert compared.main.interval is not None
     assert f"{compared.main.interval.low:.3f}\u2013{compared.main.interval.high:.3f}" in emulated
 
 
@@ -106,8 +101,7 @@ def test_the_sentence_names_a_size_whose_cost_was_never_measured(tmp_path: Path)
 
 def test_a_narrow_terminal_loses_no_column(tmp_path: Path) -> None:
     text = printed(seal_demo(tmp_path, num_replicates=1), 60)
-    letters = "".join(text.split())
-    assert "bucke" in letters
+    assert "bucke" in "".join(text.split())
     assert all(len(line) <= 60 for line in text.splitlines())
 
 
@@ -155,6 +149,5 @@ def test_a_session_that_continues_another_shows_what_its_first_request_reused(tm
         workload = {"source": "sequential", "num_background": num_background}
         spec = small_experiment(backend="sim", replicates=1, workload=workload, condition=[{"name": "m"}])
         view = timeline(run_experiment(spec, runs_root=tmp_path / str(num_background)).runs[0], 0)
-        assert view is not None
         assert view.bars[-1].reuse == expected
         assert {bar.reuse for bar in view.bars[:-1]} == {"first"}

@@ -1,4 +1,3 @@
-# pyright: basic, reportMissingImports=false
 """Drives vLLM's own schedulers with the observer in place, and writes down each step beside it from their own output.
 
 Runs in an environment of vLLM, without a model:

@@ -1,4 +1,3 @@
-# pyright: basic, reportMissingImports=false
 """Drives vLLM's own schedulers with drafts and the observer in place, and writes down what their statistics say.
 
 Runs in an environment of vLLM, without a model: ``python -m tests.stacks.vllm.draft_witness MODEL FOLDER SEEDS``. What

@@ -127,9 +127,7 @@ def run_core(folder: Path, script: str, **variables: str) -> subprocess.Complete
 def parts_of(log: StepLog, *flights: tuple[int, int]) -> StepParts:
     """The parts of a run with requests in flight from the first to the second instant of each."""
     requests = pa.table({"sent_ns": [sent for sent, _ in flights], "done_ns": [done for _, done in flights]})
-    parts = step_parts(log, requests, ScaledClock(1.0))
-    assert parts is not None
-    return parts
+    return step_parts(log, requests, ScaledClock(1.0))
 
 
 TWO_REQUESTS = """
@@ -253,7 +251,6 @@ def test_drafts_and_what_is_accepted_of_them_are_recorded_before_an_answer_is_cu
     # The rejected tokens of a step are no part of the sequences of the next one.
     assert [row["decode_context"] for row in rows[1:]] == [17 + 4 + 20 + 4, 20 + 4 + 24 + 2, 21 + 4 + 26 + 4 + 18 + 4]
     figures = draft_figures(log)
-    assert figures is not None
     assert (figures.num_drafts, figures.draft_tokens, figures.accepted_tokens) == (8, 22, 9)
     assert figures.acceptance == (5 / 7, 3 / 7, 1 / 7)
     assert (figures.num_steps, figures.num_padded, figures.tokens, figures.padded_tokens) == (2, 1, 20, 20)

@@ -105,7 +105,6 @@ def test_every_step_has_what_its_device_did(engine: Engine) -> None:
     # Of the prompt what is not cached is computed.
     assert core.steps[0].tokens == (172,)
     assert rows[0]["admitted"][0][3:] == [300, 128, 300]
-    assert core.steps[0].details is not None
     assert core.steps[0].details.parts == ((128, 172),)
     assert [row["evictions"] for row in rows[:4]] == [[], [], [[0, "request"]], [[1, "dummy"]]]
     assert [row["dummy_slot"] for row in rows] == [None, None, None, 1, None]

@@ -101,7 +101,6 @@ def check_drafts(python: Path, variables: Mapping[str, str], model: Path, folder
     num_padded = 0
     for seed, line in enumerate(said):
         figures = draft_figures(read_step_log((folder / f"core-{seed}.jsonl").read_bytes()))
-        assert figures is not None
         assert json.loads(line) == {
             "num_drafts": figures.num_drafts,
             "num_draft_tokens": figures.draft_tokens,

@@ -38,7 +38,6 @@ def test_its_recorded_steps_follow_the_rules_and_its_acceptance_is_that_of_its_m
         return [int(float(number)) for number in found]
 
     figures = draft_figures(load_step_log(steps))
-    assert figures is not None
     assert counted("accepted_tokens_per_pos") == list(figures.accepted_at)
     assert counted("draft_tokens") == [figures.draft_tokens]
     assert counted("drafts") == [figures.num_drafts]

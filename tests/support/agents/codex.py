@@ -99,7 +99,6 @@ class AppServer:
                 return
 
     def _send(self, message: dict[str, Any]) -> None:
-        assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(message) + "\n")
         self._process.stdin.flush()
 

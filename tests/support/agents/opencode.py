@@ -128,7 +128,6 @@ def _serve(binary: str, folder: Path, variables: dict[str, str]) -> Generator[st
             [binary, "serve"], cwd=folder / "work", env=variables, stdin=-3, stdout=-1, stderr=errors, text=True
         )
         try:
-            assert process.stdout is not None
             found = next(filter(None, (re.search(r"http://\S+", line) for line in process.stdout)), None)
             if found is None:
                 raise SystemExit(f"agents: opencode's server did not start: {(folder / 'opencode.err').read_text()}")

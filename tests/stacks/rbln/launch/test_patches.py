@@ -158,8 +158,7 @@ def test_an_overlay_of_a_package_that_somebody_patched_is_refused(site_packages:
 
 def test_a_changed_file_is_refused_with_what_was_found_and_what_to_do(site_packages: Path, tmp_path: Path) -> None:
     (site_packages / TARGET).write_text(BEFORE + "\n")
-    status = patch_status(site_packages)
-    assert status.state == "unknown"
+    assert patch_status(site_packages).state == "unknown"
     with pytest.raises(SpecError) as refusal:
         make_overlay(site_packages, tmp_path / "overlays")
     assert f"SHA-256 {_sha256(BEFORE + chr(10))[:16]}" in str(refusal.value)

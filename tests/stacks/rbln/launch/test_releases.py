@@ -163,16 +163,13 @@ def test_the_shipped_table_says_what_stands_in_every_release_that_was_read() -> 
     assert {"0.11.1", "0.11.2", "0.12.0", "0.12.1a8"} <= set(table.releases)
     for release in table.releases:
         for fact in table.facts:
-            known = fact.known_of(table.release_of(fact, release))
-            assert known is not None, f"{fact.name} of {release}"
+            assert fact.known_of(table.release_of(fact, release)) is not None, f"{fact.name} of {release}"
 
 
 def _digest(fact_name: str, release: str) -> str:
     _path, table = load_table()
     (fact,) = [one for one in table.facts if one.name == fact_name]
-    known = fact.known_of(table.release_of(fact, release))
-    assert known is not None
-    return known.digest
+    return fact.known_of(table.release_of(fact, release)).digest
 
 
 def test_the_shipped_table_tells_the_repaired_index_and_the_new_queues_apart() -> None:

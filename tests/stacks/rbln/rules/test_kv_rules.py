@@ -34,9 +34,7 @@ def test_every_release_whose_twin_is_locked_has_rules() -> None:
     ],
 )
 def test_a_version_has_the_rules_of_its_release(version: str, name: str) -> None:
-    found = rules_for_version(version)
-    assert found is not None
-    assert found.name == rule_set(AUTO, version).name == name
+    assert rules_for_version(version).name == rule_set(AUTO, version).name == name
 
 
 @pytest.mark.parametrize("version", ["", "0.12", "0.11.10", "0.12.1", "0.12.1a0", "0.11.3a0", "99.0.0", "main"])
@@ -50,9 +48,7 @@ def test_a_release_that_nobody_has_read_has_no_rules_of_its_own(version: str) ->
     [("0.30.0", "vllm-paged-0.30"), ("0.31.0", "vllm-paged"), ("0.32.0+cpu", "vllm-paged"), ("0.33.0", "vllm-paged")],
 )
 def test_a_version_of_vllm_itself_has_the_rules_of_its_release(version: str, name: str) -> None:
-    found = rules_for_vllm(version)
-    assert found is not None
-    assert found.name == name
+    assert rules_for_vllm(version).name == name
     assert ServerSpec(model="m").rule_set(version).name == name
     assert ServerSpec(model="m").rule_set("0.99.0").name == ServerSpec(model="m").rule_set().name == "vllm-paged"
 
