@@ -217,8 +217,8 @@ def blocks_within(seconds: float, block_s: float, seconds_before: float = 0.0, m
         minutes = math.ceil((LEAST_BLOCKS * block_s + seconds_before) / LAST_START / 60)
         minutes = max(minutes, int((seconds + seconds_before) // 60) + 1)
         raise BudgetTooShortError(
-            f"it leaves room for {max(blocks, 0)} plans of {block_s:.0f} s each, and fewer than {LEAST_BLOCKS} decide "
-            "nothing",
+            f"it leaves room for {max(blocks, 0)} plan{'s' * (blocks != 1)} of {block_s:.0f} s each, and fewer than "
+            f"{LEAST_BLOCKS} decide nothing",
             where="tune.budget",
             hint=f"Allow {minutes} min, or shorten the sessions",
         )
