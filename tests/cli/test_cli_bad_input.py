@@ -159,15 +159,6 @@ def test_a_busy_port_names_the_port_and_seals_nothing(tmp_path: Path):
     assert not list((tmp_path / "runs").rglob("manifest.json"))
 
 
-def test_every_key_of_an_experiment_can_be_looked_up():
-    from harness.model import spec
-
-    for topic, model in (("experiment", spec.ExperimentSpec), ("server", spec.ServerSpec)):
-        shown = harness("explain", topic).stdout
-        for name in model.model_fields:
-            assert name in shown
-
-
 def test_one_key_is_explained_by_the_name_that_errors_give_it():
     named = harness("explain", "server.kv_slots").stdout
     assert "physical KV slots" in named

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import subprocess
@@ -15,6 +14,7 @@ from harness.clock import NS_PER_MS, MonotonicClock
 from harness.measure.records.store import RunStore
 from tests.support.command_line import harness as command
 from tests.support.experiments import UNHURRIED_TOML
+from tests.support.places import processes_naming
 from tests.support.processes import comes_true
 
 pytestmark = pytest.mark.live
@@ -67,18 +67,7 @@ class Harness:
         return self.process.returncode, output
 
     def servers(self) -> list[int]:
-        """Live processes whose command line names this run's folder (the emulator is given its config by path)."""
-        found: list[int] = []
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdigit() or int(entry.name) in (os.getpid(), self.process.pid):
-                continue
-            try:
-                command = (entry / "cmdline").read_bytes()
-            except OSError:
-                continue
-            if str(self.folder).encode() in command:
-                found.append(int(entry.name))
-        return found
+        return [pid for pid in processes_naming(self.folder) if pid != self.process.pid]
 
     def emulators(self) -> list[int]:
         return [pid for pid in self.servers() if b"harness.measure.emulator" in _command(pid)]
@@ -135,26 +124,6 @@ def test_a_harness_killed_at_a_random_moment_leaves_no_server_and_no_false_run(t
     assert all(run.is_valid for run in store.sealed())
     continue_run(tmp_path, "--replicates", "1")
     assert len(store.sealed("slow")) == 1
-
-
-def test_a_server_killed_before_its_run_is_over_makes_it_invalid_or_ends_with_one_error(tmp_path: Path):
-    harness = Harness(tmp_path, "--replicates", "1")
-    harness.wait_for_its_server()
-    pause_ms(random.Random(4).uniform(0, 1500))
-    victims = harness.emulators()
-    for pid in victims:
-        os.kill(pid, signal.SIGKILL)
-    code, output = harness.finish()
-    assert harness.servers() == []
-    store = RunStore(tmp_path / "runs")
-    store.verify()
-    assert "Traceback" not in output
-    # A moment while a server stops harms no run: all that is measured was there, and the manifest tells of the signal.
-    ends = [run.manifest.server for run in store.sealed()]
-    if victims and not any(end.is_alive_until_stop and end.exit_status == -signal.SIGKILL for end in ends):
-        assert code in (1, 3), output
-    invalid = [run for run in store.sealed() if not run.is_valid]
-    assert all(run.invalid_reasons for run in invalid)
 
 
 def _command(pid: int) -> bytes:

@@ -53,12 +53,6 @@ def test_predictions_name_ablations_as_computed(space: str) -> None:
     assert (status, "lru-slots" in text) == (2, True)
 
 
-def test_search_and_evaluation_seeds_that_meet_are_refused(space: str) -> None:
-    status, text = harness("search", space, "--set", "inputs.evaluation_seeds=[1]")
-    assert status == 2
-    assert "share [1]" in text
-
-
 def test_an_unknown_space_lists_those_that_ship() -> None:
     status, text = harness("search", "papers")
     assert status == 2
