@@ -64,6 +64,8 @@ def test_a_precision_is_reached_by_the_block_that_is_named_and_not_before() -> N
 def test_what_no_experiment_reaches_is_none() -> None:
     assert PlannedTest(0.5, 0.05, MARGIN).blocks(0.0, "equivalence", 0.9) is None
     assert PlannedTest(0.01, 0.05, MARGIN).blocks(0.03, "equivalence", 0.9) is None
+    assert PlannedTest(0.01, 0.05, MARGIN).blocks(0.0, "difference", 0.9) is None
+    assert PlannedTest(0.01, 0.025).blocks(0.01, "superiority", 0.9) is None
 
 
 def test_two_levels_are_told_apart_by_their_mean_squares() -> None:

@@ -30,13 +30,6 @@ def test_a_plan_after_a_few_runs_keeps_its_power_over_their_estimates_and_its_ex
     assert np.mean(powers) == pytest.approx(0.9, abs=0.03)
 
 
-def test_what_cannot_be_shown_needs_no_number_of_blocks() -> None:
-    plan = PlannedTest(0.02, 0.05, 0.02)
-    assert plan.blocks(0.0, "difference", 0.9) is None
-    assert plan.blocks(0.01, "superiority", 0.9) is None
-    assert plan.blocks(0.02, "equivalence", 0.9) is None
-
-
 def test_sequences_share_alpha_in_equal_parts() -> None:
     stop = StopSpec(margin=0.02, alpha=0.06, budget=20)
     assert bonferroni(stop, 6).alpha == pytest.approx(0.01)

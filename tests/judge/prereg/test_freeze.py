@@ -10,10 +10,9 @@ import pytest
 
 from harness.errors import SpecError
 from harness.judge.prereg import authorize
-from harness.judge.prereg.freeze import HARNESS_FOLDER, FreezeOptions, freeze, seeds_in, used_seeds
+from harness.judge.prereg.freeze import FreezeOptions, freeze, seeds_in
 from harness.judge.prereg.frozen import parse_preregistration
 from harness.judge.prereg.page import predictions_in_words
-from harness.judge.prereg.repository import Repository
 from harness.model.plan.files import read_plan
 from harness.stacks.rbln.rules.kv_rules import NEWEST_STABLE
 from tests.support.sshd import make_key
@@ -35,6 +34,16 @@ def test_a_frozen_file_fixes_plans_predictions_criteria_code_and_inputs(place: W
     assert any(file.path.startswith("shipped:patches/vllm_rbln-0.11.1/") for file in content.files)
     assert content.code_sha256
     assert not content.is_tree_dirty
+    assert content.condition_rules == dict.fromkeys(content.predictions, NEWEST_STABLE)
+    # What the draws were made with, and which of it is assumed; the words of an interval say so.
+    assert set(content.perturbations) == set(content.predictions)
+    for each in content.perturbations.values():
+        assert set(each.assumed) <= set(each.sizes)
+        assert each.sizes["step_sd"] > 0
+    assert all("if the assumed sizes are right)" in line for line in predictions_in_words(content))
+    given = {name: each.model_copy(update={"assumed": ()}) for name, each in content.perturbations.items()}
+    known = content.model_copy(update={"perturbations": given})
+    assert not any("assumed" in line for line in predictions_in_words(known))
 
 
 def test_a_server_of_which_no_costs_are_named_is_frozen_without_predictions(place: Workplace) -> None:
@@ -176,22 +185,8 @@ def test_an_experiment_outside_any_repository_is_refused(place: Workplace, tmp_p
 
 
 def test_predictions_can_be_made_with_the_papers_rules(place: Workplace) -> None:
-    frozen = place.freeze(prediction_rules="paper")
-    assert frozen.preregistration.prediction_rules == "paper"
-    assert set(frozen.preregistration.condition_rules.values()) == {"paper"}
-
-
-def test_a_frozen_file_names_the_rules_of_each_condition(place: Workplace) -> None:
-    content = json.loads(place.freeze().path.read_text())
-    assert content["condition_rules"] == dict.fromkeys(content["predictions"], NEWEST_STABLE)
-
-
-def test_a_frozen_file_says_what_its_draws_were_made_with_and_which_of_it_is_assumed(place: Workplace) -> None:
-    frozen = place.freeze().preregistration
-    assert set(frozen.perturbations) == set(frozen.predictions)
-    for each in frozen.perturbations.values():
-        assert set(each.assumed) <= set(each.sizes)
-        assert each.sizes["step_sd"] > 0
+    frozen = place.freeze(prediction_rules="paper").preregistration
+    assert {frozen.prediction_rules, *frozen.condition_rules.values()} == {"paper"}
 
 
 def test_a_frozen_interval_is_over_200_draws_unless_the_experiment_says_how_many(place: Workplace) -> None:
@@ -204,23 +199,6 @@ def test_a_frozen_interval_is_over_200_draws_unless_the_experiment_says_how_many
         frozen = place.freeze(folder=folder, allows_dirty_tree=True).preregistration
         made[len(made)] = {len(run.draws.device_ns) for run in frozen.predictions["base"].values() if run.draws}
     assert made == {0: {200}, 1: {20}}
-
-
-def test_what_a_frozen_prediction_assumes_stands_beside_its_interval(place: Workplace) -> None:
-    frozen = place.freeze().preregistration
-    assert all("if the assumed sizes are right)" in line for line in predictions_in_words(frozen))
-    given = {name: each.model_copy(update={"assumed": ()}) for name, each in frozen.perturbations.items()}
-    assert not any(
-        "assumed" in line for line in predictions_in_words(frozen.model_copy(update={"perturbations": given}))
-    )
-
-
-def test_a_criterion_that_judges_nothing_is_refused(place: Workplace) -> None:
-    place.rule_file.write_text(place.rule_file.read_text() + 'conditions = ["n6-*"]\n')
-    place.commit_all()
-    with pytest.raises(SpecError, match="criterion 'mine' finds no condition of experiment 'small' to judge"):
-        place.freeze()
-    assert not (place.root / "plans" / "frozen").exists()
 
 
 # The ledger of seeds.
@@ -289,14 +267,6 @@ def test_seeds_of_resampling_are_no_inputs(place: Workplace) -> None:
     assert place.freeze().path.exists()
 
 
-def test_every_shipped_experiment_would_be_in_the_ledger(place: Workplace) -> None:
-    shipped = sorted((HARNESS_FOLDER.parent / "plans" / "experiments").glob("*.toml"))
-    for path in shipped:
-        place.write(f"plans/experiments/{path.name}", path.read_text())
-    places = {use.where for use in used_seeds(Repository(place.root))}
-    assert {f"plans/experiments/{path.name}" for path in shipped} <= places
-
-
 def test_seeds_are_found_under_their_keys_only() -> None:
     content = {"base_seed": 1, "a": [{"search_seeds": [2, 3]}, {"seed": True}], "num": 4, "reseed": 5}
     for text in (
@@ -307,31 +277,35 @@ def test_seeds_are_found_under_their_keys_only() -> None:
         assert sorted(seeds_in(text)) == [1, 2, 3]
 
 
-def test_an_experiment_without_a_rule_is_refused_and_the_rules_that_fit_are_named(place: Workplace) -> None:
-    content = place.experiment_file.read_text()
-    place.experiment_file.write_text(content.replace('rules = ["plans/rules/mine.toml"]', ""))
+NO_RULE = ('rules = ["plans/rules/mine.toml"]', "")
+NO_SECOND = ('[[condition]]\nname = "more"\nserver.decode_buckets = [1, 2, 3, 4, 8]\n', "")
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "message"),
+    [
+        ("rules/mine", [("max_error", 'conditions = ["n6-*"]\nmax_error')], "criterion 'mine' finds no condition of"),
+        ("experiments/small", [("replicates = 3", "replicates = 2")], "its rules need 3 replicates to decide, and it"),
+        ("experiments/small", [NO_RULE], r"no decision rule, so its runs could .*equivalence.*superiority"),
+        ("experiments/small", [NO_RULE, NO_SECOND], r"Add a second \[\[condition\]\]"),
+    ],
+)
+def test_an_experiment_whose_runs_could_decide_nothing_is_refused(
+    place: Workplace, file: str, changes: list[tuple[str, str]], message: str
+) -> None:
+    path = place.root / "plans" / f"{file}.toml"
+    for old, new in changes:
+        path.write_text(path.read_text().replace(old, new))
     place.commit_all()
-    with pytest.raises(SpecError, match="names no decision rule, so its runs could decide nothing") as refused:
+    with pytest.raises(SpecError, match=message):
         place.freeze()
-    assert {"superiority", "equivalence"} <= set(str(refused.value.hint).replace(",", "").split())
     assert not place.frozen.exists()
+
+
+def test_a_rule_can_be_named_with_the_freeze(place: Workplace) -> None:
+    place.experiment_file.write_text(place.experiment_file.read_text().replace(*NO_RULE))
+    place.commit_all()
     assert place.freeze(rules=("superiority",)).preregistration.rules[0].rule.name == "superiority"
-
-
-def test_a_rule_that_needs_more_replicates_than_are_planned_is_refused(place: Workplace) -> None:
-    place.experiment_file.write_text(place.experiment_file.read_text().replace("replicates = 3", "replicates = 2"))
-    place.commit_all()
-    with pytest.raises(SpecError, match="its rules need 3 replicates to decide, and it has 2"):
-        place.freeze()
-
-
-def test_one_condition_without_a_rule_is_told_to_add_another(place: Workplace) -> None:
-    content = place.experiment_file.read_text().replace('rules = ["plans/rules/mine.toml"]', "")
-    place.experiment_file.write_text(content.partition('[[condition]]\nname = "more"')[0])
-    place.commit_all()
-    with pytest.raises(SpecError) as refused:
-        place.freeze()
-    assert "Add a second [[condition]]" in str(refused.value.hint)
 
 
 def test_sealed_runs_in_the_tree_are_to_be_ignored_and_not_committed(place: Workplace) -> None:
