@@ -137,15 +137,6 @@ def test_the_file_says_where_its_numbers_come_from_and_is_never_written_over(tmp
     assert model.is_context_extrapolated(1, 5000)
 
 
-def test_the_written_model_drives_the_simulator_and_channel_a(tmp_path: Path, swept: Sweeps) -> None:
-    [run] = swept("context-1-2-4-8")
-    path = write_cost_file(fit_runs([run], seed=1), tmp_path / "costs", "mine")
-    again = little_sweep(str(path), name="calibrate-again")
-    [other] = run_experiment(calibration_experiment(again), runs_root=tmp_path).runs
-    ends = [one.manifest.timings["replay_end_ns"] for one in (run, other)]
-    assert ends[1] == pytest.approx(ends[0], rel=1e-3)
-
-
 def test_the_report_shows_every_point_and_names_interpolated_buckets(tmp_path: Path, swept: Sweeps) -> None:
     calibration = fit_runs(swept("paper"), seed=1)
     model = load_cost_model(write_cost_file(calibration, tmp_path / "costs", "mine"))

@@ -11,7 +11,6 @@ import pytest
 
 from harness.analysis import run_figures
 from harness.analysis.figures import lateness
-from harness.analysis.summary import summarise
 from harness.analysis.validity import invariants
 from harness.analysis.validity.evidence import Evidence
 from harness.errors import RecordsError, SpecError
@@ -67,26 +66,6 @@ def test_channel_a_equals_the_emulators_own_step_times_and_channel_b_lies_above(
         assert truth_ns > 0
         assert abs(figures.a.total_ns - truth_ns) <= 0.001 * truth_ns
         assert figures.b_ns >= figures.a.total_ns
-
-
-def test_a_grid_with_the_fitting_bucket_pads_less(tmp_path: Path):
-    spec = small_experiment(
-        backend="sim",
-        workload={
-            "num_sessions": 6,
-            "prompt_tokens": {"distribution": "uniform", "low": 200, "high": 400},
-            "generate_tokens": {"distribution": "uniform", "low": 8, "high": 24},
-        },
-        condition=[
-            {"name": "base", "treatment": "no-waits"},
-            {"name": "bucket6", "treatment": "no-waits", "server": {"decode_buckets": [1, 2, 4, 6, 8]}},
-        ],
-    )
-    summary = summarise(run_experiment(spec, runs_root=tmp_path).runs)
-    base, bucket6 = summary.condition("base").padding.ratio, summary.condition("bucket6").padding.ratio
-    assert base is not None
-    assert bucket6 is not None
-    assert bucket6 < base
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,18 @@ def test_an_attached_emulator_is_called_one_and_nothing_is_called_measured(
         assert set(table["origin"].to_pylist()) == {note}
 
 
+def test_an_attached_server_is_left_running_and_each_run_says_that_it_was_attached(
+    emulator: Emulator, on_the_emulator: list[SealedRun]
+) -> None:
+    for run in on_the_emulator:
+        assert run.table("requests")["status"].to_pylist() == ["ok"] * 4
+        (finding,) = [one for one in run.manifest.findings if one.code == "server-attached"]
+        assert finding.evidence == "the server was started by somebody else and not restarted for this run"
+        assert run.manifest.server.argv == ()
+        assert run.manifest.observation.steps == "none"
+    assert emulator.process.poll() is None, "the attached server was ended"
+
+
 def start_body(started_s: float, tokens: int, model: str = "plain") -> str:
     return (
         "# TYPE process_start_time_seconds gauge\n"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +12,16 @@ import pytest
 
 from harness.clock import ScaledClock
 from harness.errors import ServerError, SpecError
-from harness.measure.records.store import RunStore
 from harness.measure.server.life import LaunchPlan, start_server
-from harness.measure.server.process import free_port
 from harness.model.spec import ServerSpec
-from harness.runner import run_experiment
 from harness.runner.backends.attached import AttachedBackend
-from harness.runner.backends.emulator import EmulatorBackend
 from harness.runner.backends.rbln import RblnBackend
 from harness.runner.run import LaunchOptions
 from harness.stacks.rbln.launch.patches import patched_text
 from harness.stacks.rbln.launch.serving import step_report_variables, visible_devices
 from harness.stacks.vllm.step_log import INSIDE
 from tests.support.command_line import harness
-from tests.support.experiments import SHORT_PROMPTS, one_condition
-from tests.support.processes import HOST, NO_PORT, serving
+from tests.support.processes import HOST, NO_PORT
 from tests.support.stacks import (
     DIFF,
     TARGET,
@@ -233,32 +227,6 @@ def test_a_host_with_fewer_devices_than_the_model_takes_is_refused_before_anythi
 def test_a_host_with_all_of_it_is_accepted(tmp_path: Path, environment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{write_driver(tmp_path / 'driver')}:/usr/bin:/bin")
     _checked(tmp_path, environment)
-
-
-@pytest.fixture
-def running(tmp_path: Path) -> Iterator[LaunchPlan]:
-    """An emulator that somebody else has started."""
-    plan = EmulatorBackend().launch(ServerSpec(), LaunchOptions(free_port(), tmp_path, log_format="precise"))
-    with serving(plan, tmp_path) as process:
-        yield plan
-        assert not process.has_exited, "the attached server was ended"
-
-
-@pytest.mark.live
-def test_an_attached_server_is_measured_left_running_and_said_to_be_attached(
-    tmp_path: Path, running: LaunchPlan
-) -> None:
-    server = {"url": f"http://{running.host}:{running.port}"}
-    spec = one_condition("attached", "attached", server=server, workload={"prompt_tokens": SHORT_PROMPTS})
-    outcome = run_experiment(spec, runs_root=tmp_path / "runs")
-    (run,) = RunStore(tmp_path / "runs").sealed("attached")
-    assert outcome.is_complete
-    assert run.is_valid, run.invalid_reasons
-    assert run.table("requests")["status"].to_pylist() == ["ok"] * 4
-    (finding,) = [one for one in run.manifest.findings if one.code == "server-attached"]
-    assert finding.evidence == "the server was started by somebody else and not restarted for this run"
-    assert run.manifest.server.argv == ()
-    assert run.manifest.observation.steps == "none"
 
 
 def test_an_attached_server_that_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -134,12 +134,6 @@ def test_repeats_of_one_input_share_its_plan(tmp_path: Path) -> None:
     assert len({run.manifest.drawn_hash for run in others}) == 3
 
 
-def test_simulated_runs_can_be_resumed(tmp_path: Path) -> None:
-    spec = small_experiment(backend="sim", replicates=2)
-    assert run_experiment(spec, runs_root=tmp_path).num_performed == 4
-    assert run_experiment(spec, runs_root=tmp_path, resume=True).num_performed == 0
-
-
 def test_a_library_user_can_insist_on_valid_runs(tmp_path: Path) -> None:
     outcome = run_experiment(small_experiment(backend="sim"), runs_root=tmp_path)
     assert outcome.require_valid() is outcome
