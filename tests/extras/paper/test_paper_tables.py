@@ -137,13 +137,6 @@ def test_the_sum_rows_of_table_s8_are_the_rows_of_table_xii(runs_root: Path) -> 
         assert (row[6], row[7], row[9], row[10]) == (ratio_a, ratio_b, f"+{saving_a}", f"+{saving_b}")
 
 
-def test_table_s4_shows_the_evictions_of_the_dummy_path(runs_root: Path) -> None:
-    rows = {row[0]: row for row in rows_of(runs_root, "S4")}
-    assert [rows[f"sequential-m{m}/0"][1] for m in (5, 6, 7, 8)] == ["49", "56", "63", "70"]
-    assert [rows[f"sequential-m{m}/0"][5] for m in (5, 6, 7, 8)] == ["0", "1", "2", "3"]
-    assert [rows[f"sequential-m{m}/0"][7] for m in (5, 6, 7, 8)] == ["0", "1", "1", "1"]
-
-
 def test_table_s4_derives_dummy_requests_by_the_schedulers_rule_and_says_so(runs_root: Path) -> None:
     table = one_table(runs_root, "S4")
     for row in table.rows:

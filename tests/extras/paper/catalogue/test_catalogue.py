@@ -65,7 +65,7 @@ def analysed(runs: list[SealedRun]) -> AnalysisResult:
 
 
 @pytest.mark.parametrize("name", CATALOGUE)
-def test_a_shipped_experiment_names_an_analysis_rules_and_a_question(name: str) -> None:
+def test_a_shipped_experiment_names_an_analysis_a_question_and_rules_that_its_replicates_satisfy(name: str) -> None:
     spec = load_experiment(find_shipped("experiments", name, what="experiment"))
     assert spec.name == name
     assert spec.analysis in analyses()
@@ -73,6 +73,7 @@ def test_a_shipped_experiment_names_an_analysis_rules_and_a_question(name: str) 
     for rule in spec.rules:
         assert load_rule(rule).has_subject_in(spec.factors)
         assert not load_rule(rule).missing_from(spec.factors)
+        assert load_rule(rule).min_replicates <= spec.replicates
 
 
 def section_of(name: str) -> str:
@@ -81,13 +82,6 @@ def section_of(name: str) -> str:
     sections = [section for page in pages for section in re.split(r"^## ", page.read_text(), flags=re.MULTILINE)[1:]]
     (section,) = [each for each in sections if name in each.partition("\n")[0].partition(":")[0].split(", ")]
     return " ".join(section.split())
-
-
-@pytest.mark.parametrize("name", CATALOGUE)
-def test_a_shipped_experiment_has_a_section(name: str) -> None:
-    section = section_of(name)
-    for part in ("**Conditions.**", "**What is computed", "**How to read it.**"):
-        assert part in section
 
 
 ALIGNMENT = ("alignment", 2, ("n6-nowaits", "n6-waits", "n8-nowaits", "n8-waits"))
@@ -106,8 +100,10 @@ READ = {
 
 
 @pytest.mark.parametrize("name", CATALOGUE)
-def test_every_table_that_an_experiment_prints_is_explained_in_its_section(simulated: Runs, name: str) -> None:
+def test_an_experiment_has_a_section_that_explains_every_table_that_it_prints(simulated: Runs, name: str) -> None:
     section = section_of(name)
+    for part in ("**Conditions.**", "**What is computed", "**How to read it.**"):
+        assert part in section
     printed = analysed(simulated(*READ.get(name, (name, 1)))).tables
     assert printed
     for table in printed:
@@ -118,12 +114,6 @@ def test_the_thirteen_experiments_of_the_paper_and_the_effects_are_there() -> No
     named = {load_experiment(find_shipped("experiments", name, what="")).analysis for name in CATALOGUE}
     assert len(named - {"general", "effects", "neighbours", "duet"}) == 13
     assert named >= {"effects", "neighbours", "duet"}
-
-
-@pytest.mark.parametrize("name", CATALOGUE)
-def test_an_experiment_ships_the_replicates_that_its_rules_need(name: str) -> None:
-    spec = load_experiment(find_shipped("experiments", name, what=""))
-    assert [rule for rule in spec.rules if load_rule(rule).min_replicates > spec.replicates] == []
 
 
 def test_an_experiment_whose_answer_is_a_ratio_ships_six_replicates() -> None:
@@ -369,29 +359,6 @@ def test_saturation_compares_adjacent_slot_counts_of_every_n(simulated: Runs) ->
     decisions = decide_experiment([load_rule("saturation")], ExperimentRuns(runs), is_confirmatory=True)
     assert [one.label for one in decisions] == ["SATURATED", "SATURATED"]
     assert {interval.seed for interval in decisions[0].intervals.values()} == {20260912}
-
-
-# Standing, and what is left out.
-
-
-def test_exploratory_runs_have_no_verdict_only_a_computation(simulated: Runs) -> None:
-    runs = simulated("no-treatment", 10, ("n6",))
-    (decision,) = decide_experiment([load_rule("no-treatment")], ExperimentRuns(runs), is_confirmatory=False)
-    assert (decision.outcome, decision.would_be) == (Outcome.NOT_SUBJECT, Outcome.PASS)
-
-
-def test_an_exploratory_condition_has_none_even_in_confirmatory_runs(simulated: Runs) -> None:
-    runs = simulated(*CONFIGURATION)
-    rule = load_rule("cost-validation").model_copy(update={"conditions": (), "exploratory": {"N": (8,)}})
-    decisions = decide_experiment([rule], ExperimentRuns(runs, predict_runs(runs)), is_confirmatory=True)
-    assert {one.outcome for one in decisions} == {Outcome.NOT_SUBJECT}
-
-
-def test_a_rule_without_a_subject_is_withheld_not_passed(simulated: Runs) -> None:
-    runs = simulated("no-treatment", 10, ("n6",))
-    (decision,) = decide_experiment([load_rule("cost-validation")], ExperimentRuns(runs), is_confirmatory=True)
-    assert decision.outcome is Outcome.WITHHELD
-    assert "no condition of this experiment" in decision.reason
 
 
 def test_results_render_as_json_and_markdown(simulated: Runs) -> None:

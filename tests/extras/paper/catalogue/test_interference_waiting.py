@@ -55,15 +55,6 @@ def observed(run: SealedRun, folder: Path, *steps: tuple[str, int, int, int]) ->
     return as_sealed(run, folder)
 
 
-def test_streams_show_the_waiting_that_the_model_gives(tmp_path: Path) -> None:
-    run = crowd(tmp_path, is_streaming=True)
-    [row] = waiting_table(ExperimentRuns([run])).records()
-    assert row["source"] == "stamps and streams"
-    assert row["W_measured_session_s"] == pytest.approx(row["W_modelled_session_s"], abs=1e-3)
-    assert isinstance(row["W_modelled_session_s"], float)
-    assert row["W_modelled_session_s"] > 0
-
-
 def test_runs_without_background_sessions_have_no_injection(tmp_path: Path) -> None:
     run = crowd(tmp_path, is_streaming=True)
     with pytest.raises(SpecError, match="has no group 'background'"):

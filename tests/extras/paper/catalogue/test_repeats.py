@@ -122,3 +122,15 @@ def test_ratios_are_per_generated_token_where_the_work_differs(tmp_path: Path) -
     summed = costs.decomposition_table(runs).records()[-1]
     assert (summed["replicate"], summed["ratio_A"]) == ("sum", pytest.approx(row["ratio_A"]))
     assert row["ratio_A"] < 1 < row["A_s"] / summed["baseline_A_s"]
+
+
+def test_sessions_are_grouped_by_factors_whatever_conditions_are_called(tmp_path: Path) -> None:
+    conditions = [
+        {"name": f"{name}.{b}", "factors": {"artifact": name, "bucket": b}, "workload": {"num_sessions": b}}
+        for name in ("first", "again")
+        for b in (1, 2)
+    ]
+    rows = repeats.session_table(ExperimentRuns(sealed(tmp_path, 2, conditions))).records()
+    grouped = [(1, "again"), (1, "first"), (2, "again"), (2, "first")]
+    assert [(row["bucket"], row["artifact"]) for row in rows] == grouped
+    assert {(row["source"], row["null_pairs"]) for row in rows} == {("steps", 2)}
