@@ -121,9 +121,8 @@ class _Session(Conversation):
         if self._has_meta:
             self._fork_of = self._fork_of or (name if name != self.session else "")
             return
-        self._has_meta = True
         self.notes.check_release("Codex", text_of(payload, "cli_version"), HELD_TO)
-        self.session = name or self.session
+        self._has_meta, self.session = True, name or self.session
         spawn = record_of(payload, "source", "subagent", "thread_spawn")
         self._fork_of, self.parent = (text_of(spawn, name) or text_of(payload, name) for name in ABOVE)
         self._is_agent = bool(record_of(payload, "source").get("subagent"))
@@ -157,7 +156,7 @@ class _Session(Conversation):
             if role == "result" and call:
                 self.result(call, moment_ns, payload.get("output"))
             elif role in INPUTS:
-                self._ask(kind, role, moment_ns)
+                self._ask(kind, role, moment_ns, payload.get("content"))
             elif self._open is not None or role == "output":
                 turn = self._output(moment_ns, at)
                 # Only a tool that runs beside the model has an output of the same id.
@@ -180,12 +179,12 @@ class _Session(Conversation):
             self._inputs, self._is_reviewed = [], False
         return is_answer
 
-    def _ask(self, kind: str, role: str, moment_ns: int) -> None:
+    def _ask(self, kind: str, role: str, moment_ns: int, said: object) -> None:
         if role == "turn" and self._is_aborted:  # what came of the turn that a person ended asks for nothing
             self.skip(self.lost)
             self._is_aborted = False
         self._turns.setdefault(kind, []).append(len(self.calls))
-        self.take_input(moment_ns, is_human=role in ("person", "turn"), is_hint=role in ("hint", "turn"))
+        self.take_input(moment_ns, is_human=role in ("person", "turn"), is_hint=role in ("hint", "turn"), said=said)
 
     def _end(self, kind: str, payload: Record, moment_ns: int, at: str) -> None:
         """A person ended a turn, or took back so many of the last ones, or the program says which agent it started."""

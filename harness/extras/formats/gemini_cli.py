@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import by_type, read_tables, trace_format
 from harness.model.traces.calls import UNCOUNTED, UNTIMED, AgentLog, Call, Conversation, Log
 from harness.model.traces.links import reader_of
-from harness.model.traces.values import Record, counts_of, instant_ns, list_of, record_of, records_of, text_of
+from harness.model.traces.values import Record, counts_of, first_of, instant_ns, list_of, record_of, records_of, text_of
 
 TABLES = read_tables(Path(__file__).with_suffix(".toml"))
 PASSED, (COUNTS, ENDED, CANCELLED) = by_type(TABLES["passed"]), TABLES["names"].values()
@@ -62,14 +62,16 @@ class _Session(Conversation):
             self.unread.broken("a way back to a message that is not there", at)
             return
         self.notes.pass_over(f"state: {PASSED['state']}")
-        if rewound_to:
-            del self._said[self._said.index(rewound_to) :]
+        kept = {text_of(message, "id") for message in list_of(state, "messages")}
+        gone = [name for name in self._said if name not in kept] if len(kept) > 1 else []
+        # All after some message: a turn that was cancelled, or failed, is taken back.
+        if rewound_to or (0 < len(gone) < len(self._said) and gone == self._said[-len(gone) :]):
+            self.end_without_row(at) if gone else None
+            del self._said[self._said.index(rewound_to or gone[0]) :]
             self.go_back([call for name in self._said if (call := self._answers.get(name))])
-        if "messages" in state:
-            kept = {text_of(message, "id") for message in list_of(state["messages"])}
-            if len(kept) > 1 and not kept.issuperset(name for name in self._said if self._answers.get(name)):
-                self.compact(at)
-                self._said = [name for name in self._said if name in kept]
+        elif any(map(self._answers.get, gone)):
+            self.compact(at)
+            self._said = [name for name in self._said if name in kept]
 
     def take(self, message: Record, at: str) -> None:
         """Read one message."""
@@ -77,9 +79,11 @@ class _Session(Conversation):
         if told_ns is not None and (name or at) not in self._moments:
             self._moments[name or at] = self.moved_ns(told_ns)
         moment_ns = self._moments.get(name or at, 0)
-        parts = list_of(message, "content") or [message.get("content")]
+        parts = list_of(message, "content") or [{"text": text_of(message, "content")}]
         has_content = all(part if isinstance(part, str) else any(record_of(part).values()) for part in parts)
         self.unread.num_rows += 1
+        if kind == "gemini" and isinstance(message.get("content"), list) and not first_of(message, "model", "tokens"):
+            kind = "added"  # an answer of a model names it
         if kind == "gemini" and name and moment_ns:
             self._answer(message, name, moment_ns, at)
         elif kind in ("gemini", "user"):
@@ -141,8 +145,7 @@ class _Session(Conversation):
             ended_ns = self.moved_ns(ended_ns, turn.end_ns)
             said = (text_of(part, "functionResponse", "response", "error") for part in records_of(tool, "result"))
             self.result(name, ended_ns, "".join(said))
-            is_cancelled = text_of(tool, "status") == "cancelled" and self._inputs[-1][1] is False
-            self.is_over = self.is_over or is_cancelled
+            self.is_over |= text_of(tool, "status") == "cancelled" and self._inputs[-1][1] is False
         if child := text_of(tool, "agentId"):
             turn.children[child] = UNTIMED if ended_ns is None else ended_ns
 
@@ -152,14 +155,14 @@ class _Session(Conversation):
         return self.known()
 
 
-def take_parts(conversation: Conversation, parts: Iterable[object], moment_ns: int, *, is_human: bool | None) -> None:
+def take_parts(conversation: Conversation, parts: Sequence[object], moment_ns: int, *, is_human: bool | None) -> None:
     """What a message's parts say to the model: results of tools, else what is_human tells."""
     found = (record_of(part).get("functionResponse") for part in parts)
     results = [record_of(each) for each in found if each is not None]
     for each in results:
         conversation.result(text_of(each, "id"), moment_ns, text_of(each, "response", "error"))
     if not results:
-        conversation.take_input(moment_ns, is_human=is_human)
+        conversation.take_input(moment_ns, is_human=is_human, said=list(parts))
 
 
 def set_counts(turn: Call, usage: Record, names: Mapping[str, str]) -> None:

@@ -24,7 +24,6 @@ class _QwenChain(Chain):
     _told: tuple[Record, int, str] | None = None
     # Counts of an answer's row whose telemetry has not come.
     _untold: list[int] | None = None
-    may_ask = False  # its telemetry says of which tool a person was asked
     _called: tuple[str, ...] = ()  # the tools of the last answer, by name
 
     def log(self) -> Log:
@@ -40,6 +39,8 @@ class _QwenChain(Chain):
 
     def take(self, kind: str, record: Record, moment_ns: int, at: str) -> None:
         parts, event = records_of(record, "message", "parts"), record_of(record, "systemPayload", "uiEvent")
+        task = record_of(record, "systemPayload", "backgroundTask")
+        self.may_ask = bool(self.parent)  # telemetry says of which tool a person was asked, but not of an agent's own
         if kind == "assistant":
             self._answer(record, parts, moment_ns, at)
         elif kind == "api_response":
@@ -58,13 +59,12 @@ class _QwenChain(Chain):
                 self.take_input(moment_ns, is_human=True, is_hint=True)
             elif kind == "tool_call":  # an agent's tools have their telemetry here too
                 self.is_allowed = self.is_allowed or text_of(event, "function_name") in self._called
-            elif text_of(record, "subtype") == "notification":
+            elif text_of(record, "subtype") == "notification" and task.get("kind") != "peer":
                 self.take_news(moment_ns)
-                task = record_of(record, "systemPayload", "backgroundTask")
                 name = text_of(task, "toolUseId") if task.get("kind") == "agent" else ""
                 self.start(name, f"{self.session}/{text_of(task, 'taskId')}")
             else:
-                is_by_program = text_of(record, "subtype") in ("cron", "goal_runtime")
+                is_by_program = text_of(record, "subtype") in ("cron", "goal_runtime", "notification")
                 take_parts(self, parts, moment_ns, is_human=None if is_by_program else kind == "user")
                 is_cancelled = text_of(record, "toolCallResult", "status") == "cancelled"
                 self.is_over = self.is_over or (is_cancelled and self._inputs[-1:] != [(moment_ns, True)])
@@ -102,7 +102,6 @@ class _QwenChain(Chain):
         else:
             turn = self.add(moment_ns, ("qwen-code", text_of(record, "uuid") or (moment_ns, at)), at)
             self._set(turn, record, usage, COUNTS)
-        if usage:
             self._untold = counts_of(usage, COUNTS.values()) if self._told is None else None
             self.notes.part(self._told is not None)
             self._told = None

@@ -23,7 +23,7 @@ LATE_NS = 1_000_000_000
 TABLES = read_tables(Path(__file__).with_name("labels.toml"))
 AT_ONCE, LATE, SHIFTED, BACK, PAST_SUMMARY, REPLAYED, SUMMED, SUMMARY = TABLES["calls"].values()
 ASK_A_PERSON, REJECTED, REJECTED_LAST, START_AN_AGENT, END_A_RUN, DECIDED = map(tuple, TABLES["words"].values())
-LIKE_ASKING, RAN = map(re.compile, TABLES["patterns"].values())
+LIKE_ASKING, RAN, NEWS, BY_PROGRAM = map(re.compile, TABLES["patterns"].values())
 LAST_NS = instant_ns(datetime.max.isoformat()) or 0  # that a timestamp can name
 UNTIMED = -1
 UNCOUNTED = "a call before theirs has no token counts"
@@ -111,7 +111,8 @@ def whose(ended_ns: int, tools_ns: int | None, persons_ns: int | None) -> WaitKi
     return "human" if persons_ns - tools_ns > max(tools_ns - ended_ns, 0) else "tool"
 
 
-def _texts(said: object) -> list[str]:
+def texts_of(said: object) -> list[str]:
+    """The texts of a message's content."""
     return [said] if isinstance(said, str) else [text_of(part, "text") for part in list_of(said)]
 
 
@@ -156,8 +157,13 @@ class Conversation:
         """Whose the wait over a row is, that says something that is not known, is not known either."""
         self.is_strange = not self.notes.look(row, of) or self.is_strange
 
-    def take_input(self, moment_ns: int, *, is_human: bool | None, is_hint: bool = False) -> None:
-        """A person's message, or a tool's result; None: neither. is_hint: counts only where there is no other input."""
+    def take_input(self, moment_ns: int, *, is_human: bool | None, is_hint: bool = False, said: object = "") -> None:
+        """What a person said, or a tool's result; None: neither, as of a program. is_hint: counts only by itself."""
+        texts = [text for text in texts_of(said) if text.strip()]
+        if any(map(NEWS.match, texts)):
+            is_human, is_hint, self._is_woken = False, False, True
+        elif is_human and texts and all(map(BY_PROGRAM.match, texts)):
+            is_human = None
         (self._hints if is_hint else self._inputs).append((moment_ns, is_human))
         self.people_ns += [moment_ns] * (is_human is True)
 
@@ -268,14 +274,14 @@ class Conversation:
 
     def result(self, name: str, moment_ns: int, said: object = "", ran_ms: object = None) -> Call | None:
         """A tool's result, an input: a person's where one was asked, or did not allow it. Returns the tool's call."""
-        found = next(filter(None, map(RAN.match, _texts(said))), None)
+        found = next(filter(None, map(RAN.match, texts_of(said))), None)
         self._ran_ns.append(seconds_ns(1000 * float(found[1]) if found else ran_ms, NS_PER_MS))
         self._unanswered.discard(name)
         turn, started_ns, tool = self._tools.get(name, (None, 0, ""))
         self.is_allowed = self.is_allowed or (bool(LIKE_ASKING.search(tool)) and tool not in ASK_A_PERSON)
         is_told_again = name in self._answered and bool(self._inputs)
         self._answered.add(name)
-        texts = (text.rstrip('\\"}]) \n') for text in _texts(said))
+        texts = (text.rstrip('\\"}]) \n') for text in texts_of(said))
         is_refused = any(text.startswith(REJECTED) or text.endswith(REJECTED_LAST) for text in texts)
         # A program refuses sooner than a person.
         asked_a_person = tool in ASK_A_PERSON or (is_refused and moment_ns - started_ns >= LATE_NS)
@@ -285,7 +291,7 @@ class Conversation:
             self._is_in_doubt = True
         else:
             turn.tool_spans.append((started_ns, max(moment_ns, started_ns)))
-            told = (text_of(parsed_json(text.encode()), "agent_id") for text in _texts(said) if tool in START_AN_AGENT)
+            told = (text_of(parsed_json(one.encode()), "agent_id") for one in texts_of(said) if tool in START_AN_AGENT)
             turn.children |= dict.fromkeys(filter(None, told), UNTIMED)
         return turn
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import by_type, read_tables, trace_format
-from harness.model.traces.calls import BACK, AgentLog, Call, Conversation, Log
+from harness.model.traces.calls import BACK, AgentLog, Call, Conversation, Log, texts_of
 from harness.model.traces.links import UNLINKED, reader_of
 from harness.model.traces.values import Record, counts_of, instant_ns, record_of, records_of, text_of, tokens_of
 
@@ -51,22 +51,20 @@ class _ClaudeChain(Chain):
             self._answer(record, parts, moment_ns, at)
             return
         results = [part for part in parts if text_of(part, "type") == "tool_result"]
-        is_hint = kind != "user" or record.get("isMeta") is True or record.get("isCompactSummary") is True
+        origin = text_of(record, "origin", "kind")
+        is_own = origin in ("", "human")  # others: of another session, or a schedule, no tool and no person
+        is_hint = is_own and (kind != "user" or True in map(record.get, ("isMeta", "isCompactSummary")))
         if kind == "compaction":
             self.compact(at)
-        said = [text_of(message, "content"), *(text_of(part, "text") for part in parts)]
-        rows = [text_of(record, "uuid") or at for each in said if each.startswith("[Request interrupted by user")]
+        said = message.get("content")
+        rows = [text_of(record, "uuid") or at for one in texts_of(said) if one.startswith("[Request interrupted by")]
         self.notes.assume(INTERRUPTED, any(self.notes.told.setdefault(row, at) == at for row in rows))  # a fork copies
         if mode := text_of(record, "permissionMode"):
             self.may_ask = mode not in ("bypassPermissions", "dontAsk")
-        is_news = any(each.startswith("<task-notification>") for each in said)  # of releases without ``origin``
-        origin = text_of(record, "origin", "kind")
-        if is_news or origin == "task-notification":
+        if origin == "task-notification":
             self.take_news(moment_ns)
-        elif origin in ("", "human") and not results:
-            self.take_input(moment_ns, is_human=not is_hint, is_hint=is_hint)
         elif not results:
-            self.take_input(moment_ns, is_human=None)  # of another session, or a schedule: no tool and no person
+            self.take_input(moment_ns, is_human=not is_hint if is_own else None, is_hint=is_hint, said=said)
         for part in results:
             ran_ms = record_of(record, "toolUseResult").get("durationMs")
             turn = self.result(text_of(part, "tool_use_id"), moment_ns, part.get("content"), ran_ms)

@@ -224,9 +224,8 @@ def detect(path: Path) -> str | None:
 
 def _nothing_read(files: Sequence[Path], chosen: str, notes: ReadNotes, *, is_given: bool) -> SpecError:
     """What the rows were, since none is a request; no option is proposed that was given."""
-    others = notes.broken + notes.left + notes.unknown + notes.passed
-    counts = (notes.dropped.most_common() + others.most_common())[:4]
-    reasons = "; ".join(f"{count} x {reason}" for reason, count in counts)
+    others = (notes.broken + notes.left + notes.unknown + notes.passed).most_common()
+    reasons = "; ".join(f"{count} x {reason}" for reason, count in [*notes.dropped.most_common(), *others][:4])
     nothing = "it is empty" if all(path.stat().st_size == 0 for path in files) else f"{notes.num_rows} rows"
     found = next((name for path in files if (name := detect(path)) is not None), None)
     looks = f"has the keys of {found}" if found not in (None, chosen) else "has none of another format's keys"

@@ -329,8 +329,7 @@ class _Counts:
         for place, name in enumerate(blocks):
             num_known = len(self._in_cache)
             before = self._in_cache.setdefault((before, name), num_known)
-            if before < num_known and num_hits == place:
-                num_hits += 1
+            num_hits += before < num_known and num_hits == place
         return num_hits
 
 
@@ -339,7 +338,6 @@ def describe_trace(reader: TraceReader) -> dict[str, str]:
     counts = _Counts(reader.head.block_tokens)
     for recording in reader:
         counts.add(recording)
-    prompt_tokens = sum(counts.prompts)
     facts = {
         "trace": reader.head.name,
         "format": f"{reader.head.source_format}, arrivals {reader.head.arrivals}",
@@ -357,12 +355,10 @@ def describe_trace(reader: TraceReader) -> dict[str, str]:
     if reader.head.rows:
         facts["rows"] = ", ".join(f"{count} {kind}" for kind, count in reader.head.rows.items())
     ceilings = {"endless cache": counts.endless_tokens, "turn before": counts.kept_tokens}
-    shares = {name: f"{100 * tokens / prompt_tokens:.1f} %" for name, tokens in ceilings.items()}
-    given = (label.partition(" x ") for label in reader.head.labels)
-    num_uncounted = sum(int(count) for count, _, what in given if what in (NO_CACHE, ANEW))
+    shares = {name: f"{100 * tokens / sum(counts.prompts):.1f} %" for name, tokens in ceilings.items()}
+    num_uncounted = sum(int(one.partition(" ")[0]) for one in reader.head.labels if one.endswith((NO_CACHE, ANEW)))
     num_later = len(counts.prompts) - counts.num_recordings
-    said = "ceiling {} of prompt tokens"
-    is_alone = bool(reader.head.rows) and not num_later
+    said, is_alone = "ceiling {} of prompt tokens", bool(reader.head.rows) and not num_later
     if is_alone and not counts.blocks:
         said = "ceiling not known: no call follows another, no block is named"
     elif 2 * num_uncounted >= max(num_later, 1):

@@ -21,6 +21,7 @@ from harness.model.traces.links import (
     OVER,
     REPEATED,
     UNEXPLAINED,
+    UNKNOWN,
     UNLINKED,
 )
 from harness.model.traces.recording import NO_CACHE
@@ -234,6 +235,27 @@ def one_turn(call: Any, *between: Any) -> list[Any]:
         (74.5, "event_msg", codex_count((1500, 1000, 100, 0), 2700)),
     ]
     return [{"timestamp": at(at_s), "type": form, "payload": payload} for at_s, form, payload in rows]
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ('<codex_internal_context source="goal">\nx</codex_internal_context>', "none"),
+        ('<hook_prompt hook_run_id="x">x</hook_prompt>', "none"),
+        ("<subagent_notification>\n{}\n</subagent_notification>", "tool"),
+        ("x", "human"),
+    ],
+)
+def test_what_the_program_writes_in_a_persons_name_is_no_persons(tmp_path: Path, said: str, kind: str) -> None:
+    message = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": said}]}
+    rows = one_turn({"type": "message", "role": "assistant"})
+    rows[3:3] = [
+        {"timestamp": at(63.0), "type": "event_msg", "payload": {"type": "task_started"}},
+        {"timestamp": at(63.0), "type": "response_item", "payload": message},
+    ]
+    trace = imported(written(tmp_path, rows, "a"))
+    assert [(one.wait_kind, one.wait_ns // NS_PER_S) for one in trace.recordings[0].requests[1:]] == [(kind, 60)]
+    assert any(UNKNOWN in label for label in trace.head.labels) == (kind == "none")
 
 
 RUN = {"type": "function_call", "call_id": "c", "name": "exec_command"}

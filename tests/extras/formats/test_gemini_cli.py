@@ -146,6 +146,25 @@ def test_a_list_without_an_answer_that_came_before_is_a_compaction(tmp_path: Pat
     assert notes.left == {"calls that summarised a conversation: the log does not hold them": 1}
 
 
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_turn_that_was_cancelled_is_taken_back_and_is_no_compaction(tmp_path: Path, *, is_told: bool) -> None:
+    kept = [{"id": "env", "type": "user"}, *({"id": name} for name in ("s-u", "s-a0", "s-r0"))]
+    told = [{"id": "i", "timestamp": at(40), "type": "info", "content": "Request cancelled."}] * is_told
+    person = {"id": "p", "timestamp": at(60), "type": "user", "content": [{"text": "x"}]}
+    answer = answers(2)[1] | {"id": "more", "timestamp": at(64)}
+    (recording,), notes = read(tmp_path, [*rows_of(), {"$set": {"messages": kept}}, *told, person, answer])
+    assert (recording.requests[-1].base, recording.requests[-1].is_drawn) == (0, True)
+    assert notes.left == {"calls that were cancelled or failed: the log does not hold them": 1}
+
+
+@pytest.mark.parametrize("said", ["Please continue.", "System: Potential loop detected. Details: x"])
+def test_what_the_program_says_in_a_persons_name_is_no_persons(tmp_path: Path, said: str) -> None:
+    told = {"id": "p", "timestamp": at(60), "type": "user", "content": [{"text": said}]}
+    rows = [row for row in rows_of(turns=1) if row.get("id") != "s-r0" and "toolCalls" not in row]
+    (recording,), _ = read(tmp_path, [*rows, told, answers(2)[1] | {"id": "more", "timestamp": at(64)}])
+    assert waits_s(recording)[1:] == [(57, "none")]
+
+
 def test_what_was_rewound_is_no_compaction(tmp_path: Path) -> None:
     kept = [
         {key: message[key] for key in ("id", "type", "timestamp")} for message in rows_of(turns=2) if "id" in message
@@ -222,6 +241,17 @@ def test_an_answer_without_counts_is_counted_and_the_wait_after_it_unknown(tmp_p
     assert recording.requests[1].is_drawn
     assert notes.left == {"answers without token counts": 1}
     assert str(tmp_path) in notes.first_at["answers without token counts"]
+
+
+def test_a_message_that_the_program_wrote_in_the_models_name_is_no_answer(tmp_path: Path) -> None:
+    rows, parts = rows_of(), [{"text": "Binary content received. Proceeding with analysis.", "thought": True}]
+    place = next(place for place, row in enumerate(rows) if row.get("id") == "s-r1") + 1
+    rows.insert(
+        place, {"id": "x", "timestamp": at(18), "type": "gemini", "content": parts, "thoughts": [], "tokens": None}
+    )
+    (recording,), notes = read(tmp_path, rows)
+    assert waits_s(recording) == [(0, "none"), (5, "tool"), (5, "tool")]
+    assert not notes.left
 
 
 @pytest.mark.parametrize("content", ["x", ""])

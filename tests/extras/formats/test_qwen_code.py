@@ -13,7 +13,7 @@ from harness.extras.formats.qwen_code import BESIDE
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.calls import AT_ONCE
 from harness.model.traces.importing import detect, read_recordings
-from harness.model.traces.links import AFTER_SUMMARY, ALLOWED, NEAR, OVER, STARTED, UNANSWERED
+from harness.model.traces.links import AFTER_SUMMARY, ALLOWED, MAY_ASK, NEAR, OVER, STARTED, UNANSWERED
 from harness.model.traces.recording import Recording
 from tests.support.agent_logs import at
 from tests.support.sound_traces import qwen_rows
@@ -114,6 +114,13 @@ def test_a_tool_that_a_person_was_asked_to_allow_leaves_whose_the_wait_was_unkno
         assert notes.assumed[ALLOWED] == (kind == "none")
 
 
+def test_a_person_may_have_been_asked_to_allow_an_agents_tool_of_which_no_telemetry_tells(tmp_path: Path) -> None:
+    more = {"isSidechain": True, "agentId": "k", "sessionId": "s"}
+    child = [{**row, **more} for row in qwen_rows("k", 2, 4.0)][:-1]
+    _, notes = read(tmp_path, child=child, s=list(qwen_rows("s")))
+    assert notes.assumed[MAY_ASK] == 1
+
+
 def test_a_row_of_an_unknown_kind_makes_the_waits_unknown(tmp_path: Path) -> None:
     rows = list(qwen_rows("s"))
     rows.insert(3, system("a_new_kind", 9))
@@ -197,11 +204,15 @@ def test_the_news_of_a_background_agent_names_the_call_that_started_it(tmp_path:
         assert bool(notes.assumed[NEAR]) == is_near
 
 
-def test_a_schedule_is_no_person_and_no_tool(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "said",
+    [{"subtype": "cron"}, {"subtype": "notification", "systemPayload": {"backgroundTask": {"kind": "peer"}}}],
+)
+def test_a_schedule_or_another_session_is_no_person_and_no_tool(tmp_path: Path, said: Any) -> None:
     rows = list(qwen_rows("s"))
     del rows[2], rows[1]["message"]["parts"][1]  # an answer that calls no tool
     stamp = {"timestamp": at(9), "sessionId": "s", "uuid": "s-n", "type": "user"}
-    rows.insert(2, {**stamp, "subtype": "cron", "message": {"parts": [{"text": "x"}]}})
+    rows.insert(2, {**stamp, **said, "message": {"parts": [{"text": "x"}]}})
     (recording,), _ = read(tmp_path, s=rows)
     assert [(one.wait_kind, one.wait_ns // NS_PER_S, one.is_drawn) for one in recording.requests[1:]] == [
         ("none", 6, False),

@@ -15,7 +15,7 @@ from harness.model.traces.calls import BACK, LATE, REJECTED
 from harness.model.traces.claude import INTERRUPTED
 from harness.model.traces.links import ALLOWED, CACHE_LEFT_OUT, MAY_ASK, MISSING, UNANSWERED
 from harness.model.traces.recording import CACHE_GONE, NO_CACHE, TraceFile, describe_trace, open_trace
-from tests.support.agent_logs import assistant, at, result, text, tool, user
+from tests.support.agent_logs import SECRET, assistant, at, result, text, tool, user
 from tests.support.sound_traces import claude_rows, qwen_rows
 from tests.support.trace_rows import imported, written
 
@@ -362,15 +362,23 @@ def test_a_pass_without_sound_counts_leaves_no_wait_known(tmp_path: Path) -> Non
     assert trace.recordings[0].requests[1].is_drawn
 
 
-def test_the_news_of_a_task_without_an_origin_is_no_person(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("<task-notification>\n</task-notification>", "tool"),
+        ('<teammate-message teammate_id="x">\n</teammate-message>', "none"),
+        ([{"type": "text", "text": "<system-reminder>"}, {"type": "text", "text": SECRET}], "human"),
+    ],
+)
+def test_what_a_program_writes_without_an_origin_is_no_person(tmp_path: Path, said: Any, kind: str) -> None:
     rows = [
         user(0),
         assistant("m1", 5, (10, 0, 0, 9), text()),
-        user(300, "<task-notification>\n</task-notification>"),
+        user(300, said),
         assistant("m2", 305, (20, 0, 10, 9), text()),
     ]
     request = imported(written(tmp_path, rows)).recordings[0].requests[1]
-    assert (request.wait_kind, request.wait_ns) == ("tool", 295 * NS_PER_S)
+    assert (request.wait_kind, request.wait_ns) == (kind, 295 * NS_PER_S)
 
 
 @pytest.mark.parametrize("trigger", ["auto", "manual"])
