@@ -129,7 +129,7 @@ def test_a_side_chain_and_a_compaction_of_claude(tmp_path: Path) -> None:
         [(310, 0, 60, 0.5), (420, 310, 30, 1.5)],
     )
     assert sorted(calls(trace)) == sorted(of_main + of_side)
-    assert trace.head.dropped == {"calls that summarised a conversation: the log does not hold them": 1}
+    assert trace.head.dropped == {"summaries of a conversation: the log does not hold their calls": 1}
 
 
 def codex(rows: Iterable[tuple[float, str, Any]]) -> list[dict[str, Any]]:

@@ -143,7 +143,7 @@ def test_a_list_without_an_answer_that_came_before_is_a_compaction(tmp_path: Pat
     (recording,), notes = read(tmp_path, [*rows_of(), {"$set": {"messages": summary}}, person, answer])
     assert (recording.requests[-1].prompt_tokens, recording.requests[-1].is_drawn) == (1200, True)
     assert notes.assumed[AFTER_SUMMARY] == 1
-    assert notes.left == {"calls that summarised a conversation: the log does not hold them": 1}
+    assert notes.left == {"summaries of a conversation: the log does not hold their calls": 1}
 
 
 @pytest.mark.parametrize("is_told", [True, False])

@@ -39,7 +39,7 @@ def test_a_compaction_begins_a_fresh_prompt_and_state_is_passed_over(tmp_path: P
     assert [request.keep_tokens for request in recording.requests] == [0, 1000, 1000]
     assert [request.is_drawn for request in recording.requests] == [False, True, False]
     assert notes.assumed[AFTER_SUMMARY] == 1
-    assert notes.left == {"calls that summarised a conversation: the log does not hold them": 1}
+    assert notes.left == {"summaries of a conversation: the log does not hold their calls": 1}
     assert notes.passed.total() == 1
 
 

@@ -367,6 +367,7 @@ def test_a_pass_without_sound_counts_leaves_no_wait_known(tmp_path: Path) -> Non
     [
         ("<task-notification>\n</task-notification>", "tool"),
         ('<teammate-message teammate_id="x">\n</teammate-message>', "none"),
+        ("Stop hook feedback:\nx", "none"),
         ([{"type": "text", "text": "<system-reminder>"}, {"type": "text", "text": SECRET}], "human"),
     ],
 )
