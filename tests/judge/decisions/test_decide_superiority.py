@@ -18,7 +18,7 @@ from harness.judge.decisions.decide import Outcome, decide_margin
 from harness.judge.planning.needed import log_ratio_values
 from harness.judge.planning.power import PlannedTest
 from harness.model.spec import StopSpec
-from harness.model.spec.rules import SuperiorityRule, load_rule
+from harness.model.spec.rules import SuperiorityRule
 from harness.model.spec.sections import Basis
 
 RULE = SuperiorityRule(name="cheaper", kind="superiority")
@@ -150,9 +150,3 @@ def test_sentences_name_both_directions() -> None:
     crossing = Interval(0.99, 0.96, 1.02, 0.95, "", "blocks", 3, 0, 0)
     sentence = cost_sentence("bucket6", "base", crossing)
     assert sentence == "bucket6 costs 1.0 % less than base (4.0 % less to 2.0 % more)"
-
-
-def test_the_shipped_rule_reads_back() -> None:
-    rule = load_rule("superiority")
-    assert isinstance(rule, SuperiorityRule)
-    assert (rule.margin, rule.alpha, rule.limit) == (0.0, 0.025, 1.0)

@@ -23,7 +23,7 @@ from harness.runner import run_experiment
 from harness.runner.experiment import will_fail_again
 from tests.judge.prereg.conftest import entered
 from tests.support import command_line
-from tests.support.workplace import RULE, Workplace, ends_after_one_run, rewrite_manifest
+from tests.support.workplace import RULE, Workplace, rewrite_manifest
 
 
 def test_confirmatory_runs_carry_their_preregistration(measured: Workplace) -> None:
@@ -242,17 +242,6 @@ def test_an_experiment_whose_runs_were_frozen_says_how_it_goes_on(measured: Work
     spec = measured.sealed[0].spec.model_copy(update={"replicates": 4})
     with pytest.raises(SpecError, match=r"6 sealed runs .* made from its freeze plans/frozen/small\.json.*--resume"):
         run_experiment(spec, runs_root=measured.runs)
-
-
-def test_an_interrupted_confirmatory_experiment_is_resumed_under_its_authorization(place: Workplace) -> None:
-    frozen = place.freeze()
-    stopped = place.run_confirmatory(frozen.path, **ends_after_one_run())
-    assert len(stopped) == 1
-    [early] = decide(stopped).decisions
-    assert early.outcome is Outcome.WITHHELD
-    done = place.run_confirmatory(frozen.path, resume=True)
-    assert len(done) == 6
-    assert check_sealed_runs(done) == frozen.preregistration
 
 
 def test_an_invalid_confirmatory_run_is_repeated_only_as_often_as_was_frozen(measured: Workplace) -> None:

@@ -65,13 +65,6 @@ def test_a_refused_freeze_leaves_no_file(place: Workplace) -> None:
     assert not (place.root / "plans" / "frozen").exists()
 
 
-def test_patches_of_the_repository_are_among_the_named_files(place: Workplace) -> None:
-    place.write("patches/vendor-1/observe.patch", "--- a\n+++ b\n")
-    place.commit_all()
-    names = {file.path for file in place.freeze().preregistration.files}
-    assert "patches/vendor-1/observe.patch" in names
-
-
 def test_commit_takes_the_frozen_files_and_nothing_else(place: Workplace) -> None:
     place.write("notes.txt", "draft")
     place.freeze(allows_dirty_tree=True)
