@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -13,15 +12,12 @@ from typer.testing import CliRunner
 from harness.analysis import run_figures
 from harness.analysis.cost.agreement import Agreement
 from harness.analysis.figures import RunFigures
-from harness.analysis.logs.engine_steps import step_log_of
 from harness.analysis.summary import summarise
 from harness.cli.tree import app
 from harness.judge.prereg.predict import predict_experiment
 from harness.measure.records.run import SealedRun
 from harness.model.engine import load_cost_model
-from harness.model.engine.cost import find_cost_file
 from harness.model.experiment import resolve
-from harness.model.sim import simulate
 from harness.model.spec import load_toml, parse_experiment
 from harness.runner import run_experiment
 from harness.shipped import find_shipped
@@ -110,40 +106,6 @@ def test_covering_the_largest_batch_pays_more_than_any_number_of_drafts(figures_
     # One plan draws the same for both: they differ in the graph of full batches alone.
     assert figures["six"].histogram == figures["six-covered"].histogram
     assert figures["six"].counts == figures["six-covered"].counts
-
-
-def test_the_log_gives_the_device_time_of_the_simulator_with_mixed_steps_and_steps_without_a_graph(
-    tmp_path: Path,
-) -> None:
-    costs = find_cost_file("emulated-gpu").read_text() + "\n[eager]\nstep_ns = 2_000_000\n"
-    (tmp_path / "eager.toml").write_text(costs)
-    spec = parse_experiment(
-        {
-            "name": "priced",
-            "backend": "sim",
-            "replicates": 1,
-            "workload": {"num_sessions": 6, "waits": "none"},
-            "server": {
-                "rules": "vllm-paged",
-                "cost_model": str(tmp_path / "eager.toml"),
-                "max_num_seqs": 6,
-                "decode_buckets": [1, 2, 4],
-                "max_num_batched_tokens": 300,
-            },
-            "condition": [{"name": "only"}],
-        },
-        where="priced",
-    )
-    (run,) = run_experiment(spec, runs_root=tmp_path / "runs").runs
-    log = step_log_of(run)
-    assert log is not None
-    assert log.num_by_kind["mixed"] > 10
-    assert {5, 6} & log.eager_by_n.keys()
-
-    simulated = simulate(run.plan, run.server, run.cost_model)
-    assert run_figures(run).a_ns == simulated.device_ns
-    without = simulate(run.plan, run.server, replace(run.cost_model, eager_ns=0))
-    assert simulated.device_ns > without.device_ns
 
 
 def test_runs_with_paged_kv_memory_are_predicted_by_draws_around_the_nominal_simulation() -> None:

@@ -13,6 +13,7 @@ import pytest
 from pyarrow import csv
 from typer.testing import CliRunner
 
+from harness.analysis.figures import run_figures
 from harness.cli.tree import app
 from harness.clock import NS_PER_S, monotonic_ns
 from harness.errors import ServerError, SpecError
@@ -105,6 +106,7 @@ def test_an_attached_server_is_left_running_and_each_run_says_that_it_was_attach
         assert finding.evidence == "the server was started by somebody else and not restarted for this run"
         assert run.manifest.server.argv == ()
         assert run.manifest.observation.steps == "none"
+        assert run_figures(run).a is None, "nothing shows its steps"
     assert emulator.process.poll() is None, "the attached server was ended"
 
 
