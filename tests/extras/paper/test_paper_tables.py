@@ -189,12 +189,6 @@ def test_the_tables_after_the_catalogue_find_its_runs(tmp_path: Path) -> None:
         invoke(tables)
 
 
-def test_table_s7_ends_with_the_papers_other_and_total_rows(runs_root: Path) -> None:
-    rows = rows_of(runs_root, "S7")
-    assert [row[0] for row in rows][-2:] == ["Other", "Total"]
-    assert (rows[-1][4], rows[-1][6]) == ("100.0%", "100.0%")
-
-
 def test_the_papers_own_contributions_print_as_table_s7() -> None:
     printed = {"bucket_change": "8 -> 6"}
     five = {"n": 5, "h(n)": 115, "slots_removed": 230, "share_of_slots": 230 / 1218, "drop_of_p": 0.0333824} | printed

@@ -56,17 +56,6 @@ def test_a_dry_run_refuses_what_a_run_refuses_in_the_same_words(words: str, tmp_
     assert said[0] == said[1]
 
 
-def test_two_policies_before_one_server_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "mine.toml"
-    conditions = "".join(
-        f'[[condition]]\nname = "{name}"\nserver.router.policy = "{name}"\n' for name in ("round-robin", "prefix-aware")
-    )
-    path.write_text(f'name = "mine"\nbackend = "sim"\n{conditions}')
-    done = CliRunner().invoke(app, ["run", str(path), "--dry-run", "--runs", str(tmp_path)], env={"COLUMNS": "1000"})
-    assert done.exit_code != 0
-    assert "one server has no router" in f"{done.output}{done.exception}"
-
-
 @pytest.mark.parametrize("name", ['a;b {c} "d"', "plain", "back\\slash"])
 def test_nginx_reads_paths_of_any_folder(name: str, tmp_path: Path) -> None:
     programs = tmp_path / "environment" / "bin"

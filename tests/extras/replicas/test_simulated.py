@@ -109,12 +109,6 @@ def test_the_tables_of_replicas_come_apart_as_they_were(tmp_path: Path) -> None:
     RunStore(tmp_path).verify()
 
 
-def test_a_router_that_is_not_modelled_is_refused(tmp_path: Path) -> None:
-    spec = experiment(router={"kind": "haproxy", "policy": "round-robin"})
-    with pytest.raises(SpecError, match="haproxy is not modelled"):
-        run_experiment(spec, runs_root=tmp_path)
-
-
 def test_replicas_are_never_taken_for_one_engine() -> None:
     with pytest.raises(SpecError, match="2 replicas behind a router are not one engine"):
         EngineConfig.from_server(ServerSpec(replicas=2))

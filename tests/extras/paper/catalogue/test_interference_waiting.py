@@ -12,14 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from harness.analysis.compare.answer import ExperimentRuns
-from harness.analysis.cost.reconstruct import waiting_session_ns
 from harness.errors import RecordsError, SpecError
 from harness.extras.paper.catalogue.interference import INTERFERENCE, measured_waiting, waiting_table
 from harness.extras.paper.catalogue.reuse import exceptions_table
 from harness.extras.paper.rules.interference import injection_of
 from harness.measure.records import layout, schema
 from harness.measure.records.run import SealedRun
-from harness.model.engine import load_cost_model
 from harness.model.spec import parse_experiment
 from harness.runner import run_experiment
 from harness.stacks.vllm.core_steps import COLUMNS
@@ -90,40 +88,6 @@ def test_an_observers_instants_are_scaled_to_the_runs_clock(tmp_path: Path) -> N
     clock = run.manifest.clock.model_copy(update={"scale": 4.0})
     scaled = replace(run, manifest=run.manifest.model_copy(update={"clock": clock}))
     assert measured_waiting(observed(scaled, tmp_path / "seen", ("prefill", 0, 100, 2))) == (400, "observer")
-
-
-def test_the_papers_2000_token_injection_makes_four_sessions_wait_1_44_session_seconds() -> None:
-    # Paper 3-3: 0.3596 s for the injection, four sessions waiting throughout. The model's T(2,000) is 0.3598 s.
-    def event(k: int, kind: str, name: str) -> dict[str, object]:
-        return {
-            "index": k,
-            "step": 0 if k < 4 else 1,
-            "log_ns": k,
-            "kind": kind,
-            "request_id": name,
-            "slots": [k],
-            "num_blocks": 1,
-            "caller": "request",
-            "reused_tokens": 0,
-        }
-
-    names = ["s0", "s1", "s2", "s3", "injected"]
-    events = pa.Table.from_pylist([event(k, "alloc", name) for k, name in enumerate(names)], schema=schema.KV_EVENTS)
-    blank = {field.name: "" if pa.types.is_string(field.type) else 0 for field in schema.REQUESTS}
-    prompts = [300, 300, 300, 300, 2000]
-    requests = pa.Table.from_pylist(
-        [
-            {**blank, "session": k, "status": "ok", "response_id": name, "prompt_tokens": prompt, "cached_tokens": 0}
-            for k, (name, prompt) in enumerate(zip(names, prompts, strict=True))
-        ],
-        schema=schema.REQUESTS,
-    )
-    model = load_cost_model("paper")
-    total_ns = waiting_session_ns(events, requests, model)
-    # The streams' own prefills run one after another before: 0 + 1 + 2 + 3 sessions wait for 300 tokens each.
-    start_ns = model.prefill_ns(300) * (0 + 1 + 2 + 3)
-    assert total_ns is not None
-    assert round((total_ns - start_ns) / 1e9, 2) == 1.44
 
 
 def test_a_reuse_that_is_neither_nothing_nor_formula_c_is_listed(tmp_path: Path) -> None:
