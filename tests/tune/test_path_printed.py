@@ -17,7 +17,7 @@ pytestmark = pytest.mark.live
 SMALL = (
     *("workload.num_sessions=4", "workload.requests_per_session=2", "workload.wait_cap_s=1"),
     *(f"workload.{key}.distribution=fixed" for key in ("prompt_tokens", "generate_tokens")),
-    *("workload.prompt_tokens.value=200", "workload.generate_tokens.value=24"),
+    *("workload.prompt_tokens.value=200", "workload.generate_tokens.value=12"),
 )
 
 
@@ -25,7 +25,7 @@ def test_the_printed_command_starts_the_candidate_and_the_same_tune_then_answers
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(confirm, "MOST_BLOCKS", 6)
+    monkeypatch.setattr(confirm, "MOST_BLOCKS", 4)
     beside = ("--enable-prompt-tokens-details",)
     today = start_ready(tmp_path / "today", "--max-num-seqs", "1", "--decode-buckets", "1", *beside)
     try:
