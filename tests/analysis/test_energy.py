@@ -50,13 +50,7 @@ def test_a_power_that_moves_is_taken_to_go_straight_and_its_error_reaches_the_fu
 
 
 @pytest.mark.parametrize(
-    "samples",
-    [
-        every(1.01, [100.0] * 20),
-        every(0.5, [100.0] * 3),
-        every(0.5, [100.0] * 20, first_s=0.6),
-        [],
-    ],
+    "samples", [every(1.01, [100.0] * 20), every(0.5, [100.0] * 3), every(0.5, [100.0] * 20, first_s=0.6), []]
 )
 def test_fewer_than_a_sample_a_second_of_the_time_in_flight_give_no_energy(samples: list[tuple[int, float]]) -> None:
     assert energy_of(samples, [(NS_PER_S // 2, 5 * NS_PER_S)]) is None

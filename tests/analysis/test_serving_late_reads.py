@@ -9,14 +9,7 @@ import pyarrow as pa
 import pytest
 
 from harness.analysis.compare.measures import MEASURES, bound_over, value_over
-from harness.analysis.serving import (
-    TokenChunks,
-    late_reads,
-    latencies,
-    metric_bounds,
-    serving_figures,
-    serving_rows,
-)
+from harness.analysis.serving import TokenChunks, late_reads, latencies, metric_bounds, serving_figures, serving_rows
 from harness.clock import NS_PER_MS
 from harness.measure.records.schema import CHUNKS, with_newer_columns
 from harness.measure.records.store import RunStore

@@ -30,10 +30,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "base_seed": 771,
         "workload": WORKLOAD,
         "server": {"kv_slots": 32},
-        "condition": [
-            {"name": "fast"},
-            {"name": "slow", "baseline": "slow", "workload": {"start_offset_s": 60.0}},
-        ],
+        "condition": [{"name": "fast"}, {"name": "slow", "baseline": "slow", "workload": {"start_offset_s": 60.0}}],
     }
     run_experiment(parse_experiment(table, where="test"), runs_root=root)
     return root

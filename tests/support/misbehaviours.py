@@ -163,9 +163,7 @@ CATALOGUE = (
         "status 101", with_head(b"HTTP/1.1 101 Switching\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n"), says="not HTTP"
     ),
     Misbehaviour(
-        "status 204",
-        with_head(b"HTTP/1.1 204 No Content\r\n\r\n", body=lambda _: b"", after=KEEP),
-        status="http_error",
+        "status 204", with_head(b"HTTP/1.1 204 No Content\r\n\r\n", body=lambda _: b"", after=KEEP), status="http_error"
     ),
     Misbehaviour(
         "gzip",
@@ -214,12 +212,7 @@ CATALOGUE = (
         status="ok",
         why="legal HTTP; the answer follows",
     ),
-    Misbehaviour(
-        "a trailer",
-        with_trailer,
-        status="ok",
-        why="legal HTTP, read by the full parser",
-    ),
+    Misbehaviour("a trailer", with_trailer, status="ok", why="legal HTTP, read by the full parser"),
     Misbehaviour(
         "comments between events",
         rearranged(lambda e: [b": ping\n\n", *e[:1], b": ping\n\n", *e[1:]]),

@@ -29,8 +29,7 @@ def tiny_server_argv(port: int, *options: str) -> list[str]:
 
 def start_tiny_server(folder: Path, port: int, *options: str) -> ServerProcess:
     return ServerProcess.start(
-        tiny_server_argv(port, *options),
-        log=ServerLog(folder / "server.log", folder / "server.log.stamps", clock),
+        tiny_server_argv(port, *options), log=ServerLog(folder / "server.log", folder / "server.log.stamps", clock)
     )
 
 

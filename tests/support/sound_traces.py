@@ -99,12 +99,7 @@ def arrivals() -> Iterator[Any]:
     """Rows of Mooncake: each prompt is the one before, and two blocks more."""
     for place in range(SESSIONS * TURNS):
         blocks = [0, *range(10, 12 + 2 * place)]
-        yield {
-            "timestamp": 2500 * place,
-            "input_length": 512 * len(blocks),
-            "output_length": 60,
-            "hash_ids": blocks,
-        }
+        yield {"timestamp": 2500 * place, "input_length": 512 * len(blocks), "output_length": 60, "hash_ids": blocks}
 
 
 def _bailian() -> Lines:

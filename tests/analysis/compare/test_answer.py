@@ -7,8 +7,6 @@ import pytest
 from harness.analysis.compare.answer import Source, change, cost_sentence, interval_in_words, source_of
 from harness.analysis.stats import GIVEN_COSTS, Interval
 
-pytestmark = pytest.mark.same_everywhere
-
 
 def interval(low: float, estimate: float, high: float, **changes: object) -> Interval:
     table = {"level": 0.95, "method": "t", "unit": "blocks", "num_units": 6, "resamples": 0, "seed": 0, **changes}

@@ -221,10 +221,7 @@ def test_a_simulated_comparison_is_one_hypothesis_and_a_measured_one_has_b_besid
     (one,) = answers({"c": Compared(predicted, 3)}, "sim", Family())
     assert (one.channel, one.result.family) == ("a", 1)
     found = answers({"c": Compared(measured, 3), "d": Compared(measured, 3)}, "emulator", Family(2))
-    assert [(each.channel, each.result.family, each.is_main) for each in found] == [
-        ("a", 2, True),
-        ("b", 2, False),
-    ] * 2
+    assert [(each.channel, each.result.family, each.is_main) for each in found] == [("a", 2, True), ("b", 2, False)] * 2
 
 
 def in_steps(run: RunFigures, measured_ms: int) -> RunFigures:

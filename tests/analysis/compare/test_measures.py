@@ -16,7 +16,6 @@ from harness.runner import run_experiment
 from tests.support.experiments import small_experiment
 
 TARGET_S = 0.6
-pytestmark = pytest.mark.same_everywhere
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,6 @@ import pytest
 from harness.analysis.compare.rare import shape_in_words, unseen_in_words
 from harness.analysis.compare.ratio import BlockCosts
 
-pytestmark = pytest.mark.same_everywhere
-
 
 @pytest.mark.parametrize(("num_plans", "rarity"), [(6, "2.5"), (12, "4.5"), (24, "8.5"), (400, "134")])
 def test_so_many_plans_leave_open_plans_that_are_so_rare(num_plans: int, rarity: str) -> None:

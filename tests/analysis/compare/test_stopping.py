@@ -156,7 +156,6 @@ def test_blocks_that_do_not_vary_have_no_interval_and_no_verdict() -> None:
     assert looks[-1].verdict is Verdict.INCONCLUSIVE
 
 
-@pytest.mark.same_everywhere
 def test_of_plans_with_heavy_tails_the_interval_at_the_end_holds_the_ratio_of_sums() -> None:
     """Costs of plans are log-normal, and larger plans gain less: the mean of the logs says .9 % more than the sums."""
     rng, rule = np.random.default_rng(69), RULE.model_copy(update={"budget": 30})

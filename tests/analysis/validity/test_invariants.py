@@ -255,8 +255,7 @@ def test_a_wall_clock_that_was_set_by_an_hour_is_called_so_and_nothing_is_said_t
 
     def found(moved_s: float) -> list[tuple[str, str]]:
         clock = ClockRecord(
-            realtime_minus_monotonic_ns=offset_ns,
-            realtime_minus_monotonic_after_ns=offset_ns + round(moved_s * 10**9),
+            realtime_minus_monotonic_ns=offset_ns, realtime_minus_monotonic_after_ns=offset_ns + round(moved_s * 10**9)
         )
         return [(one.code, one.severity) for one in findings(tmp_path, cost_model=costs, clock=clock)]
 

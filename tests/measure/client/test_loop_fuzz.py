@@ -20,17 +20,7 @@ from harness.measure.client.run import replay_here
 from harness.measure.client.target import Endpoint, ReplayResult, Target
 from harness.model.plan.model import Plan
 from harness.model.spec import ClientSpec
-from tests.support.raw_server import (
-    CHUNKED_HEAD,
-    CLOSE,
-    KEEP,
-    RESET,
-    Asked,
-    RawServer,
-    Reply,
-    chunked,
-    events,
-)
+from tests.support.raw_server import CHUNKED_HEAD, CLOSE, KEEP, RESET, Asked, RawServer, Reply, chunked, events
 from tests.support.replays import expected_prompts, plan_of, rows_of, session
 from tests.support.tls import Served, TlsFront, certificate, trusting
 

@@ -27,11 +27,7 @@ def test_an_unmodified_openai_client_completes(emulator: Emulator) -> None:
         assert (answer.usage.completion_tokens, answer.choices[0].finish_reason) == (7, "length")
         chunks = list(
             client.completions.create(
-                model=MODEL,
-                prompt="Say something",
-                max_tokens=7,
-                stream=True,
-                stream_options={"include_usage": True},
+                model=MODEL, prompt="Say something", max_tokens=7, stream=True, stream_options={"include_usage": True}
             )
         )
         assert "".join(chunk.choices[0].text for chunk in chunks[:-1]) == answer.choices[0].text
@@ -74,11 +70,7 @@ def test_token_details_are_absent_from_a_stream_without_reuse(emulator: Emulator
 def test_a_stream_has_one_event_per_token_and_the_prompt_once(emulator: Emulator) -> None:
     prompt = prompt_of(3, 50)
     events = emulator.stream(
-        "/v1/completions",
-        prompt=prompt,
-        max_tokens=6,
-        return_token_ids=True,
-        stream_options={"include_usage": True},
+        "/v1/completions", prompt=prompt, max_tokens=6, return_token_ids=True, stream_options={"include_usage": True}
     )
     choices = [event["choices"][0] for event in events[:-1]]
     assert [len(choice["token_ids"]) for choice in choices] == [1] * 6

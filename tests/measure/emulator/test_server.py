@@ -136,10 +136,7 @@ def test_asynchronous_scheduling_is_a_switch_as_of_vllm() -> None:
 
 @pytest.mark.parametrize(
     ("flags", "named"),
-    [
-        (["--decode-buckets", "1,2,x"], "server.decode_buckets"),
-        (["--cost-model", "no-such-model"], "no-such-model"),
-    ],
+    [(["--decode-buckets", "1,2,x"], "server.decode_buckets"), (["--cost-model", "no-such-model"], "no-such-model")],
 )
 def test_a_bad_configuration_is_one_line_that_names_it(tmp_path: Path, flags: list[str], named: str) -> None:
     code, text = run_to_exit(tmp_path, "--port", "0", *flags)

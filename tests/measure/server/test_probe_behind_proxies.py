@@ -61,12 +61,7 @@ TEXT, CHAT = ("/v1/completions",), ("/v1/chat/completions",)
 
 
 def usage_of(prompt_tokens: int, count: int, **more: Any) -> dict[str, Any]:
-    return {
-        "completion_tokens": count,
-        "prompt_tokens": prompt_tokens,
-        "total_tokens": prompt_tokens + count,
-        **more,
-    }
+    return {"completion_tokens": count, "prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens + count, **more}
 
 
 def litellm_text(name: str, prompt_tokens: int, count: int) -> list[dict[str, Any]]:
@@ -193,8 +188,7 @@ def test_answers_of_other_servers_give_valid_figures(
 
 
 @pytest.mark.parametrize(
-    ("name", "remedy"),
-    [("litellm", 'workload.prompt_form = "text"'), ("TGI chat", 'workload.prompt_form = "chat"')],
+    ("name", "remedy"), [("litellm", 'workload.prompt_form = "text"'), ("TGI chat", 'workload.prompt_form = "chat"')]
 )
 def test_a_refusal_names_the_form_that_the_server_takes(
     tmp_path: Path, name: str, remedy: str, monkeypatch: pytest.MonkeyPatch

@@ -112,8 +112,7 @@ def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_a_log_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     with pytest.raises(ServerError, match="missing/log: No such file"):
         ServerProcess.start(
-            [sys.executable, "-c", "pass"],
-            log=ServerLog(tmp_path / "missing" / "log", tmp_path / "stamps", clock),
+            [sys.executable, "-c", "pass"], log=ServerLog(tmp_path / "missing" / "log", tmp_path / "stamps", clock)
         )
 
 

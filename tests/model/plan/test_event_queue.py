@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from harness.model.plan.event_queue import return_waits_ns
 from tests.support.replays import plan_of, session
-
-pytestmark = pytest.mark.same_everywhere
 
 
 def test_a_session_waits_between_its_requests_and_its_last_one_for_nothing() -> None:

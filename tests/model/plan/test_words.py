@@ -80,10 +80,7 @@ def test_sessions_share_the_text_of_their_shared_blocks_and_nothing_more() -> No
     first, second, third = (TokenStreams(shared, BYTES).fresh_text(session, 0) for session in range(3))
     assert first[:256] == second[:256] == third[:256]
     assert len({text[256:300] for text in (first, second, third)}) == 3
-    named = replace(
-        plan_of(*(replace(each, blocks=(7, 9, each.index)) for each in sessions)),
-        block_tokens=128,
-    )
+    named = replace(plan_of(*(replace(each, blocks=(7, 9, each.index)) for each in sessions)), block_tokens=128)
     first, second, third = (TokenStreams(named, BYTES).fresh_text(session, 0) for session in range(3))
     assert first[:256] == second[:256] == third[:256]
     assert len({text[256:300] for text in (first, second, third)}) == 3

@@ -19,16 +19,7 @@ from harness.model.spec import WorkloadSpec
 from tests.support.naive import naive_run
 
 WIDE = Perturbation(20260801, start_ms=20.0, lag_ms=8.0, step_sd=0.03)
-CERTAIN = Perturbation(
-    20260801,
-    start_ms=0,
-    lag_ms=0,
-    decode_sd=0,
-    bucket_sd=0,
-    prefill_sd=0,
-    artifact_sd=0,
-    step_sd=0,
-)
+CERTAIN = Perturbation(20260801, start_ms=0, lag_ms=0, decode_sd=0, bucket_sd=0, prefill_sd=0, artifact_sd=0, step_sd=0)
 
 
 @dataclass

@@ -29,9 +29,7 @@ def claude(folder: Path, *rows: dict[str, Any]) -> tuple[list[Recording], ReadNo
     return recordings, notes
 
 
-def test_a_claude_log_becomes_requests_that_keep_what_was_cached_and_wait_as_the_tool_did(
-    tmp_path: Path,
-) -> None:
+def test_a_claude_log_becomes_requests_that_keep_what_was_cached_and_wait_as_the_tool_did(tmp_path: Path) -> None:
     (recording,), _ = claude(
         tmp_path,
         user(0.0),

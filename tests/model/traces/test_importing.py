@@ -216,10 +216,7 @@ def test_broken_lines_are_counted_and_named_and_never_end_an_import(tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("rows", "words"),
-    [
-        (["nothing at all"], "is in no known format"),
-        ([mooncake(0, -1)], "no request could be read as mooncake"),
-    ],
+    [(["nothing at all"], "is in no known format"), ([mooncake(0, -1)], "no request could be read as mooncake")],
 )
 def test_a_file_with_nothing_to_read_is_one_clear_line(tmp_path: Path, rows: list[Any], words: str) -> None:
     with pytest.raises(SpecError, match=words):

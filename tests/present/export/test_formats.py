@@ -187,10 +187,7 @@ def test_inference_perf_computes_from_the_records_what_the_summary_says(run: Sea
             start_time=row["start_time"],
             end_time=row["end_time"],
             request_data=row["request"],
-            info={
-                **row["info"],
-                "response_metrics": apis.StreamedResponseMetrics(**row["info"]["response_metrics"]),
-            },
+            info={**row["info"], "response_metrics": apis.StreamedResponseMetrics(**row["info"]["response_metrics"])},
             error=row["error"],
         )
         for row in json.loads((folder / "per_request_lifecycle_metrics.json").read_text())

@@ -276,10 +276,7 @@ def test_channels_that_disagree_withhold_the_answer(tmp_path: Path) -> None:
 
 def test_invalid_runs_are_named_with_their_reasons_and_not_counted(tmp_path: Path) -> None:
     reason = "request-failed: session 5 request 1 got HTTP 500"
-    runs = [
-        seal_run(tmp_path),
-        seal_run(tmp_path, Shape(replicate=1, fails=True, invalid_reasons=(reason,))),
-    ]
+    runs = [seal_run(tmp_path), seal_run(tmp_path, Shape(replicate=1, fails=True, invalid_reasons=(reason,)))]
     page = report(runs, tmp_path)
     assert "1 of 2 runs is INVALID and not counted: base-waits/1" in page.text
     assert reason in page.text
@@ -307,10 +304,7 @@ def test_missing_observations_are_dashes_and_words_not_zeros(tmp_path: Path) -> 
 def test_sixty_four_sessions_and_a_dozen_runs_stay_a_small_file(tmp_path: Path) -> None:
     buckets = (1, 2, 4, 8, 16)
     runs = [
-        seal_run(
-            tmp_path,
-            Shape(condition=name, replicate=k, num_sessions=64, num_requests=3, buckets=buckets),
-        )
+        seal_run(tmp_path, Shape(condition=name, replicate=k, num_sessions=64, num_requests=3, buckets=buckets))
         for k in range(2)
         for name in ("base-waits", "other")
     ]

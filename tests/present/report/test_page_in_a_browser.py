@@ -22,7 +22,6 @@ from tests.support.report_runs import seal_demo
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page
 
-pytestmark = pytest.mark.same_everywhere
 LOOKS: dict[str, dict[str, Any]] = {
     "desktop": {"viewport": {"width": 1400, "height": 900}},
     "phone": {"viewport": {"width": 390, "height": 844}},

@@ -424,11 +424,7 @@ ADMITTED = [[0, "a", 90, 20, 16, 20]]
 
 def test_a_damaged_line_is_counted_and_the_batches_that_rest_on_it_are_left_out() -> None:
     content = file_of(
-        record(0, [0], 4, admitted=ADMITTED),
-        ["damaged"],
-        record(2, None),
-        record(3, [0]),
-        record(4, None),
+        record(0, [0], 4, admitted=ADMITTED), ["damaged"], record(2, None), record(3, [0]), record(4, None)
     )
     core = read_core_steps(content)
 
@@ -439,9 +435,7 @@ def test_a_damaged_line_is_counted_and_the_batches_that_rest_on_it_are_left_out(
 
 def test_steps_that_are_missing_or_never_ended_are_counted() -> None:
     content = file_of(
-        record(0, [0], 4, admitted=ADMITTED),
-        record(3, [0]),
-        record(4, None, update_ns=None, end_ns=None),
+        record(0, [0], 4, admitted=ADMITTED), record(3, [0]), record(4, None, update_ns=None, end_ns=None)
     )
     core = read_core_steps(content)
 

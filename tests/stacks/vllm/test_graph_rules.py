@@ -11,17 +11,9 @@ import pytest
 
 from harness.extras.twin.environment import TwinEnvironment
 from harness.stacks.vllm.graph_flags import flags_of_words
-from harness.stacks.vllm.graph_rules import (
-    GraphFlags,
-    Graphs,
-    covering_sizes,
-    decode_batches,
-    graphs_of,
-    lost_graphs,
-)
+from harness.stacks.vllm.graph_rules import GraphFlags, Graphs, covering_sizes, decode_batches, graphs_of, lost_graphs
 from tests.support.vllm_graphs import VllmGraphs, differing, drawn_flags
 
-pytestmark = pytest.mark.same_everywhere
 NUM_DRAWS = 300
 V1: dict[str, Any] = {"runner": "v1", "max_num_batched_tokens": 8192}
 V2: dict[str, Any] = {**V1, "runner": "v2"}
@@ -75,13 +67,7 @@ EXAMPLES: list[tuple[dict[str, Any], int, int, int, Sequence[int], str, str]] = 
 
 @pytest.mark.parametrize(("server", "seqs", "drafts", "num_sizes", "requests", "decodes", "mixed"), EXAMPLES)
 def test_a_server_captures_and_runs_each_batch_as_its_release_does(
-    server: dict[str, Any],
-    seqs: int,
-    drafts: int,
-    num_sizes: int,
-    requests: Sequence[int],
-    decodes: str,
-    mixed: str,
+    server: dict[str, Any], seqs: int, drafts: int, num_sizes: int, requests: Sequence[int], decodes: str, mixed: str
 ) -> None:
     graphs, query = captured(server, seqs, drafts), 1 + drafts
     assert len(graphs.sizes) == num_sizes

@@ -16,13 +16,7 @@ from harness.errors import RecordsError
 from harness.extras.twin.environment import TwinEnvironment, twin_variables
 from harness.stacks.vllm.inside.vllm_step_log import SETTINGS
 from harness.stacks.vllm.launch import STEP_LOG
-from harness.stacks.vllm.step_log import (
-    COLUMNS,
-    INSIDE,
-    StepLog,
-    load_step_log,
-    read_step_log,
-)
+from harness.stacks.vllm.step_log import COLUMNS, INSIDE, StepLog, load_step_log, read_step_log
 
 # The part of vLLM that a stat logger meets, constructed after vllm 0.30.0 (v1/metrics/loggers.py and stats.py).
 LITTLE_VLLM = """

@@ -12,14 +12,7 @@ from harness.measure.records.run import SealedRun
 from harness.stacks.vllm.launch import STEP_LOG
 from harness.stacks.vllm.step_log import load_step_log
 from tests.support.observed import observed_steps
-from tests.support.sessions_on_twin import (
-    KINDS,
-    cached_by_observer,
-    cached_tokens,
-    imported,
-    num_whole,
-    record,
-)
+from tests.support.sessions_on_twin import KINDS, cached_by_observer, cached_tokens, imported, num_whole, record
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
 

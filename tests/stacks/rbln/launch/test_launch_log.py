@@ -71,12 +71,7 @@ def _findings(facts: LaunchFacts, *, needs_observer: bool = True, **server: Any)
 
 def test_the_settings_in_force_are_read_from_log_and_metrics() -> None:
     facts = read_launch(LOG, [json.dumps({"status": 0, "error": "no answer"}), SCRAPE])
-    assert facts.effective() == {
-        "max_num_seqs": 8,
-        "slot_tokens": 8192,
-        "prefix_caching": True,
-        "usable_kv_slots": 8,
-    }
+    assert facts.effective() == {"max_num_seqs": 8, "slot_tokens": 8192, "prefix_caching": True, "usable_kv_slots": 8}
     assert facts.version == "0.22.0"
     assert _findings(facts) == []
 

@@ -149,8 +149,7 @@ def test_a_new_branch_is_refused_even_when_it_only_logs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "line"),
-    [("class Model:\n", 'logger.debug("x")\n'), ("    @property\n", '    logger.debug("x")\n')],
+    ("place", "line"), [("class Model:\n", 'logger.debug("x")\n'), ("    @property\n", '    logger.debug("x")\n')]
 )
 def test_logging_at_import_time_is_refused(place: str, line: str) -> None:
     with pytest.raises(PatchAuditError, match="outside any function"):

@@ -15,7 +15,6 @@ from tests.support.vllm_graphs import cut_out
 BUCKETS = (1, 2, 4, 8)
 
 
-@pytest.mark.same_everywhere
 @pytest.mark.parametrize("twin", ["0.12.0", "0.12.1a8"], indirect=True)
 def test_each_size_is_compiled_for_each_query_length_of_the_method(twin: TwinEnvironment) -> None:
     (file,) = twin.folder.glob("lib/python3*/site-packages/vllm_rbln/v1/worker/rbln_model_runner.py")
