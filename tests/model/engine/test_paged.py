@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.errors import PlanError, SpecError
-from harness.model.engine import DECODE, MIXED, PREFILL, CostModel, Step
+from harness.model.engine import DECODE, PREFILL, CostModel, Step
 from harness.model.engine.config import PagedConfig
 from harness.model.engine.paged import PagedScheduler
 from tests.support.paged_in_steps import scheduler_differences
@@ -33,7 +33,6 @@ def server(
     seqs: int = 4,
     budget: int = 64,
     longest: int = 256,
-    caching: bool = True,
     threshold: int = 0,
     ahead: bool = False,
     caps_lone: bool = False,
@@ -45,7 +44,6 @@ def server(
         block_size=16,
         max_num_batched_tokens=budget,
         max_model_len=longest,
-        prefix_caching=caching,
         long_prefill_tokens=threshold,
         async_scheduling=ahead,
         caps_lone_requests=caps_lone,
@@ -81,19 +79,6 @@ def test_a_prompt_longer_than_the_token_budget_is_computed_in_parts_and_then_dec
     assert [step.duration_ns for step in steps] == [69_000, 41_000, 10_000, 10_000]
 
 
-def test_running_requests_come_before_a_waiting_prompt_which_gets_what_is_left_of_the_budget() -> None:
-    scheduler = server(budget=64)
-    scheduler.submit(0, 10, 8, keys(0))
-    scheduler.schedule()
-    scheduler.finish_step()
-    scheduler.submit(1, 100, 2, keys(1))
-
-    step = scheduler.schedule()
-
-    assert (step.kind, step.requests, step.tokens, step.unfinished) == (MIXED, (0, 1), (1, 63), (1,))
-    assert step.duration_ns == 10_000 + 5_000 + 63_000
-
-
 def test_a_long_prompt_takes_no_more_than_its_threshold_of_a_step_unless_it_is_alone() -> None:
     def steps_of(num_requests: int, *, caps_lone: bool) -> list[tuple[int, ...]]:
         scheduler = server(threshold=20, caps_lone=caps_lone)
@@ -104,19 +89,6 @@ def test_a_long_prompt_takes_no_more_than_its_threshold_of_a_step_unless_it_is_a
     assert steps_of(1, caps_lone=True) == [(20,), (20,), (10,)]
     assert steps_of(1, caps_lone=False) == [(50,)]
     assert steps_of(2, caps_lone=False) == steps_of(2, caps_lone=True) == [(20, 20), (20, 20), (10, 10)]
-
-
-def test_the_threshold_holds_beside_a_request_that_only_waits_and_not_after_the_last_other_left() -> None:
-    scheduler = server(threshold=20, seqs=1)
-    scheduler.submit(0, 50, 1, keys(0))
-    scheduler.submit(1, 50, 1, keys(1))
-
-    assert [(step.requests, step.tokens) for step in steps_until_idle(scheduler)] == [
-        ((0,), (20,)),
-        ((0,), (20,)),
-        ((0,), (10,)),
-        ((1,), (50,)),
-    ]
 
 
 @given(
@@ -167,28 +139,6 @@ def test_a_session_that_returns_reuses_its_full_blocks_and_computes_at_least_the
     assert vars(scheduler.prefix_counts) == {"queries": 104, "hits": 48, "preempted_queries": 0, "preempted_hits": 0}
 
 
-def test_an_answers_blocks_are_reused_once_they_are_full_and_computed() -> None:
-    scheduler = server()
-    scheduler.submit(0, 16, 17, keys(3))
-    steps_until_idle(scheduler)
-
-    # 33 tokens, the last of which was sampled and never computed: two blocks.
-    scheduler.submit(1, 64, 1, keys(3))
-    (step,) = steps_until_idle(scheduler)
-
-    assert step.cached_tokens == 32
-
-
-def test_without_prefix_caching_nothing_is_reused_or_counted() -> None:
-    scheduler = server(caching=False)
-    for request in range(2):
-        scheduler.submit(request, 40, 1, [])
-        (step,) = steps_until_idle(scheduler)
-        assert step.cached_tokens == 0
-
-    assert scheduler.prefix_counts.queries == 0
-
-
 def test_the_last_admitted_gives_way_when_blocks_run_out_and_resumes_with_what_is_still_cached() -> None:
     scheduler = server(blocks=1 + 6, longest=96, budget=96)
     scheduler.submit(0, 47, 40, keys(0))
@@ -206,40 +156,6 @@ def test_the_last_admitted_gives_way_when_blocks_run_out_and_resumes_with_what_i
     assert resumed.admissions[0].request == 1
     assert resumed.admissions[0].cached_tokens + resumed.admissions[0].computed_tokens == 49
     assert scheduler.prefix_counts.preempted_queries == 49
-
-
-def test_a_step_that_preempts_admits_nobody() -> None:
-    scheduler = server(blocks=1 + 6, longest=96, budget=96)
-    for request in range(3):
-        scheduler.submit(request, 47, 40, keys(request))
-    for step in steps_until_idle(scheduler):
-        assert not (step.preempted and step.admissions)
-
-
-def test_a_request_waits_until_its_whole_prompt_fits_though_its_first_part_would() -> None:
-    scheduler = server(blocks=1 + 6, longest=96, budget=16)
-    scheduler.submit(0, 60, 1, keys(0))
-    scheduler.submit(1, 60, 1, keys(1))
-
-    step = scheduler.schedule()
-
-    assert step.requests == (0,)
-    assert scheduler.num_waiting == 1
-
-
-def test_an_aborted_request_gives_its_blocks_back_and_gets_no_token() -> None:
-    scheduler = server()
-    free = scheduler.free_blocks
-    scheduler.submit(0, 40, 5, keys(0))
-    scheduler.submit(1, 40, 5, keys(1))
-    scheduler.schedule()
-    scheduler.abort(0)
-    scheduler.abort(1)
-    scheduler.abort(1)
-
-    assert scheduler.finish_step() == ()
-    assert scheduler.free_blocks == free
-    assert not scheduler.has_work
 
 
 @pytest.mark.parametrize(
@@ -292,11 +208,6 @@ def test_a_decode_step_above_the_largest_captured_size_costs_the_extra_of_a_step
     assert priced == {**plain, (DECODE, 2): plain[DECODE, 2] + 7}
 
 
-def test_a_cost_model_without_chunked_prefill_is_refused_by_name() -> None:
-    with pytest.raises(SpecError, match=r"cost model of RBLN.*has no \[chunked_prefill\]"):
-        PagedScheduler(server().config, CostModel("of RBLN", "none", {1: 1}))
-
-
 def test_a_request_that_fits_no_context_or_lacks_block_keys_is_refused() -> None:
     with pytest.raises(PlanError, match="do not fit 256 tokens"):
         server().submit(0, 256, 1, keys(0))
@@ -314,31 +225,6 @@ def test_with_asynchronous_scheduling_an_arrival_waits_for_the_step_that_is_alre
     steps = [first, *steps_until_idle(scheduler)]
 
     assert [step.requests for step in steps] == [(0,), (0,), (0, 1), (0, 1), (0, 1), (1,), (1,)]
-
-
-def test_with_asynchronous_scheduling_a_request_that_stops_early_has_a_position_in_one_more_step() -> None:
-    scheduler = server(ahead=True)
-    scheduler.submit(0, 16, 9, keys(0), stop_tokens=2)
-    scheduler.submit(1, 16, 4, keys(1))
-
-    steps = steps_until_idle(scheduler)
-
-    assert [(step.requests, step.num_seqs) for step in steps] == [((0, 1), 2), ((0, 1), 2), ((1,), 2), ((1,), 1)]
-    # An answer that reaches max_tokens is foreseen.
-    assert not scheduler.has_work
-
-
-def test_with_asynchronous_scheduling_a_handle_used_again_has_no_part_in_the_step_decided_for_its_predecessor() -> None:
-    scheduler = server(ahead=True)
-    scheduler.submit(0, 16, 9, keys(0))
-    scheduler.schedule()
-    scheduler.abort(0)
-    scheduler.submit(0, 32, 1, keys(1))
-    assert scheduler.finish_step() == ()
-
-    steps = steps_until_idle(scheduler)
-
-    assert [(step.requests, step.tokens) for step in steps] == [((), (1,)), ((0,), (32,))]
 
 
 def test_a_step_of_prompts_beyond_the_captured_sizes_pays_for_its_launch() -> None:

@@ -15,7 +15,6 @@ from harness.model.engine.paged import PagedScheduler
 US = 10**9
 COSTS = CostModel("known", "this test", {1: 10 * US, 8: 40 * US}, chunk_step_fs=5 * US, chunk_token_fs=US)
 PROMPT_TOKENS, BLOCK_TOKENS = 100, 16
-NUM_BLOCKS = 7
 
 
 def server(**changes: Any) -> PagedScheduler:
@@ -71,13 +70,6 @@ def test_a_pin_ends_with_its_time_and_its_blocks_are_the_first_to_go() -> None:
     assert found(serve(scheduler, 4, name=0, at_ns=4000)) < 96
 
 
-def test_of_an_ended_pin_the_end_of_the_text_goes_first() -> None:
-    scheduler = server(keep_kv_ns=10**9)
-    serve(scheduler, 0, name=0, keep_ns=1500)
-    serve(scheduler, 1, name=1, at_ns=2000, prompt_tokens=2 * BLOCK_TOKENS - 2)
-    assert found(serve(scheduler, 2, name=0, at_ns=3000)) == 64
-
-
 def test_the_request_that_ends_last_decides_about_a_block_that_several_share() -> None:
     for keep_ns, is_kept in ((0, False), (10**6, True)):
         scheduler = server(keep_kv_ns=10**9)
@@ -86,21 +78,6 @@ def test_the_request_that_ends_last_decides_about_a_block_that_several_share() -
         for other in range(1, 5):
             serve(scheduler, other + 1, name=other, at_ns=other * 1000)
         assert (found(serve(scheduler, 9, name=0, at_ns=9000)) > 0) is is_kept
-
-
-def test_a_pin_lasts_no_longer_than_the_server_allows() -> None:
-    scheduler = server(keep_kv_ns=500)
-    serve(scheduler, 0, name=0, keep_ns=10**9)
-    for other in range(1, 5):
-        serve(scheduler, other, name=other, at_ns=other * 1000)
-    assert found(serve(scheduler, 9, name=0, at_ns=9000)) == 0
-
-
-def test_pins_never_keep_a_request_out() -> None:
-    scheduler = server(keep_kv_ns=10**15)
-    for name in range(12):
-        assert serve(scheduler, name, name=name, at_ns=name * 1000, keep_ns=10**15)[-1].requests == (name,)
-    assert scheduler.free_blocks == scheduler.num_blocks
 
 
 def test_what_was_overwritten_is_loaded_from_the_second_memory_and_the_step_waits() -> None:

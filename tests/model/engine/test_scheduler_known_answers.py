@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from harness.errors import PlanError, SpecError
-from harness.model.engine import DECODE, IDLE, PREFILL, EngineConfig, Scheduler, Step, load_cost_model
+from harness.model.engine import DECODE, PREFILL, EngineConfig, Scheduler, Step, load_cost_model
 from harness.model.engine.scheduler import KvCopyError
 
 COST = load_cost_model("paper")
@@ -74,11 +74,6 @@ def test_sequential_survival_on_eight_slots(num_background: int) -> None:
     assert all(step.dummy_slot >= 0 for step in decode_steps)
 
 
-def test_decode_steps_of_the_survival_runs() -> None:
-    counts = [sum(step.kind == DECODE for step in survival(server(), background)[1]) for background in (5, 6, 7, 8)]
-    assert counts == [49, 56, 63, 70]
-
-
 def test_the_last_free_slot_spares_the_target_until_after_its_look_up() -> None:
     cached, steps = survival(server(), 6)
     assert cached == 1920
@@ -104,23 +99,6 @@ def test_fewer_slots_than_the_limit_keep_one_for_padding() -> None:
         assert (cached == 1920) == (background <= 3)
         assert evictions(steps) == +Counter(request=background + 2 - 5)
         assert {step.dummy_slot for step in steps if step.kind == DECODE} == {5}
-
-
-def test_fewer_slots_than_the_limit_run_fewer_requests_than_the_limit() -> None:
-    engine = server(8, 6)
-    for request in range(8):
-        engine.submit(request, 100, 50, [])
-    for _ in range(5):
-        assert engine.schedule().kind == PREFILL
-        engine.finish_step()
-    step = engine.schedule()
-    assert (step.kind, step.num_seqs, step.bucket) == (DECODE, 5, 8)
-    assert engine.num_waiting == 3
-
-
-def test_a_limit_of_one_never_asks_for_a_dummy() -> None:
-    _, steps = survival(server(1), 3)
-    assert all(step.dummy_slot == -1 for step in steps)
 
 
 @pytest.mark.parametrize(("prompt", "cached"), [(1280, 1152), (1281, 1280), (127, 0), (128, 0), (129, 128)])
@@ -191,44 +169,6 @@ def test_before_0_12_a_copy_that_fails_ends_the_engine(rules: str) -> None:
         engine.recomputed(Step(PREFILL, cached_tokens=128, context_tokens=200, cached_slots=(3,)), 0)
 
 
-def test_the_first_to_finish_of_a_full_server_loses_its_memory_at_the_next_step() -> None:
-    engine = server()
-    for request in range(8):
-        engine.submit(request, 200, 5 if request == 3 else 40, text(request, 200))
-    for _ in range(8):
-        engine.schedule()
-        engine.finish_step()
-    while 3 in engine.running:
-        assert engine.schedule().evicted_slots == ()
-        engine.finish_step()
-    assert engine.schedule().evicted_slots == (3,)
-
-
-def test_prefill_holds_back_decode() -> None:
-    engine = server()
-    prefill(engine, 0, 300, text(0, 300), generate=50)
-    for request in range(1, 4):
-        engine.submit(request, 300, 50, text(request, 300))
-    kinds = []
-    for _ in range(4):
-        kinds.append(engine.schedule().kind)
-        engine.finish_step()
-    assert kinds == [PREFILL, PREFILL, PREFILL, DECODE]
-
-
-def test_a_partial_match_before_a_full_one_leaves_a_hole() -> None:
-    """Two partitions of 2,048; another session holds only the first 512 tokens of the same text."""
-    engine = Scheduler(EngineConfig(2, (1, 2), 8, slot_tokens=4096, partition_tokens=2048, prefix_caching=True), COST)
-    mine = text(0, 4000)
-    prefill(engine, 0, 4000, mine, generate=2)
-    drain(engine)
-    prefill(engine, 1, 600, mine[:4], generate=2)
-    drain(engine)
-    step = prefill(engine, 2, 4010, mine, generate=2)
-    assert step.cached_lengths == (512, 1920)
-    assert step.cached_tokens == 2432
-
-
 def test_a_preempted_request_loses_its_memory_and_returns_to_the_head() -> None:
     engine = Scheduler(EngineConfig(3, (1, 2, 3), 5, slot_tokens=1024, partition_tokens=256), COST)
     for request in range(3):
@@ -258,17 +198,6 @@ def test_prefix_caching_off_recomputes_every_prompt() -> None:
         assert all(later.dummy_slot == -1 for later in drain(engine))
 
 
-def test_an_abort_inside_a_step_gets_no_token_and_keeps_its_prefix() -> None:
-    engine = server()
-    engine.submit(0, 1000, 20, text(0, 1000))
-    assert engine.schedule().kind == PREFILL
-    engine.abort(0)
-    assert engine.finish_step() == ()
-    assert not engine.has_work
-    assert engine.schedule().kind == IDLE
-    assert prefill(engine, 0, 1000, text(0, 1000)).cached_tokens == 896
-
-
 def test_events_carry_what_the_log_lines_say() -> None:
     engine = server()
     step = prefill(engine, 5, 300, text(0, 300), generate=2)
@@ -281,15 +210,6 @@ def test_events_carry_what_the_log_lines_say() -> None:
     hit = step.kv_events[-1]
     assert (hit.kind, hit.slots, hit.num_blocks, hit.block_counts) == ("CACHE_HIT", (0,), 2, (2,))
     assert hit.reused_tokens == 256
-
-
-def test_an_early_stop_never_changes_the_admission() -> None:
-    steps = []
-    for stop in (None, 3):
-        engine = server()
-        engine.submit(0, 500, 200, text(0, 500), stop)
-        steps.append(engine.schedule())
-    assert steps[0] == steps[1]
 
 
 def test_what_cannot_run_is_refused_with_its_name() -> None:

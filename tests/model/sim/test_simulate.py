@@ -160,13 +160,6 @@ def test_without_waits_both_grids_give_the_same_histogram() -> None:
     assert len(histograms) == 1
 
 
-def test_w_counts_those_who_were_ready_to_decode() -> None:
-    first = SessionPlan(0, 0, None, None, (RequestPlan(0, 100, 400, 0),))
-    second = SessionPlan(1, 1_000_000_000, None, None, (RequestPlan(0, 100, 10, 0),))
-    result = simulate(plan_of([first, second]), ServerSpec())
-    assert result.wait_session_ns == load_cost_model("paper").prefill_ns(100)
-
-
 def test_an_active_limit_lowers_the_batch_and_nothing_else() -> None:
     plan = paper_plan(10, 20261000, 0)
     compiled = simulate(plan, ServerSpec(rules="vendor-0.12.1"))

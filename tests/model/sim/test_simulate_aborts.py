@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,23 +10,10 @@ import pytest
 from harness.errors import PlanError
 from harness.model.plan.files import read_plan, save_plan
 from harness.model.plan.model import Plan, RequestPlan, SessionPlan, canonical_lines
-from harness.model.sim import simulate
 from harness.model.spec import ServerSpec
 from tests.support.paged_in_steps import drawn_plan
 
 SERVER = ServerSpec(max_num_seqs=2, decode_buckets=(1, 2), kv_slots=3)
-
-
-def test_who_leaves_frees_its_place_before_the_next_step() -> None:
-    ask = RequestPlan(0, 100, 50)
-    stays = tuple(SessionPlan(index, 0, None, None, (ask,)) for index in range(3))
-    leaves = (replace(stays[0], requests=(replace(ask, abort_after_tokens=3),)), *stays[1:])
-    kept, left = (simulate(Plan("drawn", 1, 0, "as-drawn", 0, (1000, 9000), of), SERVER) for of in (stays, leaves))
-    admitted = [result.requests.column("admitted_ns").to_pylist()[2] for result in (kept, left)]
-    assert admitted[1] < admitted[0]
-    # Two prefills give the first tokens, two steps the second and the third.
-    assert left.steps.to_pylist()[3]["start_ns"] == admitted[1]
-    assert left.requests.column("aborted_tokens").to_pylist() == [3, -1, -1]
 
 
 def test_the_next_prompt_keeps_of_a_left_answer_what_was_surely_received() -> None:
