@@ -12,8 +12,7 @@ from harness.model.traces.calls import LIKE_ASKING, UNTIMED, Log
 from harness.model.traces.links import UNLINKED, of_lines
 from harness.model.traces.values import Record, instant_ns, record_of, records_of, text_of, tokens_of
 
-DEEPEST = 16
-MOST_STEPS = 1 << 20
+DEEPEST, MOST_STEPS = 16, 1 << 20
 VERSION = "ATIF-"
 ASKING = ("user", "system")
 HELD_TO = "1.7"

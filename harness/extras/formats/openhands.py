@@ -152,8 +152,9 @@ def _number(event: Record, at: str) -> int | None:
 def _is_input(event: Record, kind: str) -> bool:
     """Whether the model is asked again after an event: a person's message, or what came of an action."""
     is_said = kind in ("MessageEvent", "message") or text_of(event, "args", "agent_state") == "running"
-    is_state = kind in ("agent_state_changed", "recall", "null")
-    is_result = kind in OBSERVATIONS or ("observation" in event and not is_state)
+    is_result = kind in OBSERVATIONS or (
+        "observation" in event and kind not in ("agent_state_changed", "recall", "null")
+    )
     return is_result or (is_said and text_of(event, "source") == "user")
 
 

@@ -9,26 +9,22 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 
-from harness.extras.formats.otlp import DETAILS
+from harness.extras.formats.otlp import DETAILS, TABLES
 from harness.model.traces.account import FILE, SHARE_OF_UNKNOWN, TYPE_NAME, ReadNotes, tokens_in
-from harness.model.traces.base import by_type, read_tables
+from harness.model.traces.base import by_type
 from harness.model.traces.calls import ASK_A_PERSON, DECIDED, LIKE_ASKING, Call, Message
 from harness.model.traces.values import Record, instant_ns, list_of, parsed_json, record_of, text_of, tokens_of
 
 HELD_TO = "1.37.0"
-TABLES = read_tables(Path(__file__).with_name("otel.toml"))
 PASSED, NAMES = by_type(TABLES["passed"]), TABLES["counts"]
 CHATS, TOOLS, AGENTS, PERSONS, OPERATIONS, MODELS, PROVIDERS, CONVERSATIONS, *NAMED = TABLES["names"].values()
 AGENT_NAMES, TOOL_NAMES, FINISH_REASONS = NAMED
-COUNTS = frozenset(by_type(NAMES))
+COUNTS, LABELS = frozenset(by_type(NAMES)), TABLES["labels"]
 ERRORS = {"2", "ERROR", "STATUS_CODE_ERROR", "STATUSCODE.ERROR"}  # a status, in any form
-BYTES, LIKE_CACHED, MESSAGE_OF, GLOBAL, NAME, FINAL = map(re.compile, TABLES["patterns"].values())
-NO_COUNTS, FAILED, FAILED_WITH_COUNTS, LINKED, ESTIMATED, SEVERAL, OF_CLAUDE, UNNAMED = TABLES["spans"].values()
+PATTERNS = {name: re.compile(pattern) for name, pattern in TABLES["patterns"].items()}
 # Two services tokenise one prompt with a few tokens' difference.
-SLACK_TOKENS = 16
-SLACK_SHARE = 0.02
+SLACK_TOKENS, SLACK_SHARE = 16, 0.02
 
 
 @dataclass(eq=False)
@@ -92,12 +88,6 @@ class Span:
         """Whether both are of one conversation, as far as they say; records of logs may have no trace."""
         return not self.conversation or not other.conversation or self.conversation == other.conversation
 
-    def move(self, by_ns: int) -> None:
-        """Move it in time."""
-        self.start_ns, self.end_ns = self.start_ns + by_ns, self.end_ns + by_ns
-        if self.call is not None:
-            self.call.submitted_ns, self.call.end_ns = self.start_ns, self.end_ns
-
 
 def _prompts(calls: Sequence[Call]) -> tuple[int, int]:
     """Prompt tokens of all calls, as input that holds what the cache held, and as input beside it."""
@@ -126,8 +116,7 @@ def read_span(record: Record, at: str, notes: ReadNotes) -> Span:
     kind, has_model = text_of(record, "span_kind").lower(), any(map(attributes.get, MODELS))
     operation = _named(attributes, OPERATIONS).lower() or (kind if kind in (*CHATS, *PASSED) else "")
     has_counts = any(name in attributes for name in COUNTS)
-    if not operation and not has_model and not has_counts and _named(attributes, TOOL_NAMES):
-        operation = "execute_tool"
+    operation = operation or "execute_tool" * bool(not (has_model or has_counts) and _named(attributes, TOOL_NAMES))
     status = {str(each).upper() for each in (record.get("status"), *record_of(record, "status").values())}
     has_failed = bool(status & ERRORS or text_of(attributes, "error.type"))
     tells = has_counts and has_model if operation else has_counts or has_model
@@ -146,11 +135,11 @@ def read_span(record: Record, at: str, notes: ReadNotes) -> Span:
     span.is_allowed = decision in DECIDED or LIKE_ASKING.search(words) is not None
     span.rank = 0 if name else 1 + (record.get("event") == DETAILS)
     span.agent, span.service = _named(attributes, AGENT_NAMES), text_of(record, "resource_attributes", "service.name")
-    notes.assume(LINKED, not span.parent and bool(list_of(record, "links")))
+    notes.assume(LABELS["linked"], not span.parent and bool(list_of(record, "links")))
     if not isinstance(record.get("attributes"), dict) and not span.span:
         notes.row_broken("no span", at)
     elif operation == "api_request" and "output_tokens" in attributes:
-        notes.drop_call(OF_CLAUDE, at)
+        notes.drop_call(LABELS["of_claude"], at)
     elif not is_call:
         if not notes.passes(operation or "no operation", PASSED):
             notes.row_unknown(f"operation {operation}", at)
@@ -160,29 +149,31 @@ def read_span(record: Record, at: str, notes: ReadNotes) -> Span:
         span.is_unread = True
     elif has_failed and not any(tokens_of(attributes.get(name)) for name in COUNTS):
         span.is_failed = True
-        notes.drop_call(FAILED, at)
+        notes.drop_call(LABELS["failed"], at)
     elif isinstance(call := _call(record, span, notes), str):
-        span.is_bare = call == NO_COUNTS
+        span.is_bare = call == LABELS["no_counts"]
         span.is_unread = not span.is_bare
         if span.is_unread:
             notes.row_broken(call, at)
     else:
         notes.num_calls += 1
-        notes.assume(FAILED_WITH_COUNTS, has_failed)
+        notes.assume(LABELS["failed_with_counts"], has_failed)
         span.call = call
     return span
 
 
 def _id(given: str) -> str:
     """An id in hex, also where a store writes its bytes in base64, as Tempo does."""
-    return base64.b64decode(given.translate({45: "+", 95: "/"})).hex() if BYTES.fullmatch(given) else given
+    return base64.b64decode(given.translate({45: "+", 95: "/"})).hex() if PATTERNS["bytes"].fullmatch(given) else given
 
 
 def _attributes(record: Record) -> Record:
-    """A span's attributes, with the counts of Claude Code's spans under the names of the conventions."""
+    """A span's attributes, with the counts that a text of an object holds; Claude Code's by the conventions' names."""
     attributes = record_of(record, "attributes")
+    texts = ((name, text) for name, text in attributes.items() if "usage" in name.lower() and isinstance(text, str))
+    told = {f"{name}.{key}": int(num) for name, text in texts for key, num in PATTERNS["counted"].findall(text)}
     bare = TABLES["bare"] if attributes.get("span.type") == "llm_request" else {}
-    return {bare.get(name, name): value for name, value in attributes.items()}
+    return {bare.get(name, name): value for name, value in (attributes | told).items()}
 
 
 def _call(record: Record, span: Span, notes: ReadNotes) -> Call | str:
@@ -196,12 +187,12 @@ def _call(record: Record, span: Span, notes: ReadNotes) -> Call | str:
     characters = _characters_of(attributes)
     if not (prompt or counts["cached"]) or generate is None:
         if not (prompt or messages) or (generate is None and not characters):
-            return NO_COUNTS
-        notes.assume(ESTIMATED)
+            return LABELS["no_counts"]
+        notes.assume(LABELS["estimated"])
         generate = generate or tokens_in(characters)
         prompt = prompt or sum(tokens for _, tokens in messages)
-    for name in attributes.keys() - COUNTS:
-        if LIKE_CACHED.search(name) and tokens_of(attributes[name]) is not None and TYPE_NAME.fullmatch(name):
+    for name in filter(PATTERNS["like_count"].search, attributes.keys() - COUNTS):
+        if tokens_of(attributes[name]) is not None and TYPE_NAME.fullmatch(name):
             notes.assume(f"counts by a name that is not known, {name}: not read")
     call = Call("", span.start_ns, span.end_ns, prompt or 0, counts["cached"], generate, at=span.at)
     call.messages, call.agent, call.answer_characters = messages, span.service, characters
@@ -209,11 +200,11 @@ def _call(record: Record, span: Span, notes: ReadNotes) -> Call | str:
     call.total_tokens, call.has_end_alone = counts["total"] or None, span.start_ns == span.end_ns
     call.provider = _named(attributes, PROVIDERS) or span.service
     call.is_unsaid = call.is_concurrent = True
-    span.is_final = any(FINAL.fullmatch(str(attributes.get(name))) for name in FINISH_REASONS)
+    span.is_final = any(PATTERNS["final"].fullmatch(str(attributes.get(name))) for name in FINISH_REASONS)
     reasons = " ".join(str(attributes.get(name, "")).lower() for name in FINISH_REASONS)
     notes.look({"finish": re.findall(r"[\w-]+", reasons)}, "span")
-    notes.assume(UNNAMED, not span.is_named and bool(_named(attributes, OPERATIONS)))
-    notes.assume(SEVERAL, (tokens_of(attributes.get("gen_ai.request.choice.count")) or 1) > 1)
+    notes.assume(LABELS["unnamed"], not span.is_named and bool(_named(attributes, OPERATIONS)))
+    notes.assume(LABELS["several"], (tokens_of(attributes.get("gen_ai.request.choice.count")) or 1) > 1)
     return call
 
 
@@ -232,8 +223,7 @@ def _count(attributes: Record, names: Iterable[str]) -> int | None:
 
 def _characters_of(attributes: Record) -> int:
     """Length of an answer's texts and of the arguments of its calls, without the form around them; 0 where none are."""
-    answer = attributes.get("gen_ai.output.text")
-    if isinstance(answer, str):
+    if answer := text_of(attributes, "gen_ai.output.text"):
         return len(answer)
     messages = attributes.get("gen_ai.output.messages")
     parsed = parsed_json(messages.encode("utf-8", "replace")) if isinstance(messages, str) else messages
@@ -249,7 +239,7 @@ def _messages(attributes: Record) -> list[Message]:
     if not parts:
         numbered: dict[int, list[object]] = {}
         for name in sorted(attributes):
-            if found := MESSAGE_OF.match(name):
+            if found := PATTERNS["message_of"].match(name):
                 numbered.setdefault(int(found[1]), []).append((name[found.end() :], attributes[name]))
         parts = [numbered[place] for place in sorted(numbered)]
     return [(hashlib.sha256(one.encode()).digest()[:16], tokens_in(len(FILE.sub("", one)))) for one in map(repr, parts)]

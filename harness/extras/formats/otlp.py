@@ -12,8 +12,8 @@ from harness.model.traces.base import read_tables
 from harness.model.traces.values import Record, list_of, record_of, records_of, seconds_ns, text_of
 
 DEEPEST_VALUE = 16
-TABLE = read_tables(Path(__file__).with_name("otel.toml"))["otlp"]
-PLAIN, DOCUMENTS, LOGS, EVENTS, ANSWERED, (DETAILS,) = TABLE.values()
+TABLES = read_tables(Path(__file__).with_name("otel.toml"))
+PLAIN, DOCUMENTS, LOGS, EVENTS, ANSWERED, (DETAILS,) = TABLES["otlp"].values()
 
 
 def spans_in(document: Record, notes: ReadNotes) -> Iterator[Record]:
@@ -36,16 +36,15 @@ def spans_in(document: Record, notes: ReadNotes) -> Iterator[Record]:
 def _plain(span: Record, notes: ReadNotes) -> Record:
     """A flat span, as it is or as the SDK and Phoenix write it."""
     context = record_of(span, "context") or span
-    found = {name: text_of(context, name).removeprefix("0x") for name in ("trace_id", "span_id")}
-    parent = span.get("parent_span_id") or span.get("parent_id")
-    found["parent_span_id"] = parent.removeprefix("0x") if isinstance(parent, str) else ""
+    ids = {name: text_of(context, name) for name in ("trace_id", "span_id")}
+    ids["parent_span_id"] = text_of(span, "parent_span_id") or text_of(span, "parent_id")
     resource = record_of(span, "resource", "attributes")
     status = span.get("status") or span.get("status_code")
     more: Record = {"status": status, "resource_attributes": resource} if context is not span else {}
     more |= {name: notes.date_ns(at) for name in ("start_ns", "end_ns") if isinstance(at := span.get(name), int)}
     if isinstance(span.get("attributes"), dict):
         more["attributes"] = dict(_dotted(record_of(span, "attributes")))
-    return span | found | more
+    return span | {name: given.removeprefix("0x") for name, given in ids.items()} | more
 
 
 def _dotted(values: Record, name: str = "", depth: int = 0) -> Iterator[tuple[str, object]]:
@@ -68,6 +67,7 @@ def _of_jaeger(span: Record, processes: Record, notes: ReadNotes) -> Record:
     links = [each for each in references if text_of(each, "refType") == "FOLLOWS_FROM"]
     above = (text_of(each, "spanID") for each in references if each not in links)
     resource.setdefault("service.name", text_of(process, "serviceName"))
+    notes.assume(TABLES["labels"]["cut"], bool(attributes.get("otel.dropped_attributes_count")))
     return {
         "trace_id": text_of(span, "traceID"),
         "span_id": text_of(span, "spanID"),
@@ -121,6 +121,7 @@ def _of(record: Record, name: str) -> object:
 
 
 def _flat(span: Record, resource: Record, notes: ReadNotes) -> Record:
+    notes.assume(TABLES["labels"]["cut"], bool(_of(span, "droppedAttributesCount")))
     return {
         "trace_id": _of(span, "traceId"),
         "span_id": _of(span, "spanId"),

@@ -26,7 +26,7 @@ PROGRAM_NS = 250_000_000  # of 253,000 calls of TraceLab (codex_wall_internal_ga
 IN_CIRCLE, REPEATED, UNLINKED, NEAR, FORKED, ALONE, LIKELY, AGAIN, TO_AGENT, *OF_AGENTS = TABLES["agents"].values()
 MISSING, STARTED, REVIEWED = OF_AGENTS
 FIRST_CACHED, SHARED, AFTER_SUMMARY, BY_MESSAGES, CACHE_LEFT_OUT, AS_PART, HELD, CUT, FALLEN = TABLES["cache"].values()
-NO_READING, ADDED_REASONING, BY_SUMS = TABLES["counts"].values()
+NO_READING, ADDED_REASONING, HELD_REASONING, BY_SUMS = TABLES["counts"].values()
 LAST_BLOCK, WHOLE = TABLES["blocks"].values()
 OVER, UNKNOWN, UNEXPLAINED, ALLOWED, UNSHOWN, PARTLY = TABLES["whose"].values()
 GAPS, IN_TURN, UNAWAITED, OUT_OF_ORDER, UNANSWERED, *OF_WAITS = TABLES["waits"].values()
@@ -96,8 +96,10 @@ def _settle_counts(calls: Log, notes: ReadNotes) -> None:
         one_given = ((call.prefix_tokens is None) != (call.created_tokens is None) for call in same)
         notes.assume(CACHE_LEFT_OUT, sum(one_given) * same[0].has_cache_apart)
         num_reasoned = sum(bool(call.reasoning_tokens) for call in same)
-        is_said = any(call.total_tokens and call.reasoning_tokens for call in same)
-        notes.assume(ADDED_REASONING, num_reasoned * (is_reasoning_apart and not is_said))
+        if not any(call.total_tokens and call.reasoning_tokens for call in same):
+            is_reasoning_apart |= any(call.is_unsaid and call.reasoning_tokens > call.output_tokens for call in same)
+            why = ADDED_REASONING if is_reasoning_apart else HELD_REASONING
+            notes.assume(why, num_reasoned * (is_reasoning_apart or same[0].is_unsaid))
         for call in same:
             call.input_tokens += _cache_of(call) if is_cache_apart else 0
             call.output_tokens += call.reasoning_tokens if is_reasoning_apart else 0

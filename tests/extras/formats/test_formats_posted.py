@@ -11,8 +11,7 @@ import pytest
 
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
-from harness.extras.formats.otel import SUMS
-from harness.extras.formats.otel_spans import FAILED, SEVERAL
+from harness.extras.formats.otel_spans import LABELS
 from harness.extras.formats.weka import GAPS, PART_NAMED, ROUNDED
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.links import ALLOWED, CONTRADICTED, HELD, LAST_BLOCK, UNANSWERED, WHOLE
@@ -71,7 +70,7 @@ def test_counts_of_spans_are_read_by_any_convention(tmp_path: Path, rows: list[d
     around = [span(1, 0, 20, agent), *(row | {"parent_span_id": f"{1:016x}"} for row in rows)]
     trace = imported(written(tmp_path, [*around, span(3, 3, 8, {"gen_ai.operation.name": "execute_tool"}, 1)]))
     assert calls(trace) == [(1000, 0, 50, 0.0), (1200, 1000, 50, 5.0)]
-    assert trace.head.dropped == {SUMS: 1}
+    assert trace.head.dropped == {LABELS["sums"]: 1}
 
 
 def test_a_provider_that_counts_its_cache_apart_has_whole_prompts_and_a_label(tmp_path: Path) -> None:
@@ -104,7 +103,7 @@ def test_a_call_that_failed_is_dropped_and_the_wait_ends_where_it_began(tmp_path
     failed = span(3, 4, 7, {"gen_ai.operation.name": "chat", "error.type": "429"}) | {"status": {"code": "ERROR"}}
     trace = imported(written(tmp_path, [first, failed, second]))
     assert calls(trace)[1] == (1200, 1000, 50, 1.0)
-    assert trace.head.dropped == {FAILED: 1}
+    assert trace.head.dropped == {LABELS["failed"]: 1}
 
 
 def test_a_side_chain_and_a_compaction_of_claude(tmp_path: Path) -> None:
@@ -409,7 +408,7 @@ def test_a_span_whose_name_speaks_of_a_person_leaves_the_wait_for_its_tool_witho
     assert [one.wait_kind for one in trace.recordings[0].requests] == ["none", "tool" if name == "run" else "none"]
     assert (f"1 x {ALLOWED}" in trace.head.labels) == (name != "run")
     assert "1 x rows with a value that is not known here: finish cancelled" in trace.head.labels
-    assert f"1 x {SEVERAL}" in trace.head.labels
+    assert f"1 x {LABELS['several']}" in trace.head.labels
 
 
 def otlp(flat: dict[str, Any]) -> dict[str, Any]:
