@@ -206,6 +206,7 @@ def test_a_release_is_its_facts_its_lock_its_number_and_its_dialect(house: Copie
 SERVER_KEY = """    decode_first: bool | None = key(
         ServerKey("paged", "--decode-first", "decode_first", is_newer=True), None, "decodes go before prompts"
     )
+    unshown: int | None = key(ServerKey("paged", "--unshown", backends=("vllm",), is_newer=True), None, "in no header")
 """
 PAGED = """
 [server]
@@ -215,7 +216,7 @@ cost_model = "emulated-gpu"
 ARGUMENTS = """
 from harness.model.spec import ServerSpec
 from harness.stacks.vllm.launch import SHOWN_KEYS, key_arguments
-print("decode_first" in SHOWN_KEYS, *key_arguments(ServerSpec(model="m", decode_first=True))[-1:])
+print("decode_first" in SHOWN_KEYS, *key_arguments(ServerSpec(model="m", decode_first=True, unshown=2))[-3:])
 """
 
 
@@ -225,7 +226,7 @@ def test_a_server_key_is_its_row_and_the_engine_s_field(house: CopiedCheckout) -
     house.edit("harness/model/engine/config.py", field, f"{field}    decode_first: bool = False\n")
     assert "paged KV memory: decodes go before prompts (--decode-first)" in house.harness("explain", "decode_first")
     assert "--decode-first" in house.harness("server", "emulator", "--help")
-    assert house.python("-c", ARGUMENTS) == "True --decode-first\n"
+    assert house.python("-c", ARGUMENTS) == "True --decode-first --unshown 2\n"
     paged = EXPERIMENT.replace("kv_slots = 12", "decode_first = true").replace("[workload]", f"{PAGED}\n[workload]")
     house.write("tried.toml", paged)
     house.harness("run", "tried.toml", "--backend", "sim", variables=PLAIN)
@@ -240,7 +241,7 @@ def test_a_server_key_is_its_row_and_the_engine_s_field(house: CopiedCheckout) -
 LIMITS = {
     "A server key": 2,
     "A validity check": 3,
-    "A page": 1,
+    "A report page": 1,
     "A backend": 3,
     "A rule set": 5,
     "A release": 5,

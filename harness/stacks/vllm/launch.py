@@ -40,7 +40,10 @@ SHOWN_KEYS = keys_applied_by("vllm") | STEP_LOG_KEYS
 FIXED_KEYS = RETENTION_KEYS | keys_of("slots") | (keys_of("launch") - SHOWN_KEYS)
 """Keys of other stacks, which this launch would ignore."""
 PACKAGES = ("vllm", "torch", "transformers", "tpu-inference", "vllm-ascend", "vllm-gaudi", "vllm-spyre")
-_FLAGS = {SERVER_KEYS[key].flag: key for key in SERVER_KEYS if key in STEP_LOG_KEYS - {"model"}}
+_WRITTEN_APART = ("model", "num_speculative_tokens")
+_FLAGS = {
+    row.flag: key for key, row in SERVER_KEYS.items() if row.flag and key in SHOWN_KEYS.difference(_WRITTEN_APART)
+}
 _KEY_OF = {**_FLAGS, "--host": "port", "--port": "port", "--model": "model"}
 _LOG_FLAGS = ("--disable-log-stats", "--cudagraph-metrics", "--enable-logging-iteration-details", "--api-server-count")
 
