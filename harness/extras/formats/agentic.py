@@ -21,7 +21,8 @@ from harness.model.traces.recording import RecordedRequest, Recording, hidden_na
 from harness.model.traces.values import Record, first_of, list_of, seconds_ns, text_of, tokens_of
 
 LABELS = read_tables(Path(__file__).with_name("labels.toml"))["agentic"]
-ALONE, BY_DELAY, BY_INSTANT, WHOSE, UNSAID, BESIDE = LABELS.values()
+ALONE, BY_DELAY, BY_INSTANT, WHOSE, UNSAID, BESIDE, BOTH, FIRST, UNDATED, LOST = LABELS.values()
+Names = tuple[blocks.BlockNames, blocks.NameOrder]  # of all files, and those of one
 Key = tuple[int, str]  # a request's file and id: two files may use the same ids
 
 
@@ -61,18 +62,18 @@ class _Call:
     def value(self) -> tuple[object, ...]:
         """Everything that the row says of its request, without the file."""
         session = "" if self.session == self.key[1] else self.session
-        shown = (self.name, session, self.at_ns, self.wait_ns, self.prompt, self.generate, self.blocks)
-        return (*shown, tuple(self.wait_for or ()))
+        lengths = (self.prompt, self.generate, self.blocks)
+        return self.name, session, self.at_ns, self.wait_ns, *lengths, tuple(self.wait_for or ())
 
 
 def _recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Recording]:
     """One recording for all requests that wait for one another."""
     paths = list(files)
-    names = blocks.BlockNames()
+    names, orders = blocks.BlockNames(), [blocks.NameOrder() for _ in paths]
     calls: dict[Key, _Call] = {}
     held: dict[tuple[object, ...], int] = {}
     for place, path in enumerate(paths):
-        rows = list(_calls(path, place, names, notes, progress))
+        rows = list(_calls(path, place, (names, orders[place]), notes, progress))
         # A file that repeats rows of an earlier one goes on with its ids; others have ids of their own.
         scope = next((held[call.value] for call in rows if call.value in held), place)
         for call in rows:
@@ -84,6 +85,9 @@ def _recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | No
             else:
                 calls[call.key] = call
         held |= {call.value: scope for call in rows}
+    if blocks.are_anew(orders, notes, is_one_set=notes.dropped[REPEATED] > 0):
+        for call in calls.values():
+            call.blocks = names.numbers(call.blocks, call.key[0]) or ()
     lengths = ((call.prompt, len(call.blocks)) for call in calls.values())
     size = blocks.settled_block_tokens(lengths, blocks.MOONCAKE_BLOCK_TOKENS, notes, str(paths[0]) if paths else "")
     _settle(calls, size, notes)
@@ -95,9 +99,7 @@ def _recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | No
     yield from (replace(recording, start_ns=recording.start_ns - first_ns) for recording in recordings)
 
 
-def _calls(
-    path: Path, place: int, names: blocks.BlockNames, notes: ReadNotes, progress: Progress | None
-) -> Iterator[_Call]:
+def _calls(path: Path, place: int, names: Names, notes: ReadNotes, progress: Progress | None) -> Iterator[_Call]:
     """The rows of a file; one with more block names than its prompt has blocks of any size is broken."""
     unit_ns = notes.unit_ns(NS_PER_MS)
     number = 0
@@ -111,11 +113,13 @@ def _calls(
         if record.get("input_length") is None and (text := text_of(record, "text_input")):
             record = record | {"input_length": tokens_in(len(text))}
             notes.assume("prompt tokens estimated from the characters of text_input, 4 to a token")
-        lengths, named = blocks.lengths_of(record), names.numbers(record.get("hash_ids"))
+        lengths, named = blocks.lengths_of(record), names[0].numbers(record.get("hash_ids"))
         times = _times(record, unit_ns)
         is_sound = isinstance(record.get("wait_for") or [], list) and record.get("prefix_reset") in (None, True, False)
         if lengths is None or named is None or times is None or not is_sound:
+            notes.assume(LOST, bool(record.get("session_id")))
             return None
+        names[1].add(list_of(record.get("hash_ids")), named)
         waits = list_of(record, "wait_for") and first_of(record, "delay", "delay_ms", "tool_wait_ms") is None
         notes.assume("requests that wait for others and have no delay: taken to start at once", bool(waits))
         said: WaitKind | None = next((kind for kind in WAIT_KINDS if kind == text_of(record, "wait_kind")), None)
@@ -173,8 +177,11 @@ def _settle(calls: dict[Key, _Call], block_tokens: int, notes: ReadNotes) -> Non
                 notes.leave("waits for a request that is not in the file", call.at)
                 call.draw_wait(drawn)
     _follow(list(sessions.values()), drawn, notes)
+    first_ns = min((call.at_ns for call in calls.values() if call.at_ns is not None), default=None)
     for call in calls.values():
         call.blocks = call.blocks[: call.prompt // block_tokens]
+        notes.assume(UNDATED, is_undated := first_ns is not None and call.at_ns is None and not call.after)
+        call.at_ns = first_ns if is_undated else call.at_ns
 
 
 def _follow(sessions: list[list[_Call]], drawn: DrawnWaits, notes: ReadNotes) -> None:
@@ -207,6 +214,7 @@ def _chain(turns: list[_Call], drawn: DrawnWaits, notes: ReadNotes, *, are_new: 
             if turn.has_delay:
                 turn.kind = turn.kind or "human"
                 notes.assume(BY_DELAY)
+                notes.assume(BOTH, turn.at_ns is not None)
             elif turn.at_ns is not None and before.at_ns is not None:
                 turn.wait_ns, turn.kind = turn.at_ns - before.at_ns, turn.kind or "none"
                 notes.assume(BY_INSTANT)
@@ -294,8 +302,9 @@ def _recording(tree: list[_Call], block_tokens: int, notes: ReadNotes) -> Record
             why = "" if call.keep is not None else doubt_of(call.blocks, before.blocks)
             notes.assume(why, bool(why) and call.prompt >= streamed)
         notes.assume(BESIDE, before is not None and base is None and not call.is_reset)
-        wait_ns = call.wait_ns if after else max((call.at_ns or 0) - start_ns, 0) + call.wait_ns
-        kind: WaitKind = call.kind or ("tool" if after and call.is_drawn else "none")
+        notes.assume(FIRST, bool(call.wait_ns) and not (after or call.is_drawn))
+        wait_ns = call.wait_ns if after else max((call.at_ns or 0) - start_ns, 0) + call.wait_ns * call.is_drawn
+        kind: WaitKind = (call.kind or ("tool" if call.is_drawn else "none")) if after else "none"
         lengths = (call.prompt, keep, notes.answered(call.generate))
         left = (call.abort_ns, 0 if call.abort_ns else call.abort_tokens)
         requests.append(RecordedRequest(base, after, wait_ns, kind, *lengths, call.blocks, *left, call.is_drawn))

@@ -26,12 +26,12 @@ class BlockNames:
     def __init__(self) -> None:
         self._numbers: dict[object, int] = {}
 
-    def numbers(self, names: object) -> tuple[int, ...] | None:
-        """None where names are no list, or one of them is neither a number nor a text; () where they are null."""
+    def numbers(self, names: object, of: object = None) -> tuple[int, ...] | None:
+        """None where names are no list of numbers and texts; () where they are null. of: whose, where not all's."""
         given = cast("Sequence[object]", () if names is None else names)
         if not isinstance(given, (list, tuple)) or not all(isinstance(name, (int, str)) for name in given):
             return None
-        return tuple(self._numbers.setdefault(name, len(self._numbers)) for name in given)
+        return tuple(self._numbers.setdefault((of, name), len(self._numbers)) for name in given)
 
 
 @dataclass
@@ -45,16 +45,26 @@ class NameOrder:
     is_numbered: bool = True
     num_unchained: int = 0
     _highest: int = -1
-    _before: dict[int, int] = field(default_factory=dict[int, int])
+    before: dict[int, int] = field(default_factory=dict[int, int])
 
     def add(self, names: Sequence[object], numbers: Sequence[int]) -> None:
         """The names of the next row, and the numbers that they got."""
         before = -1
         for name, number in zip(names, numbers, strict=True):
-            self.num_unchained += self._before.setdefault(number, before) != before
+            self.num_unchained += self.before.setdefault(number, before) != before
             before = number
             self.is_numbered = self.is_numbered and isinstance(name, int) and 0 <= name <= self._highest + 1
             self._highest = max(self._highest, name if isinstance(name, int) else -1)
+
+
+def are_anew(orders: Sequence[NameOrder], notes: ReadNotes, *, is_one_set: bool) -> bool:
+    """Whether the names of each file are of other blocks than those of the others; labelled, where several have any."""
+    num_named = sum(bool(order.before) for order in orders)
+    is_anew = num_named > 1 and not is_one_set and all(order.is_numbered for order in orders)
+    what = "other blocks than those of the other files" if is_anew else "the same blocks in all files"
+    notes.assume(f"files whose block names are taken as {what}", num_named * (num_named > 1))
+    notes.assume("files whose instants are taken to be of one clock", num_named * (num_named > 1))
+    return is_anew
 
 
 def lengths_of(record: Record) -> tuple[int, int] | None:

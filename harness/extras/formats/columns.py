@@ -17,6 +17,7 @@ from harness.model.traces.links import through_calls
 from harness.model.traces.values import tokens_of
 
 NO_TOOL = "waits of 0, after rounds without a tool: what a person took then is not in the file"
+NO_ARRIVAL = "rounds without an arrival: 0 is taken, as TraceLab's runner does"
 COLUMNS = ("arrival_time", "round_idx", "prefix_len", "input_len", "output_len", "tool_wait_after_ms")
 
 
@@ -44,7 +45,9 @@ def csv_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress | None 
         for name, rows in sessions.items():
             yield _calls(rows, f"{place}/{name}" if place else name, rows[0].arrival_ns - first_ns, notes)
         held |= sessions.items()
-    notes.assume("sessions whose arrivals the exporter of TraceLab made up", len(held))
+    is_dated = notes.assumed[NO_ARRIVAL] < notes.num_rows
+    notes.assume("sessions whose arrivals the exporter of TraceLab made up", len(held) * is_dated)
+    notes.arrivals = "recorded" if is_dated else "together"
     notes.assume("files whose arrivals are counted from the first of each", num_kept * (num_kept > 1))
 
 
@@ -79,11 +82,12 @@ def _rows(path: Path, notes: ReadNotes, progress: Progress | None) -> Iterator[t
             reader = csv.DictReader(io.TextIOWrapper(stream, newline="", encoding="utf-8-sig", errors="replace"))
             columns = set(reader.fieldnames or ())
             key = "session_id" if "session_id" in columns else "id"
-            if missing := sorted({*COLUMNS, key} - columns):
+            if missing := sorted({*COLUMNS[1:], key} - columns):
                 raise SpecError(f"has no column {', '.join(missing)}", where=str(path), hint="docs/guides/traces.md")
             for cells in reader:
                 notes.num_rows += 1
                 notes.look(cells, "line")
+                notes.assume(NO_ARRIVAL, not cells.get(COLUMNS[0]))
                 if progress is not None:
                     progress(sum(len(cell) for cell in cells.values() if isinstance(cell, str)))
                 yield cells.get(key) or "", f"{path}, line {reader.line_num}", _numbers(cells)
@@ -93,7 +97,7 @@ def _rows(path: Path, notes: ReadNotes, progress: Progress | None) -> Iterator[t
 
 def _numbers(cells: dict[str, str | None]) -> _Row | None:
     try:
-        values = [float(cells.get(column) or "") for column in COLUMNS]
+        values = [float(cells.get(column) or "0" * (column == COLUMNS[0])) for column in COLUMNS]
     except ValueError:
         return None
     if not all(0 <= value <= 1e15 for value in values):  # a larger one is a slip, and a NaN fails too
@@ -111,7 +115,7 @@ def _calls(rows: Sequence[_Row], session: str, at_ns: int, notes: ReadNotes) -> 
         at_ns += before.wait_after_ns
         call = Call(session, at_ns, at_ns, row.prefix + row.new, row.prefix, row.generate, index=place)
         call.wait_ns, call.kind = before.wait_after_ns, "tool" if before.wait_after_ns else "none"
-        call.is_prefix_given = True
+        call.is_prefix_given = call.is_unstated = True
         call.unknown_wait = "a round before theirs is missing" if row.round != before.round + 1 else ""
         notes.assume(NO_TOOL, not (place == 0 or before.wait_after_ns or call.unknown_wait))
         log.append(call)

@@ -18,7 +18,7 @@ from harness.model.traces.calls import Call, Log
 from harness.model.traces.links import CONTRADICTED, ROUNDED_NS, num_common, of_lines
 from harness.model.traces.values import Record, list_of, seconds_ns, text_of, tokens_of
 
-DELTA, UNHELD, STARTS, ESTIMATED = read_tables(Path(__file__).with_name("labels.toml"))["lmcache"].values()
+DELTA, UNHELD, STARTS, FIRST, ESTIMATED = read_tables(Path(__file__).with_name("labels.toml"))["lmcache"].values()
 
 
 class _Message(NamedTuple):
@@ -82,6 +82,7 @@ def lmcache_logs(lines: Lines, notes: ReadNotes) -> Iterator[Log]:
         what = "time" if has_times else "how much came before"
         notes.assume(f"calls of a session out of order: sorted by {what}", in_order != turns)
         notes.assume(ESTIMATED, len(turns))
+        notes.assume(FIRST, bool(in_order[0].gap_ns))
         yield _calls(name, in_order, names, notes)
 
 

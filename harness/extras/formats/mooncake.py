@@ -36,11 +36,10 @@ def _reader(block_tokens: int, unit_ns: int) -> Read:
         paths = list(files)
         unit = notes.unit_ns(unit_ns)
         read_rows = [list(_rows(path, unit, notes, progress)) for path in paths]
-        num_repeated = notes.dropped[REPEATED]
         rows_of = _once_each(read_rows, notes)
         lengths = ((row.prompt, len(row.names)) for rows in rows_of for _, row in rows)
         size = blocks.settled_block_tokens(lengths, block_tokens, notes, str(paths[0]))
-        requests = _named(rows_of, size, notes, is_one_set=notes.dropped[REPEATED] > num_repeated)
+        requests = _named(rows_of, size, notes, is_one_set=notes.dropped[REPEATED] > 0)
         in_files = (notes.in_order(rows, lambda one: one[0], "rows out of order of time") for rows in requests)
         arrivals = sorted((one for rows in in_files for one in rows), key=lambda one: one[0])
         check_instants([at_ns for at_ns, _ in arrivals], unit, notes)
@@ -93,12 +92,7 @@ def _named(
             order.add(row.names, names.numbers(row.names) or ())
     num_unchained = sum(order.num_unchained for order in orders)
     notes.assume("block names that follow different names: each names its own block only", num_unchained)
-    num_named = sum(any(row.names for _, row in rows) for rows in files)
-    is_anew = num_named > 1 and not is_one_set and all(order.is_numbered for order in orders)
-    if num_named > 1:
-        what = "other blocks than those of the other files" if is_anew else "the same blocks in all files"
-        notes.assume(f"files whose block names are taken as {what}", num_named)
-        notes.assume("files whose instants are taken to be of one clock", num_named)
+    is_anew = blocks.are_anew(orders, notes, is_one_set=is_one_set)
     shared = blocks.BlockNames()
     requests: list[list[tuple[int, RecordedRequest]]] = []
     for place, rows in enumerate(files):
@@ -107,7 +101,7 @@ def _named(
             if len(row.names) > -(-row.prompt // block_tokens):
                 notes.row_broken(blocks.TOO_MANY_NAMES, at, was_call=True)
                 continue
-            numbers = shared.numbers([f"{place} {name!r}" if is_anew else name for name in row.names]) or ()
+            numbers = shared.numbers(row.names, place * is_anew) or ()
             whole = numbers[: row.prompt // block_tokens]
             lengths = (row.prompt, 0, notes.answered(row.generate))
             requests[-1].append((row.at_ns, RecordedRequest(None, (), 0, "none", *lengths, whole)))

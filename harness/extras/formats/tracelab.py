@@ -29,8 +29,8 @@ def tracelab_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress | 
         log = [turn for turn, _ in in_order]
         notes.check_numbers([-1, *(turn.index for turn in log)], "rounds")  # from 0 on
         history, before, ended_ns = 0, log[0].index, log[0].submitted_ns
-        told = [((), False), *((turn.ran_ns, turn.is_allowed) for turn in log)]  # of the tools that a round waits for
-        for (turn, inputs), (turn.ran_ns, turn.is_allowed) in zip(in_order, told, strict=False):
+        told = [((), False, False), *((turn.ran_ns, turn.is_allowed, None in turn.ran_ns) for turn in log)]  # of tools
+        for (turn, inputs), (turn.ran_ns, turn.is_allowed, turn.is_unstated) in zip(in_order, told, strict=False):
             turn.unknown_wait = "a round before theirs is missing" if turn.index > before + 1 else ""
             last_ns = {not tool or tool in asking: moment for moment, tool in sorted(inputs)}
             tools_ns, persons_ns = last_ns.get(False), last_ns.get(True)

@@ -223,11 +223,10 @@ def _came(record: Record, server: Recorder, at: str) -> ObservedRequest | None:
 def _end(record: Record, server: Recorder) -> End | None:
     numbers = _numbers(record, "end", "end_ns", "preemptions", "known", "blocks")
     generated, like = tokens_of(record.get("generated_tokens")), _ns(record.get("like"), -1)
-    if numbers is None or generated is None or like is None or not text_of(record, "reason"):
+    is_sound = numbers is not None and numbers[3] <= numbers[4] and text_of(record, "reason")
+    if numbers is None or generated is None or like is None or not is_sound:
         return None
     number, end_ns, preemptions, known, blocks = numbers
-    if known > blocks:
-        return None
     given = (_ns(record.get(name)) for name in ("admitted_ns", "first_token_ns"))
     admitted_ns, first_ns = (None if at_ns is None else at_ns + server.offset_ns for at_ns in given)
     counts = tokens_of(record.get("cached_tokens")), generated, preemptions
@@ -243,9 +242,7 @@ def _numbers(record: Record, *names: str) -> list[int] | None:
 
 def _ns(value: object, least: int = 0) -> int | None:
     """A whole number from ``least`` on; None for any other value."""
-    if not isinstance(value, int) or isinstance(value, bool):
-        return None
-    return value if least <= value <= MOST_NS else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and least <= value <= MOST_NS else None
 
 
 def _recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Recording]:
@@ -384,14 +381,11 @@ def _requests(tree: list[ObservedRequest], blocks: tuple[int, ...], notes: ReadN
             notes.assume(UNKNOWN_WAITS)
         end = request.end
         assert end is not None
-        left_ns = left_tokens = 0
-        if end.reason == "abort":
-            left_tokens = end.generated
-            left_ns = 0 if left_tokens else max(end.end_ns - request.arrival_ns, 1)
-            notes.assume(NO_LIMIT, request.most is None)
-            generate = max(request.most or 0, end.generated + 1)
-        else:
-            generate = notes.answered(end.generated)
+        is_left = end.reason == "abort"
+        left_tokens = end.generated * is_left
+        left_ns = max(end.end_ns - request.arrival_ns, 1) * (is_left and not left_tokens)
+        notes.assume(NO_LIMIT, is_left and request.most is None)
+        generate = max(request.most or 0, end.generated + 1) if is_left else notes.answered(end.generated)
         lengths = (request.prompt, request.keep if base is not None else 0, generate)
         yield RecordedRequest(base, after, wait_ns, "none", *lengths, () if after else blocks, left_ns, left_tokens)
 

@@ -113,8 +113,7 @@ def _selected(types: Mapping[str, str]) -> tuple[int, str] | None:
 
 
 def _no_table(source: Path, what: str, names: list[str]) -> SpecError:
-    fields = ", ".join(("tool_name", *_LATENCIES))
-    looked_for = f"a `tools` column (a list of structs, or JSON) or the columns {fields}"
+    looked_for = "a `tools` column (a list of structs, or JSON) or the columns " + ", ".join(("tool_name", *_LATENCIES))
     what = f"{what}; looked for {looked_for}; it has {', '.join(names) or 'no table'}"
     return SpecError(what, where=str(source), hint="Give the DuckDB file of a TraceLab release")
 
@@ -290,25 +289,14 @@ def _nothing_to_use(source: Path, summary: ImportSummary) -> SpecError:
 
 
 def _provenance(summary: ImportSummary) -> dict[str, Any]:
-    apart = {"zero_or_less_by_tool": summary.non_positive, "missing_by_tool": summary.missing}
-    return {
-        "source": CREDIT,
-        "licence": "CC BY 4.0",
-        "file": summary.source,
-        "sha256": summary.sha256,
-        "rows": summary.rows,
-        "tool_calls": summary.calls,
-        "calls_in_this_table": summary.used_calls,
-        "latency_from_executor": summary.from_internal,
-        "latency_from_wall_clock": summary.from_wall,
-        "latency_missing": summary.from_none,
-        "left_out_zero_or_less": sum(summary.non_positive.values()),
-        "left_out_missing": sum(summary.missing.values()),
-        "left_out_human_waiting": sum(summary.excluded.values()),
-        "malformed_rows": summary.malformed,
-        "quantiles": QUANTILE_RULE,
-        **{key: dict(sorted(tools.items())) for key, tools in apart.items() if tools},
-    }
+    read = {"file": summary.source, "sha256": summary.sha256, "rows": summary.rows, "tool_calls": summary.calls}
+    used = {"calls_in_this_table": summary.used_calls, "latency_from_executor": summary.from_internal}
+    used |= {"latency_from_wall_clock": summary.from_wall, "latency_missing": summary.from_none}
+    left = {"zero_or_less": summary.non_positive, "missing": summary.missing, "human_waiting": summary.excluded}
+    left_out = {f"left_out_{why}": tools.total() for why, tools in left.items()}
+    by_tool = {f"{why}_by_tool": dict(sorted(left[why].items())) for why in ("zero_or_less", "missing") if left[why]}
+    head = {"source": CREDIT, "licence": "CC BY 4.0"}
+    return head | read | used | left_out | {"malformed_rows": summary.malformed, "quantiles": QUANTILE_RULE} | by_tool
 
 
 def import_recorded_waits(
@@ -325,14 +313,10 @@ def import_recorded_waits(
     if not waited_ms:
         hint = "Production traces hold arrivals only; take agent logs, spans or a TraceLab release"
         raise SpecError(f"no tool was waited for in {len(requests)} requests of {chosen}", where=name, hint=hint)
-    provenance = {
-        "format": chosen,
-        "files": notes.num_files,
-        "waits": len(waited_ms),
-        "left_out_zero": len(waits_ns) - len(waited_ms),
-        "requests_without_a_tool_wait": len(requests) - len(waits_ns),
-        "quantiles": "numpy.percentile, linear",
-    }
+    counted = {"waits": len(waited_ms), "left_out_zero": len(waits_ns) - len(waited_ms)}
+    counted["requests_without_a_tool_wait"] = len(requests) - len(waits_ns)
+    rule = {"quantiles": "numpy.percentile, linear"}
+    provenance = {"format": chosen, "files": notes.num_files} | counted | rule
     described = f"waits for tools of recorded agents ({chosen})"
     head = {"name": name, "description": described, "provenance": provenance}
     waits = {"distribution": "mixture", "tool": [asdict(_quantiles("tools", waited_ms))]}

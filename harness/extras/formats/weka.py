@@ -22,18 +22,16 @@ MOST_INPUT_TOKENS = 1_000_000  # the publisher's note: more is an overcount
 TYPES = ("n", "s", "")
 AFTER: dict[str, WaitKind] = {"tool_result": "tool", "tool_use": "tool", "text": "human", "end_turn": "human"}
 LABELS = read_tables(Path(__file__).with_name("labels.toml"))
-GAPS, RELATIVE, ENDED, UNSURE, PART_NAMED, FEW_NAMES, ROUNDED, INTERLEAVED = LABELS["weka"].values()
+GAPS, RELATIVE, ENDED, UNSURE, PART_NAMED, FEW_NAMES, ROUNDED, INTERLEAVED, APART = LABELS["weka"].values()
 
 
 class _Session:
     """The calls of one session and of its sub-agents."""
 
-    def __init__(
-        self, size: int, at: str, notes: ReadNotes, shared: BlockNames | None, times: tuple[bool, bool]
-    ) -> None:
+    def __init__(self, size: int, at: str, notes: ReadNotes, shared: BlockNames | None, how: Sequence[bool]) -> None:
         self._block_tokens, self._at, self._notes = size, at, notes
-        self._is_end, self._is_relative = times
-        # Else names belong to the session: the same number in another session is another block.
+        self._is_end, self._is_relative, self._is_apart = how
+        # Else names belong to the session, or to an agent of it: the same number in another one is another block.
         self._shared, self._names = shared, shared or BlockNames()
         self.logs: list[Log] = []
 
@@ -41,7 +39,7 @@ class _Session:
         """The calls of an agent, whose own agents become logs too. starter, began_ns: who started it, and when."""
         self._notes.num_rows += len(entries)
         log: Log = []
-        unknown_wait, before, seen, stops = "", Record(), set[str](), list[tuple[int, str]]()
+        unknown_wait, before, seen = "", Record(), set[str]()
         is_whole = not any((seconds_ns(record_of(entry).get("t")) or 0) % NS_PER_S for entry in entries)
         for entry in map(record_of, self._in_order(entries)):
             form, agent = text_of(entry, "type"), text_of(entry, "agent_id") or hidden_name(json.dumps(entry))
@@ -61,7 +59,7 @@ class _Session:
                 self._notes.num_calls += 1
                 inputs = list_of(entry.get("input_types")) or [before.get("stop")]
                 said: list[WaitKind] = [AFTER[each] for each in AFTER if each in inputs]
-                call.kind = said[0] if said else "none"
+                call.kind, call.is_unstated = said[0] if said else "none", True
                 call.unknown_wait, unknown_wait = unknown_wait, ""
                 if log:
                     late_ns, common = log[-1].end_ns - call.submitted_ns, num_common(call.blocks, log[-1].blocks)
@@ -70,15 +68,15 @@ class _Session:
                         call.submitted_ns, call.end_ns = call.submitted_ns + late_ns, call.end_ns + late_ns + 1
                     self._notes.assume(GAPS, call.wait_ns is None and seconds_ns(before.get("api_time")) is None)
                     self._notes.assume(INTERLEAVED, call.submitted_ns < log[-1].end_ns)
-                    # A text behind a call of a tool may be a program's, to an agent that it starts.
-                    ended = (each for each in stops[-MOST_LOOKED_AT:] if each[0] <= call.submitted_ns)
-                    is_unsure = call.kind == "human" and max(ended, default=(0, ""))[1] == "tool_use"
-                    call.kind = "none" if is_unsure else call.kind
+                    # A text behind a call of a tool, or in another prompt, may be a program's, to another agent.
+                    ended = [each for each in log[-MOST_LOOKED_AT:] if each.end_ns <= call.submitted_ns]
+                    last = max(ended, key=lambda each: (each.end_ns, each.is_unanswered), default=call)
+                    is_other = num_common(call.blocks, last.blocks) < len(last.blocks) - 1
+                    call.kind = "none" if call.kind == "human" and (last.is_unanswered or is_other) else call.kind
+                call.is_unanswered = text_of(entry, "stop") == "tool_use"
                 log.append(call)
-                stops.append((call.end_ns, text_of(entry, "stop")))
                 before = entry
         if log:
-            log[-1].is_unanswered = before.get("stop") == "tool_use"
             self.logs.append(log)
         return log
 
@@ -86,6 +84,7 @@ class _Session:
         first_ns = _began_ns(entry, self._is_end)
         self._notes.assume(ENDED, first_ns != _began_ns(entry, False))
         self._notes.assume(RELATIVE, self._is_relative)
+        self._notes.assume(APART, self._is_apart)
         began_ns += first_ns if self._is_relative else 0
         is_sure = starter is None or _is_near(began_ns, [starter.end_ns])
         self._notes.assume(UNSURE, self._is_relative and not is_sure)
@@ -107,7 +106,7 @@ class _Session:
         """The call of an entry; else what is wrong with it."""
         prompt, generate = tokens_of(entry.get("in")), tokens_of(entry.get("out"))
         at_ns, spent_ns = seconds_ns(entry.get("t")), seconds_ns(entry.get("api_time"))
-        names = self._names.numbers(entry.get("hash_ids"))
+        names = self._names.numbers(entry.get("hash_ids"), name * self._is_apart)
         if not prompt or prompt > MOST_INPUT_TOKENS or generate is None or at_ns is None or names is None:
             return "a request without its lengths or time, or above a million tokens"
         if len(names) > -(-prompt // self._block_tokens):
@@ -122,6 +121,7 @@ class _Session:
         # A first one comes after no call of its own.
         call.wait_ns = seconds_ns(entry.get("think_time")) if log else None
         call.block_tokens, call.blocks = self._block_tokens, names[: prompt // self._block_tokens]
+        call.provider = text_of(entry, "model")
         call.names = call.blocks if self._shared else ()
         return call
 
@@ -182,9 +182,11 @@ def _recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | No
                 name = f"{name} {len(seen)}"
             names.add(name)
             notes.num_rows -= 1  # its entries are the rows
-            is_global = text_of(record, "hash_id_scope") == "global" and notes.block_tokens in (None, block_tokens)
+            scope = text_of(record, "hash_id_scope")
+            is_global = scope == "global" and notes.block_tokens in (None, block_tokens)
             notes.block_tokens = block_tokens if is_global else notes.block_tokens
-            session = _Session(block_tokens, at, notes, shared if is_global else None, times)
+            how = (*times, scope not in ("local", "global"))
+            session = _Session(block_tokens, at, notes, shared if is_global else None, how)
             session.read(entries, name, None, 0, 0)
             yield from recordings_of(session.logs, notes)
 

@@ -27,7 +27,7 @@ IN_CIRCLE, REPEATED, UNLINKED, NEAR, FORKED, ALONE, LIKELY, AGAIN, TO_AGENT, *OF
 MISSING, STARTED, REVIEWED = OF_AGENTS
 FIRST_CACHED, SHARED, AFTER_SUMMARY, BY_MESSAGES, CACHE_LEFT_OUT, AS_PART, HELD, CUT, FALLEN = TABLES["cache"].values()
 NO_READING, ADDED_REASONING, HELD_REASONING, BY_SUMS = TABLES["counts"].values()
-LAST_BLOCK, WHOLE = TABLES["blocks"].values()
+LAST_BLOCK, WHOLE, OTHER_MODEL = TABLES["blocks"].values()
 OVER, UNKNOWN, UNEXPLAINED, ALLOWED, UNSHOWN, PARTLY = TABLES["whose"].values()
 GAPS, IN_TURN, UNAWAITED, OUT_OF_ORDER, UNANSWERED, *OF_WAITS = TABLES["waits"].values()
 OVERLAPPING, CONTRADICTED, MAY_ASK, BACKWARDS = OF_WAITS
@@ -482,6 +482,7 @@ class _Tree:
             before = self._calls[best[0]]
             why = doubt_of(call.blocks, before.blocks)
             self._notes.assume(why, bool(why) and call.input_tokens >= before.stream_tokens)
+            self._notes.assume(OTHER_MODEL, before.provider != call.provider)
         elif not earlier or (call.is_reset and call.prefix_tokens):
             what = (AFTER_SUMMARY if earlier else SHARED) if best[1] else FIRST_CACHED
             self._notes.assume(what, bool(call.prefix_tokens) and not call.blocks)

@@ -9,7 +9,7 @@ import pytest
 
 from harness.clock import NS_PER_MS
 from harness.errors import SpecError
-from harness.extras.formats.agentic import BESIDE
+from harness.extras.formats.agentic import BESIDE, BOTH, FIRST, LOST, UNDATED
 from harness.model.traces.links import PARTLY, WHOLE
 from harness.model.traces.recording import TraceFile
 from tests.support.trace_rows import imported, written
@@ -131,6 +131,45 @@ def test_a_delay_that_is_null_is_none_and_labelled(tmp_path: Path) -> None:
     rows = [row(600, request_id="1", timestamp=0), row(700, request_id="2", wait_for=["1"], delay=None)]
     labels = imported(written(tmp_path, rows)).head.labels
     assert "1 x requests that wait for others and have no delay: taken to start at once" in labels
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "label", "starts_s"),
+    [
+        ({"timestamp": 9000}, {"delay": 2000}, None, [0, 0]),
+        ({"timestamp": 9000, "delay": 3000}, {"delay": 2000}, FIRST, [0, 0]),
+        ({"timestamp": 9000, "tool_wait_ms": 3000}, {"delay": 2000}, FIRST, [0, 0]),
+        ({}, {"delay": 2000}, UNDATED, [0, 0]),
+        ({"timestamp": 9000}, {"delay": 2000, "timestamp": 19_000}, BOTH, [0, 0]),
+        ({"timestamp": 9000}, {"output_length": None}, LOST, [0, 0]),
+        ({"timestamp": 5000}, {"delay": 2000}, None, [0, 4]),
+    ],
+)
+def test_a_session_begins_at_its_instant_and_what_else_its_rows_say_is_labelled(
+    tmp_path: Path, first: dict[str, Any], second: dict[str, Any], label: str | None, starts_s: list[int]
+) -> None:
+    rows = [row(600, session_id="a") | first, row(90, session_id="a") | second]
+    trace = imported(written(tmp_path, [row(700, session_id="b", timestamp=9000), *rows]))
+    assert sorted(one.start_ns // NS_PER_MS for one in trace.recordings) == [1000 * each for each in starts_s]
+    assert all(one.requests[0].wait_ns == 0 for one in trace.recordings)
+    assert [request.wait_ns // NS_PER_MS for one in trace.recordings for request in one.requests[1:]] == (
+        [] if label == LOST else [2000]
+    )
+    told = {each for each in (BOTH, FIRST, LOST, UNDATED) if any(each in found for found in trace.head.labels)}
+    assert told == ({label} if label else set())
+
+
+def test_two_files_that_number_their_blocks_anew_share_nothing(tmp_path: Path) -> None:
+    def blocks(*others: int) -> list[tuple[int, ...]]:
+        one = [row(1024, request_id="0", wait_for=[], hash_ids=[0, 1])]
+        other = [row(1030, request_id="0", wait_for=[], hash_ids=[*others, 2])]
+        trace = imported(written(tmp_path, one, "a"), written(tmp_path, other, "b"), block_tokens=512)
+        assert any("files whose block names are taken as" in label for label in trace.head.labels)
+        return [each.requests[0].blocks for each in trace.recordings]
+
+    (mine, theirs), (first, second) = blocks(0, 1), blocks(1)
+    assert not set(mine) & set(theirs)
+    assert set(first) & set(second), "names that go on from another file's are the same"
 
 
 def test_turns_with_instants_and_no_delay_start_at_their_instants(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import SpecError
-from harness.extras.formats.lmcache import DELTA, STARTS, UNHELD
+from harness.extras.formats.lmcache import DELTA, FIRST, STARTS, UNHELD
 from harness.model.traces.links import CONTRADICTED
 from tests.support.sound_traces import lmcache_rows
 from tests.support.trace_rows import imported, trace_of, written
@@ -90,7 +90,11 @@ def test_the_delay_of_aiperfs_rows_is_the_wait(tmp_path: Path) -> None:
         {"session_id": "a", "messages": row["input"], "output_length": 60} | delay
         for row, delay in zip(rows("a"), delays, strict=True)
     ]
-    assert [one.wait_ns / NS_PER_MS for one in trace_of(tmp_path, given).recordings[0].requests] == [0, 4503.5, 19_978]
+    for first_ms in (0, 3000):
+        given[0] |= {"delay": first_ms}
+        (recording,) = (trace := trace_of(tmp_path, given)).recordings
+        assert [one.wait_ns / NS_PER_MS for one in recording.requests] == [0, 4503.5, 19_978]
+        assert (f"1 x {FIRST}" in trace.head.labels) == bool(first_ms)
 
 
 def test_rows_of_new_messages_only_go_on_from_what_came_before(tmp_path: Path) -> None:

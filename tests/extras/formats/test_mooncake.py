@@ -85,6 +85,8 @@ def test_conversations_of_bailian_come_at_their_arrivals_and_it_is_said(tmp_path
     trace = imported(written(tmp_path, rows), time_unit_ns=NS_PER_S)
     assert trace.head.labels == (f"2 x {BY_ARRIVAL}",)
     assert [len(one.requests) for one in trace.recordings] == [1, 1, 1]
+    del rows[0]["parent_chat_id"]  # -1, where none is given
+    assert imported(written(tmp_path, rows), time_unit_ns=NS_PER_S).head == trace.head
     imported(written(tmp_path, [each | {"hash_ids": [7]} for each in rows]), time_unit_ns=NS_PER_S)
     with open_trace(tmp_path / "out.jsonl") as reader:
         assert describe_trace(reader)["turn before"] == "ceiling not known: no call follows another"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from harness.clock import NS_PER_S
-from harness.model.traces.links import BACKWARDS, FALLEN, NO_READING, UNEXPLAINED
+from harness.model.traces.links import BACKWARDS, FALLEN, MAY_ASK, NO_READING, UNEXPLAINED
 from tests.support.agent_logs import at
 from tests.support.sound_traces import SOUND
 from tests.support.trace_rows import trace_of
@@ -114,3 +114,4 @@ def test_a_tool_that_ran_much_shorter_than_its_wait_may_have_waited_for_an_appro
     trace = trace_of(tmp_path, [first, second])
     assert [(one.wait_kind, one.wait_ns // NS_PER_S) for one in trace.recordings[0].requests[1:]] == [(kind, 63)]
     assert (f"1 x {UNEXPLAINED}" in trace.head.labels) == (kind == "none")
+    assert (f"1 x {MAY_ASK}" in trace.head.labels) == (ran_ms is None)

@@ -11,10 +11,11 @@ import pytest
 
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import SpecError
-from harness.extras.formats.columns import NO_TOOL
+from harness.extras.formats.columns import NO_ARRIVAL, NO_TOOL
+from harness.extras.formats.weka import APART
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.importing import import_trace
-from harness.model.traces.links import UNKNOWN, kept_tokens
+from harness.model.traces.links import MAY_ASK, OTHER_MODEL, UNKNOWN, kept_tokens
 from harness.model.traces.recording import read_trace
 from tests.support.sound_traces import SOUND
 from tests.support.trace_rows import imported, trace_of
@@ -91,7 +92,7 @@ def test_a_weka_session_keeps_its_stream_and_its_parent_waits_for_a_gating_sub_a
     assert joined.after == (0, 1)
     assert joined.keep_tokens == first.prompt_tokens + first.generate_tokens
     assert joined.wait_ns == 6 * NS_PER_S - int(3.5 * NS_PER_S), "the residual after the child's end"
-    assert (compacted.keep_tokens, compacted.wait_kind, compacted.wait_ns) == (64, "human", 20 * NS_PER_S)
+    assert (compacted.keep_tokens, compacted.wait_kind, compacted.wait_ns) == (64, "none", 20 * NS_PER_S)
 
 
 @pytest.mark.parametrize("is_absolute", [False, True])
@@ -123,6 +124,41 @@ def test_a_weka_agent_that_begins_at_no_answers_end_is_labelled(tmp_path: Path) 
     requests = [weka(0.0, 130, [1, 2], stop="tool_use"), agent, weka(60.0, 260, [1, 2, 3, 4])]
     labels = trace_of(tmp_path, [{"id": "s", "block_size": 64, "requests": requests}]).head.labels
     assert any("when they began is not known" in label for label in labels)
+
+
+@pytest.mark.parametrize(
+    ("scope", "model", "keeps", "labels"),
+    [
+        ("local", "m", [0, 64, 140], set()),
+        ("global", "m", [0, 64, 140], set()),
+        (None, "m", [0, 0, 140], {APART}),
+        ("per_context", "m", [0, 0, 140], {APART}),
+        ("local", "n", [0, 64, 140], {OTHER_MODEL}),
+    ],
+)
+def test_a_weka_agent_keeps_blocks_of_its_parent_where_the_file_says_that_names_are_theirs(
+    tmp_path: Path, scope: str | None, model: str, keeps: list[int], labels: set[str]
+) -> None:
+    child = {"type": "subagent", "t": 1.0, "agent_id": "k", "status": "completed"}
+    child |= {"requests": [weka(1.0, 64, [1], model=model)]}
+    requests = [weka(0.0, 130, [1, 2], model="m", stop="tool_use"), child]
+    requests.append(weka(6.0, 260, [1, 2, 3, 4], model="m", think_time=4.0, input_types=["tool_result"]))
+    more = {"hash_id_scope": scope} if scope else {}
+    trace = trace_of(tmp_path, [{"id": "s", "block_size": 64, "requests": requests} | more])
+    assert [one.keep_tokens for one in trace.recordings[0].requests] == keeps
+    told = {each for each in (APART, OTHER_MODEL) if f"1 x {each}" in trace.head.labels}
+    assert told == labels
+    assert f"1 x {MAY_ASK}" in trace.head.labels, "no row says how long its tool ran"
+
+
+@pytest.mark.parametrize(("names", "kind"), [([1, 2, 60, 61], "none"), ([1, 2, 50, 51, 52], "human")])
+def test_a_weka_text_that_begins_another_prompt_than_the_last_may_be_an_agents(
+    tmp_path: Path, names: list[int], kind: str
+) -> None:
+    asked = {"input_types": ["text"], "stop": "end_turn"}
+    requests = [weka(0.0, 256, [1, 2, 50, 51], **asked), weka(5.0, 64 * len(names), names, think_time=4.0, **asked)]
+    trace = trace_of(tmp_path, [{"id": "s", "block_size": 64, "hash_id_scope": "local", "requests": requests}])
+    assert trace.recordings[0].requests[1].wait_kind == kind
 
 
 @pytest.mark.parametrize(("scope", "names"), [("global", [(0, 1), (0, 2)]), ("local", [(), ()])])
@@ -195,6 +231,21 @@ def test_a_table_is_a_plan_one_to_one_and_a_broken_row_takes_its_session_with_it
     assert [one.keep_tokens for one in recording.requests] == [0, 210]
     assert recording.requests[1].wait_ns == 300 * NS_PER_MS
     assert trace.head.broken == {"a row without its numbers": 1}
+
+
+@pytest.mark.parametrize(("arrivals", "num"), [((), 3), (("", ""), 3), (("", "5"), 2), (("0", "5"), 0)])
+def test_a_table_without_arrivals_has_them_at_0(tmp_path: Path, arrivals: tuple[str, ...], num: int) -> None:
+    rows = ["session_id,round_idx,prefix_len,input_len,output_len,tool_wait_after_ms", "0,0,0,200,10,300"]
+    rows += ["0,1,210,40,10,0", "1,0,0,50,10,0"]
+    if arrivals:
+        cells = ("arrival_time", arrivals[0], arrivals[0], arrivals[1])
+        rows = [f"{row},{cell}" for row, cell in zip(rows, cells, strict=True)]
+    (tmp_path / "in.csv").write_text("\n".join(rows))
+    trace = imported(tmp_path / "in.csv")
+    assert trace.head.arrivals == ("together" if num == 3 else "recorded")
+    assert sum(one.start_ns for one in trace.recordings) == 5 * NS_PER_MS * (num < 3)
+    assert (f"{num} x {NO_ARRIVAL}" in trace.head.labels) == bool(num)
+    assert any("made up" in label for label in trace.head.labels) == (num < 3)
 
 
 @pytest.mark.parametrize("first_ms", [0, 2500])
