@@ -21,7 +21,7 @@ from harness.model.traces.recording import RecordedRequest, Recording, hidden_na
 from harness.model.traces.values import Record, first_of, list_of, seconds_ns, text_of, tokens_of
 
 LABELS = read_tables(Path(__file__).with_name("labels.toml"))["agentic"]
-ALONE, BY_DELAY, BY_INSTANT, WHOSE, UNSAID, BESIDE, BOTH, FIRST, UNDATED, LOST = LABELS.values()
+ALONE, BY_DELAY, BY_INSTANT, WHOSE, UNSAID, BESIDE, BOTH, FIRST, UNDATED, LOST, AT_INSTANT = LABELS.values()
 Names = tuple[blocks.BlockNames, blocks.NameOrder]  # of all files, and those of one
 Key = tuple[int, str]  # a request's file and id: two files may use the same ids
 
@@ -189,7 +189,7 @@ def _follow(sessions: list[list[_Call]], drawn: DrawnWaits, notes: ReadNotes) ->
     for turns in sessions:
         if not any(turn.at_ns is None or turn.wait_for for turn in turns):
             turns[:] = notes.in_order(turns, lambda turn: turn.at_ns or 0, "rows of a session out of order of time")
-    are_new = notes.options.lengths != "whole" and _name_what_is_new(sessions)
+    are_new = notes.options.lengths == "new" or (not notes.options.lengths and _name_what_is_new(sessions))
     for turns in sessions:
         _chain(turns, drawn, notes, are_new=are_new)
     _lengthen([turns for turns in sessions if any(turn.is_next for turn in turns)], notes)
@@ -207,8 +207,7 @@ def _chain(turns: list[_Call], drawn: DrawnWaits, notes: ReadNotes, *, are_new: 
     for before, turn in pairwise(turns):
         if turn.wait_for is not None:
             continue
-        is_in_turn = are_new and bool(before.blocks and turn.blocks) and before.at_ns is not None
-        if turn.has_delay or turn.at_ns is None or is_in_turn:
+        if turn.has_delay or turn.at_ns is None or (are_new and before.at_ns is not None):
             turn.is_next = True
             turn.after.append(before.key)
             if turn.has_delay:
@@ -221,7 +220,7 @@ def _chain(turns: list[_Call], drawn: DrawnWaits, notes: ReadNotes, *, are_new: 
             else:
                 turn.draw_wait(drawn)
         else:
-            notes.assume("rows of a session with an instant and no delay: each starts at its instant")
+            notes.assume(AT_INSTANT)
 
 
 def _lengthen(sessions: list[list[_Call]], notes: ReadNotes) -> None:

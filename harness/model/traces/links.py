@@ -30,7 +30,7 @@ NO_READING, ADDED_REASONING, HELD_REASONING, BY_SUMS = TABLES["counts"].values()
 LAST_BLOCK, WHOLE, OTHER_MODEL = TABLES["blocks"].values()
 OVER, UNKNOWN, UNEXPLAINED, ALLOWED, UNSHOWN, PARTLY = TABLES["whose"].values()
 GAPS, IN_TURN, UNAWAITED, OUT_OF_ORDER, UNANSWERED, *OF_WAITS = TABLES["waits"].values()
-OVERLAPPING, CONTRADICTED, MAY_ASK, BACKWARDS = OF_WAITS
+OVERLAPPING, CONTRADICTED, MAY_ASK, BACKWARDS, JOINED_LATE = OF_WAITS
 
 
 def recordings_of(logs: Iterable[Log], notes: ReadNotes) -> Iterator[Recording]:
@@ -334,7 +334,7 @@ class _Tree:
         self.added.add(session)
         group = self._by_session[session]
         earlier = self._earlier[session] = self._up_to(group[0].follows)
-        due: list[int] = []  # last requests of sub-agents that the next call waits for
+        due, late = list[int](), set[int]()  # last requests of sub-agents that the next call waits for, or a later one
         running: list[int] = []  # and of those that no call has waited for
         for place, call in enumerate(group):
             before = [self._places[each] for each in _waits_for(group, place)]
@@ -342,6 +342,8 @@ class _Tree:
                 due += [last for last in running if self._calls[last].end_ns <= call.submitted_ns]
             joined = [last for last in due if not call.is_concurrent or self._calls[last].end_ns <= call.submitted_ns]
             due, running = ([each for each in rest if each not in joined] for rest in (due, running))
+            self._notes.assume(JOINED_LATE, len(late.intersection(joined)))
+            late.update(due)
             after = tuple(dict.fromkeys((*(before or started_by), *joined)))
             self._requests.append(self._request(call, _up_to(call.rewound_to, earlier), after))
             earlier.append(call)

@@ -9,7 +9,7 @@ import pytest
 
 from harness.clock import NS_PER_MS
 from harness.errors import SpecError
-from harness.extras.formats.agentic import BESIDE, BOTH, FIRST, LOST, UNDATED
+from harness.extras.formats.agentic import AT_INSTANT, BESIDE, BOTH, FIRST, LOST, UNDATED
 from harness.model.traces.links import PARTLY, WHOLE
 from harness.model.traces.recording import TraceFile
 from tests.support.trace_rows import imported, written
@@ -177,7 +177,9 @@ def test_turns_with_instants_and_no_delay_start_at_their_instants(tmp_path: Path
     trace = imported(written(tmp_path, rows))
     starts_ms = sorted(one.start_ns // NS_PER_MS for one in trace.recordings)
     assert starts_ms == [0, 2000, 4000]
-    assert any("each starts at its instant" in label for label in trace.head.labels)
+    assert f"2 x {AT_INSTANT}" in trace.head.labels
+    (recording,) = imported(written(tmp_path, rows), lengths="new").recordings
+    assert [one.prompt_tokens for one in recording.requests] == [600, 1240, 1880]
 
 
 def test_turns_with_instants_whose_names_are_all_new_are_one_conversation(tmp_path: Path) -> None:
