@@ -222,9 +222,13 @@ def test_the_command_line_loads_no_heavy_package_before_a_command_does() -> None
     )
     # A table needs no figure: matplotlib alone takes as long as the command.
     tables = "import harness.present.report; print('matplotlib' in sys.modules)"
-    code = f"{listed}; print([name for name in {heavy} if name in sys.modules]); {tables}"
+    # Only a fleet of several hosts needs Dask.
+    fleet = (
+        "import harness.runner, harness.runner.fleet.worker; print({'dask', 'distributed'} & {*sys.modules} == set())"
+    )
+    code = f"{listed}; print([name for name in {heavy} if name in sys.modules]); {tables}; {fleet}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["[]", "False"]
+    assert done.stdout.split() == ["[]", "False", "True"]
 
 
 @pytest.mark.parametrize(

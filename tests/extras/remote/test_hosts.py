@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -37,14 +35,3 @@ def test_a_scheduler_that_does_not_answer_is_one_line(tmp_path: Path, monkeypatc
     spec = small_experiment(fleet={**AT, "scheduler": "tcp://127.0.0.1:1"})
     with pytest.raises(SpecError, match="no scheduler answers"):
         run_experiment(spec, runs_root=tmp_path)
-
-
-def test_neither_one_device_nor_a_fleet_of_one_host_imports_dask():
-    check = "import sys, harness.cli, harness.runner.experiment, harness.runner.fleet.worker"
-    found = subprocess.run(
-        [sys.executable, "-c", f"{check}; print('distributed' in sys.modules or 'dask' in sys.modules)"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert found.stdout.strip() == "False"
