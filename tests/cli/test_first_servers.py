@@ -152,9 +152,13 @@ def test_a_recording_of_another_stack_is_refused(folder: Path) -> None:
         written(a_vllm(num_gpu_blocks=64, block_size=16), "--from", path)
 
 
-def test_the_context_of_a_server_of_131072_tokens_is_written() -> None:
-    server, _ = written(a_vllm(131_072, num_gpu_blocks=8192, block_size=16))
-    assert server.slot_tokens == 131_072
+def test_short_blocks_tell_a_vllm_and_of_one_with_slots_their_number_is_kept() -> None:
+    paged, _ = written(a_vllm(131_072, num_gpu_blocks=4096, block_size=16))
+    assert (paged.rules, paged.num_gpu_blocks, paged.block_size, paged.slot_tokens) == ("vllm-paged", 4096, 16, 131_072)
+    assert paged.declared, "its limit is not shown"
+    Path("mine.toml").unlink()
+    slots, _ = written(a_vllm(num_gpu_blocks=1538, kv_cache_size_tokens=98_432), "--stack", "rbln")
+    assert (slots.kv_slots, slots.is_paged) == (12, False)
 
 
 def test_a_modelled_kv_slot_of_that_length_is_refused_with_both_numbers() -> None:

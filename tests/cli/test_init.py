@@ -162,25 +162,6 @@ def test_a_recording_is_made_to_fit_the_server(flags: str) -> None:
         assert begun("--for", running.url, "--from", "coding-agent").workload.length_divisor > 1
 
 
-def test_a_vllm_is_told_by_the_length_of_its_blocks_and_of_one_with_slots_their_number_is_kept() -> None:
-    servers: list[ServerSpec] = []
-    for more, limit, *stack in (
-        ('block_size="16",num_gpu_blocks="4096"', 40_960),
-        ('block_size="128",num_gpu_blocks="1538",kv_cache_size_tokens="98432"', 8192, "--stack", "rbln"),
-    ):
-        info = f'vllm:cache_config_info{{{more},enable_prefix_caching="True"}} 1.0'
-        metrics = f"# TYPE vllm:cache_config_info gauge\n{info}\n"
-        with plain_server(
-            PlainServer(gives_token_ids=True, has_metrics=True, metrics=metrics, max_model_len=limit)
-        ) as running:
-            servers.append(begun("--for", running.url, *stack).server)
-        Path("mine.toml").unlink()
-    paged, slots = servers
-    assert (paged.rules, paged.num_gpu_blocks, paged.block_size) == ("vllm-paged", 4096, 16)
-    assert paged.declared, "its limit is not shown"
-    assert (slots.kv_slots, slots.is_paged) == (12, False)
-
-
 @pytest.mark.live
 def test_a_server_that_runs_is_asked_what_it_is(tmp_path: Path) -> None:
     shape = ServerSpec(max_num_seqs=6, decode_buckets=(1, 2, 6), kv_slots=9, slot_tokens=1024)
