@@ -18,6 +18,7 @@ from harness.cli.tree import app
 from harness.clock import NS_PER_S, monotonic_ns
 from harness.errors import ServerError, SpecError
 from harness.measure.client.target import endpoint_at
+from harness.measure.records import layout
 from harness.measure.records.run import SealedRun
 from harness.measure.records.store import RunStore
 from harness.measure.server.life import AttachedServer, LaunchPlan
@@ -26,6 +27,7 @@ from harness.runner import run_experiment
 from harness.runner.backends.attached import AttachedBackend
 from harness.runner.progress import RunSealed
 from harness.secrets import note_secrets
+from harness.stacks.vllm.step_log import load_step_log
 from tests.support.emulator_process import Emulator, end, start_ready
 from tests.support.experiments import one_condition
 from tests.support.plain_server import PlainServer, plain_server
@@ -224,6 +226,9 @@ def test_the_step_log_of_a_run_is_that_of_the_server_that_ran_it(tmp_path: Path)
         header = step_log.read_bytes().splitlines(keepends=True)[0]
         first, second = run_experiment(spec(step_log), runs_root=tmp_path / "runs", on_progress=restarted).runs
         assert first.is_valid
+        # Before the first run, the server is asked whether it can be measured.
+        rows = [load_step_log(run.file(layout.STEP_LOG)).steps.num_rows for run in (first, second)]
+        assert 0 < sum(rows) < sum(line.startswith(b"[") for line in step_log.read_bytes().splitlines())
         both = "setting-differs: block_size: 64 in its step log, 128 in its metrics"
         assert {"setting-differs: block_size: requested 128, in force 64", both} <= set(second.invalid_reasons)
         with pytest.raises(ServerError, match="block_size: 64 in its step log, 128 in its metrics"):

@@ -34,11 +34,12 @@ from tests.support.stacks import (
 
 @pytest.fixture
 def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A stack whose vllm-rbln is one little file, with a release whose patch fits it; no driver, a cache of its own."""
+    """A stack whose vllm-rbln is one little file, with a release whose patch fits it, and a model; no driver."""
     root = write_patched_stack(tmp_path, monkeypatch)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    write_artifact(tmp_path / "artifact")
     return root
 
 
@@ -52,7 +53,6 @@ def _launch(tmp_path: Path, stack: Path, /, **server: Any) -> LaunchPlan:
 
 
 def test_the_command_says_everything_that_counts(tmp_path: Path, environment: Path) -> None:
-    write_artifact(tmp_path / "artifact")
     plan = _launch(tmp_path, environment, stop_grace_s=30.0)
     assert plan.argv == (
         str(environment / "bin" / "vllm"),
@@ -88,7 +88,6 @@ def test_the_command_says_everything_that_counts(tmp_path: Path, environment: Pa
 
 
 def test_the_log_has_microseconds_and_debug_only_where_it_is_read(tmp_path: Path, environment: Path) -> None:
-    write_artifact(tmp_path / "artifact")
     plan = _launch(tmp_path, environment)
     config = json.loads(Path(plan.env["VLLM_LOGGING_CONFIG_PATH"]).read_text())
     assert config["formatters"]["precise"]["format"].startswith("%(created).6f")
@@ -123,7 +122,6 @@ def test_the_experiment_file_has_the_last_word(tmp_path: Path, environment: Path
 
 
 def test_a_package_that_somebody_patched_is_refused_in_every_mode(tmp_path: Path, environment: Path) -> None:
-    write_artifact(tmp_path / "artifact")
     target = environment / "site" / TARGET
     target.write_text(patched_text(DIFF, TARGET, target.read_text()))
     for mode in ("overlay", "none"):
@@ -132,7 +130,6 @@ def test_a_package_that_somebody_patched_is_refused_in_every_mode(tmp_path: Path
 
 
 def test_plugins_that_are_allowed_by_name_get_the_observer_added(tmp_path: Path, environment: Path) -> None:
-    write_artifact(tmp_path / "artifact")
     plan = _launch(tmp_path, environment, env={"VLLM_PLUGINS": "rbln"})
     assert plan.env["VLLM_PLUGINS"] == "rbln,vllm_step_log"
 
@@ -150,14 +147,12 @@ def test_plugins_that_are_allowed_by_name_get_the_observer_added(tmp_path: Path,
 def test_what_is_missing_is_refused_before_anything_starts(
     tmp_path: Path, environment: Path, server: dict[str, Any], kind: type[Exception], message: str
 ) -> None:
-    write_artifact(tmp_path / "artifact")
     with pytest.raises(kind, match=message):
         _launch(tmp_path, environment, **server)
     assert list((tmp_path / "run").iterdir()) == []
 
 
 def test_an_environment_without_vllm_rbln_is_refused(tmp_path: Path, environment: Path) -> None:
-    write_artifact(tmp_path / "artifact")
     del environment
     other = write_environment(tmp_path / "other", versions={"vllm": "0.22.0"})
     with pytest.raises(
@@ -167,7 +162,6 @@ def test_an_environment_without_vllm_rbln_is_refused(tmp_path: Path, environment
 
 
 def test_busy_devices_are_refused(tmp_path: Path, environment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_artifact(tmp_path / "artifact")
     driver = write_driver(tmp_path / "driver", contexts=[{"npu": 1, "pid": 7, "process": "vllm"}])
     monkeypatch.setenv("PATH", f"{driver}:/usr/bin:/bin")
     with pytest.raises(ServerError, match=r"the chosen devices are busy: device 1 by pid 7 \(vllm\)"):
@@ -176,7 +170,6 @@ def test_busy_devices_are_refused(tmp_path: Path, environment: Path, monkeypatch
 
 def _checked(tmp_path: Path, stack: Path) -> None:
     """As ``run --dry-run`` asks before anything starts."""
-    write_artifact(tmp_path / "artifact")
     RblnBackend().check_host(ServerSpec(artifact=str(tmp_path / "artifact"), environment=str(stack)))
 
 
@@ -184,10 +177,9 @@ def test_a_dry_run_says_what_it_checked_and_what_its_time_assumes(
     tmp_path: Path, environment: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", f"{write_driver(tmp_path / 'driver')}:/usr/bin:/bin")
-    artifact = write_artifact(tmp_path / "artifact")
     (tmp_path / "npu.toml").write_text(
         f'name = "npu"\nbackend = "rbln"\nreplicates = 3\nbase_seed = 1\n[server]\nenvironment = "{environment}"\n'
-        f'artifact = "{artifact}"\n[[condition]]\nname = "base"\n'
+        f'artifact = "{tmp_path}/artifact"\n[[condition]]\nname = "base"\n'
     )
     done = harness("run", "npu.toml", "--dry-run", cwd=tmp_path)
     told = " ".join(done.stdout.split())

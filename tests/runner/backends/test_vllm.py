@@ -35,7 +35,6 @@ from harness.stacks.vllm.step_log import load_step_log
 from harness.tune.diagnose import diagnose
 from tests.support.experiments import UNHURRIED
 from tests.support.fake_vllm import fake_vllm
-from tests.support.processes import serving
 from tests.support.stacks import write_environment
 
 pytestmark = pytest.mark.same_everywhere
@@ -219,26 +218,6 @@ def test_a_server_without_its_step_log_makes_the_run_invalid(tmp_path: Path) -> 
     loggers.write_text(loggers.read_text() + "\ndef load_stat_logger_plugin_factories():\n    return []\n")
     (run,) = run_experiment(spec, runs_root=tmp_path / "runs").runs
     assert any("the step log that was declared was not written" in reason for reason in run.invalid_reasons)
-
-
-@pytest.mark.live
-def test_a_server_that_runs_is_measured_by_the_step_log_that_it_appends_to(tmp_path: Path) -> None:
-    (tmp_path / "server").mkdir()
-    plan = launched(tmp_path, environment=str(fake_vllm(tmp_path / "env")), max_num_seqs=6, decode_buckets=[1, 2, 4])
-    step_log = tmp_path / "steps.jsonl"
-    with serving(plan, tmp_path / "server"):
-        attached = {"url": f"http://{plan.host}:{plan.port}", "step_log": str(step_log), "model": ""}
-        spec = experiment(tmp_path / "env", {}, **attached, extra_args=[])
-        named = {"backend": "attached", "replicates": 2, "server": {**spec.server.model_dump(), "environment": ""}}
-        runs = run_experiment(
-            ExperimentSpec.model_validate({**spec.model_dump(exclude_unset=True), **named}), runs_root=tmp_path / "runs"
-        ).runs
-    assert [run.invalid_reasons for run in runs] == [(), ()]
-    rows = [load_step_log(run.file(layout.STEP_LOG)).steps.num_rows for run in runs]
-    # Before the first run, the server is asked whether it can be measured.
-    assert 0 < sum(rows) < load_step_log(step_log).steps.num_rows
-    assert all(run_figures(run).padding.ratio is not None for run in runs)
-    assert runs[0].manifest.effective["server"]["decode_buckets"] == [1, 2, 4]
 
 
 def test_a_step_log_that_is_not_there_is_refused_before_the_first_run(tmp_path: Path) -> None:
