@@ -148,7 +148,7 @@ SIZES = ["--set", "decoder_batch_sizes=[1, 2, 4, 8]"]
 def refused(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Refused]:
     folder = tmp_path_factory.mktemp("host")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(confirm, "MOST_BLOCKS", 6)
+        patch.setattr(confirm, "MOST_BLOCKS", 4)
         patch.chdir(folder)
         make_host()
         TROUBLE.write_text(REFUSES)
