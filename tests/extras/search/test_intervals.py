@@ -151,52 +151,40 @@ per_call_ms = 20.0
 """
 
 
-def written(low: float, high: float) -> str:
-    return f'{{low = {low}, high = {high}, level = 0.95, method = "percentile bootstrap", seed = 1}}'
+def written(name: str, low: float, high: float) -> str:
+    return f'"{name}" = {{low = {low}, high = {high}, level = 0.95, method = "percentile bootstrap", seed = 1}}\n'
 
 
-def test_prompts_of_a_calibrated_vllm_deviate_by_the_time_of_a_token(tmp_path: Path) -> None:
+DECODE = f"[calibration.decode.intervals]\n{written('f(1)', 9.804, 10.196)}{written('f(8)', 12.7452, 13.2548)}"
+PREFILL = f"[calibration.prefill.intervals]\n{written('per_call_ms', 19.608, 20.392)}"
+OF_A_VLLM = (
+    "per_call_us_per_token = 20.0\n[chunked_prefill]\nper_step_ms = 20.0\nper_token_us = 20.0\n"
+    "[calibration.prefill.intervals]\n"
+    f"{written('per_call_ms', 1.0, 60.0)}{written('per_call_us_per_token', 19.608, 20.392)}"
+)
+
+
+@pytest.mark.parametrize(
+    ("added", "known"), [(DECODE + PREFILL, ("bucket_sd", "prefill_sd")), (OF_A_VLLM, ("prefill_sd",))]
+)
+def test_a_calibrated_cost_file_brings_its_own_deviations_those_of_a_vllms_prompts_by_the_time_of_a_token(
+    tmp_path: Path, added: str, known: tuple[str, ...]
+) -> None:
     path = tmp_path / "mine.toml"
-    path.write_text(
-        f"""
-name = "mine"
-source = "calibration"
-[decode.f_ms]
-1 = 10.0
-[prefill]
-per_call_ms = 0.1
-per_call_us_per_token = 20.0
-[chunked_prefill]
-per_step_ms = 0.1
-per_token_us = 20.0
-[calibration.prefill.intervals]
-per_call_ms = {written(0.01, 0.3)}
-per_call_us_per_token = {written(19.608, 20.392)}
-""",
-        encoding="utf-8",
-    )
-    assert perturbation_of(DrawsSpec(), str(path)).prefill_sd == pytest.approx(0.01, rel=1e-3)
-
-
-def test_a_calibrated_cost_file_brings_its_own_deviations(tmp_path: Path) -> None:
-    path = tmp_path / "mine.toml"
-    path.write_text(
-        f"""{COSTS}[calibration.decode.intervals]
-"f(1)" = {written(9.804, 10.196)}
-"f(8)" = {written(12.7452, 13.2548)}
-[calibration.prefill.intervals]
-per_call_ms = {written(19.608, 20.392)}
-""",
-        encoding="utf-8",
-    )
+    path.write_text(COSTS + added, encoding="utf-8")
     found = perturbation_of(DrawsSpec(), str(path))
-    assert found.bucket_sd == pytest.approx(0.01, rel=1e-3)
-    assert found.prefill_sd == pytest.approx(0.01, rel=1e-3)
+    assert [getattr(found, name) for name in known] == pytest.approx([0.01] * len(known), rel=1e-3)
+
+
+def test_deviations_of_a_cost_file_widen_an_interval_and_must_be_readable(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(COSTS + DECODE + PREFILL, encoding="utf-8")
     assert perturbation_of(DrawsSpec(), "paper").sizes == Perturbation(0).sizes
     uncertain = space(**{**CERTAIN, "bucket_sd": None, "prefill_sd": None})
     wide = SpacePredictor(uncertain.model_copy(update={"cost_model": str(path)})).predict(MORE_SLOTS, 8)
     assert wide.low < wide.high
-    path.write_text(path.read_text(encoding="utf-8").replace(written(9.804, 10.196), '"about ten"'), encoding="utf-8")
+    broken = DECODE.replace(written("f(1)", 9.804, 10.196), '"f(1)" = "about ten"\n')
+    path.write_text(COSTS + broken, encoding="utf-8")
     with pytest.raises(SpecError, match=r"its interval of f\(1\) cannot be read"):
         perturbation_of(DrawsSpec(), str(path))
 
