@@ -217,8 +217,3 @@ def test_the_file_of_the_observer_before_is_refused_with_the_version_that_reads_
     with pytest.raises(RecordsError, match="is of an observer before this version") as refused:
         read_step_log(b'{"observer_format":1,"columns":["step"]}\n')
     assert refused.value.hint == "Commit 8443c613 reads it"
-
-
-def test_the_observer_joins_a_list_of_allowed_plugins(tmp_path: Path) -> None:
-    assert "VLLM_PLUGINS" not in OBSERVER.variables(tmp_path)
-    assert OBSERVER.variables(tmp_path, "rbln")["VLLM_PLUGINS"] == "rbln,vllm_step_log"
