@@ -165,15 +165,6 @@ def test_the_tokens_of_a_known_plan_never_change() -> None:
     assert [mix64(0), mix64(0x9E3779B97F4A7C15)] == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4]
 
 
-def test_the_rearrival_of_a_sequential_plan_shares_the_targets_fifteen_blocks() -> None:
-    plan = build_plan(WorkloadSpec.model_validate({"source": "sequential", "num_background": 2}), 5, 0)
-    of_plan = BlockKeys(plan)
-    target, *background, again = (of_plan.prompt(session, 0) for session in range(4))
-    assert again.tolist() == target.tolist()
-    assert len(target) == 15
-    assert not {key for keys in background for key in keys.tolist()} & set(target.tolist())
-
-
 def test_returned_ids_that_are_too_few_are_refused() -> None:
     plan = build_plan(WorkloadSpec(num_sessions=1), 1, 0)
     answer_tokens = plan.request(0, 0).generate_tokens
@@ -236,13 +227,6 @@ def test_keys_of_real_tokens_are_chained_and_count_only_full_blocks() -> None:
     swapped = tokens.copy()
     swapped[[130, 131]] = swapped[[131, 130]]
     assert [a == b for a, b in zip(token_block_keys(swapped).tolist(), keys.tolist(), strict=True)] == [True, False]
-
-
-def test_the_keys_of_one_plan_share_one_array_per_session() -> None:
-    plan = build_plan(WorkloadSpec(num_sessions=1, requests_per_session=20), 1, 0)
-    keys = BlockKeys(plan)
-    assert np.shares_memory(keys.prompt(0, 0), keys.prompt(0, 19))
-    assert not keys.prompt(0, 3).flags.writeable
 
 
 def test_a_run_of_its_own_has_other_ids_of_the_same_lengths_and_sharing() -> None:

@@ -255,20 +255,14 @@ def test_who_stops_an_answer_and_writes_again_is_waited_for(tmp_path: Path) -> N
     assert waits_of(imported(written(tmp_path, rows))) == [("none", 0), ("human", 66)]
 
 
-def test_the_end_of_a_task_in_the_background_is_no_persons_message(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "waited"), [("task-notification", "tool"), ("human", "human"), ("peer", "none"), ("cron", "none")]
+)
+def test_a_message_is_of_a_person_a_tool_or_nobody_as_its_origin_says(tmp_path: Path, kind: str, waited: str) -> None:
     first, last = (assistant(name, at_s, (10, 0, 0, 50), text()) for name, at_s in (("a", 3.0), ("b", 66.0)))
-    for kind, waited in (("task-notification", "tool"), ("human", "human")):
-        told = user(63.0, origin={"kind": kind})
-        assert waits_of(imported(written(tmp_path, [user(0.0), first, told, last]))) == [("none", 0), (waited, 60)]
-
-
-def test_a_message_of_another_session_or_a_schedule_is_no_tool_and_no_person(tmp_path: Path) -> None:
-    first, last = (assistant(name, at_s, (10, 0, 0, 50), text()) for name, at_s in (("a", 3.0), ("b", 66.0)))
-    for kind in ("peer", "cron"):
-        told = user(63.0, origin={"kind": kind})
-        trace = imported(written(tmp_path, [user(0.0), first, told, last]))
-        assert waits_of(trace) == [("none", 0), ("none", 60)]
-        assert not trace.recordings[0].requests[-1].is_drawn
+    trace = imported(written(tmp_path, [user(0.0), first, user(63.0, origin={"kind": kind}), last]))
+    assert waits_of(trace) == [("none", 0), (waited, 60)]
+    assert not trace.recordings[0].requests[-1].is_drawn
 
 
 def test_a_call_that_failed_is_counted_and_the_wait_after_it_is_drawn_from_those_for_persons(tmp_path: Path) -> None:
