@@ -43,6 +43,13 @@ def test_json_and_csv_hold_null_and_nothing(runs: Path) -> None:
         assert [row[name] for name in unknown] == [""] * len(unknown)
 
 
+def test_the_table_by_wait_holds_null_and_says_why(runs: Path) -> None:
+    rows = rows_as("json", runs, "--reuse-by-wait")
+    assert {row["num_reused"] for row in rows} == {row["kept_share"] for row in rows} == {None}
+    told = harness("table", "demo", "--reuse-by-wait", "--runs", str(runs)).stdout
+    assert "did not state the cached tokens" in " ".join(told.split())
+
+
 def test_requests_are_neither_reused_nor_recomputed(runs: Path) -> None:
     groups = {row["group"] for row in rows_as("json", runs, "--serving")}
     assert "unknown" in groups

@@ -6,7 +6,6 @@ import csv
 import io
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -184,11 +183,3 @@ def test_the_table_says_that_no_session_returns_and_refuses_two_tables_at_once(s
     refused = harness("table", "small", *where, "--serving")
     assert refused.returncode == 2
     assert "--serving, --reuse-by-wait and --predicted are a table each" in refused.stderr
-
-
-def test_reuse_that_the_server_does_not_state_is_a_dash_and_null(tmp_path: Path) -> None:
-    seal_demo(tmp_path / "demo", num_replicates=1, states_reuse=False)
-    where = ("--reuse-by-wait", "--runs", str(tmp_path / "demo"))
-    rows = json.loads(harness("table", "demo", *where, "--format", "json").stdout)
-    assert {row["num_reused"] for row in rows} == {row["kept_share"] for row in rows} == {None}
-    assert "did not state the cached tokens" in " ".join(harness("table", "demo", *where).stdout.split())

@@ -162,11 +162,6 @@ def test_without_streaming_nothing_is_said_of_tokens(simulated: Simulated) -> No
     assert serving.of("e2e") is not None
 
 
-def test_three_runs_have_no_interval_and_no_bound(simulated: Simulated) -> None:
-    found = summarise(simulated(workload=SLOW)).serving[0].of("ttft")
-    assert {(one.interval, one.why, one.typical_bound) for one in found.percentiles} == {(None, NoInterval.RUNS, None)}
-
-
 def test_rare_queues_have_no_interval_where_arrivals_are_open() -> None:
     rng = np.random.default_rng(5)
     even = [rng.exponential(size=40) for _ in range(104)]

@@ -88,10 +88,6 @@ def test_values_of_costs_by_unit_hold_the_truth_as_often_as_they_say() -> None:
     assert np.mean(held) == pytest.approx(0.95, abs=0.015)
 
 
-def test_two_replicates_are_too_few_for_an_interval() -> None:
-    assert stats.mean_interval([1.0, 2.0], unit="replicates") is None
-
-
 def test_t_intervals_hold_the_truth_as_often_as_they_say() -> None:
     rng = np.random.default_rng(11)
     found = [stats.mean_interval(rng.normal(3.0, 1.0, size=4).tolist(), unit="runs") for _ in range(2000)]

@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 
-from raw_server import HANG, Asked, RawServer, Reply, whole
+from raw_server import Asked, RawServer, Reply, whole
 
 
 def answer(asked: Asked) -> Reply:
-    """/health and /metrics at once; /slow never; /die ends the process in the middle of the answer."""
+    """/health and /metrics at once."""
     print(asked.path, file=sys.stderr)
-    if asked.path == "/die":
-        return Reply(dying())
-    if asked.path == "/slow":
-        return Reply([], HANG)
     body = b'requests_total{word="caf\xc3\xa9"} 7\n' if asked.path == "/metrics" else b"ok"
     return Reply([whole(body, status=503 if asked.path.startswith("/unhealthy") else 200)])
-
-
-def dying() -> Iterator[bytes]:
-    yield b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf"
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def main() -> None:

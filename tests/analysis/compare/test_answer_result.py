@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.analysis.compare.across import Side, compare_all, pairs_of
-from harness.analysis.compare.answer import interval_in_words, main_answers, result_of
+from harness.analysis.compare.answer import main_answers, result_of
 from harness.analysis.compare.ratio import Family, Ratio, Verdict
 from harness.analysis.stats import of_blocks
 from harness.analysis.summary import summarise
@@ -49,12 +49,6 @@ def test_the_intervals_of_a_family_hold_together() -> None:
         results = [result_of(ratio_of(each.tolist()), 5, Family(6)) for each in every]
         missed += any(result.verdict is not Verdict.NO_DIFFERENCE for result in results)
     assert missed / 1_000 == pytest.approx(0.05, abs=0.02)
-
-
-def test_words_say_of_how_many_comparisons_an_interval_is() -> None:
-    interval = of_blocks([-0.1, -0.11, -0.12]).interval(family=6)
-    assert interval_in_words(interval).startswith("95 % interval over 6 comparisons: ")
-    assert interval_in_words(of_blocks([-0.1, -0.11, -0.12]).interval()).startswith("95 % interval: ")
 
 
 def test_one_plan_repeated_says_nothing_of_other_plans_in_any_view(tmp_path: Path) -> None:

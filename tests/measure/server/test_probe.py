@@ -182,13 +182,6 @@ def test_an_experiment_whose_first_run_fails_alike_ends_there_in_the_servers_wor
     assert will_fail_again(outcome.runs[0])
 
 
-def test_an_experiment_goes_on_where_that_is_wished(tmp_path: Path) -> None:
-    knows = PlainServer(gives_token_ids=True, has_metrics=True, fails="no more quota for request", num_good=1)
-    with plain_server(knows) as server:
-        outcome = run(tmp_path, server, keep_going=True, replicates=2)
-    assert (outcome.num_performed, outcome.ended_by) == (2, "")
-
-
 OVER_HTTPS = """\
 name = "asked"
 backend = "attached"
