@@ -22,7 +22,7 @@ MOST_INPUT_TOKENS = 1_000_000  # the publisher's note: more is an overcount
 TYPES = ("n", "s", "")
 AFTER: dict[str, WaitKind] = {"tool_result": "tool", "tool_use": "tool", "text": "human", "end_turn": "human"}
 LABELS = read_tables(Path(__file__).with_name("labels.toml"))
-GAPS, RELATIVE, ENDED, UNSURE, PART_NAMED, FEW_NAMES, ROUNDED, INTERLEAVED, APART = LABELS["weka"].values()
+GAPS, RELATIVE, ENDED, UNSURE, PART_NAMED, FEW_NAMES, ROUNDED, INTERLEAVED, APART, NO_LENGTH = LABELS["weka"].values()
 
 
 class _Session:
@@ -86,12 +86,12 @@ class _Session:
         self._notes.assume(RELATIVE, self._is_relative)
         self._notes.assume(APART, self._is_apart)
         began_ns += first_ns if self._is_relative else 0
-        is_sure = starter is None or _is_near(began_ns, [starter.end_ns])
-        self._notes.assume(UNSURE, self._is_relative and not is_sure)
         log = self.read(list_of(entry, "requests"), name, starter, began_ns, depth + 1)
         self._notes.assume(UNLINKED, bool(log) and starter is None)
         if log and starter is not None:
             starter.children[name] = max(call.end_ns for call in log)
+            self._notes.assume(UNSURE, self._is_relative and not _is_near(began_ns, [starter.end_ns]))
+            self._notes.assume(NO_LENGTH, sum(each.end_ns == each.submitted_ns for each in (starter, log[-1])))
             log[0].is_background = text_of(entry, "status") == "async_launched"
 
     def _in_order(self, entries: list[object]) -> list[object]:

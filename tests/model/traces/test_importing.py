@@ -12,7 +12,7 @@ import pytest
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import SpecError
 from harness.extras.formats.columns import NO_ARRIVAL, NO_TOOL
-from harness.extras.formats.weka import APART
+from harness.extras.formats.weka import APART, NO_LENGTH
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.importing import import_trace
 from harness.model.traces.links import JOINED_LATE, MAY_ASK, OTHER_MODEL, UNKNOWN, kept_tokens
@@ -151,16 +151,18 @@ def test_a_weka_agent_keeps_blocks_of_its_parent_where_the_file_says_that_names_
     assert f"1 x {MAY_ASK}" in trace.head.labels, "no row says how long its tool ran"
 
 
-@pytest.mark.parametrize("took_s", [2.0, 20.0])
+@pytest.mark.parametrize("took_s", [2.0, 20.0, None])
 def test_a_weka_agent_that_ran_on_beside_a_call_is_joined_by_a_later_one_and_labelled(
-    tmp_path: Path, took_s: float
+    tmp_path: Path, took_s: float | None
 ) -> None:
     child = {"type": "subagent", "t": 1.0, "agent_id": "k", "requests": [weka(1.0, 64, [9], api_time=took_s)]}
     requests = [weka(0.0, 130, [1, 2], stop="tool_use"), child]
     requests += [weka(at, 64 * at, [*range(1, 1 + at)], think_time=1.0) for at in (5, 30)]
     trace = trace_of(tmp_path, [{"id": "s", "block_size": 64, "hash_id_scope": "local", "requests": requests}])
-    assert [one.after for one in trace.recordings[0].requests[2:]] == ([(0, 1), (2,)] if took_s < 4 else [(0,), (2, 1)])
-    assert (f"1 x {JOINED_LATE}" in trace.head.labels) == (took_s > 4)
+    joins = [(0,), (2, 1)] if took_s == 20 else [(0, 1), (2,)]
+    assert [one.after for one in trace.recordings[0].requests[2:]] == joins
+    assert (f"1 x {JOINED_LATE}" in trace.head.labels) == (took_s == 20)
+    assert (f"1 x {NO_LENGTH}" in trace.head.labels) == (took_s is None)
 
 
 @pytest.mark.parametrize(("names", "kind"), [([1, 2, 60, 61], "none"), ([1, 2, 50, 51, 52], "human")])
