@@ -85,17 +85,6 @@ def test_what_sessions_share_is_shared_within_a_run_and_not_between_runs(pair: S
         assert sorted(first_requests_cached(run)) == [0, 256, 256]
 
 
-def test_a_server_of_slots_starts_clean_as_well(tmp_path: Path) -> None:
-    emulator = start_ready(tmp_path / "server", time_scale=1.0, server={"kv_slots": 16})
-    try:
-        run_experiment(null_experiment(emulator.address, 1), runs_root=tmp_path).require_valid()
-    finally:
-        end(emulator)
-    runs = list(RunStore(tmp_path).sealed("null"))
-    assert {cached for run in runs for cached in first_requests_cached(run)} == {0}
-    assert min(cached for run in runs for cached in returns_cached(run)) > 0
-
-
 def test_the_manifest_has_what_makes_the_same_prompts_again_and_a_server_without_the_key_gets_no_salt(
     tmp_path: Path,
 ) -> None:
