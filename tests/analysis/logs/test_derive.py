@@ -209,15 +209,6 @@ def sealed_golden(root: Path) -> SealedRun:
         return writer.seal(manifest())
 
 
-def test_derived_tables_rebuild_identically(tmp_path: Path) -> None:
-    run = sealed_golden(tmp_path)
-    before = {name: run.table(name) for name in ("steps", "kv_events", "metrics")}
-    (run.path / "derived" / "steps.parquet").write_bytes(b"damaged")
-    rebuild(run)
-    run.verify()
-    assert {name: run.table(name) for name in before} == before
-
-
 def test_where_nothing_can_be_written_the_error_does_not_speak_of_an_unsealed_run(tmp_path: Path) -> None:
     run = sealed_golden(tmp_path)
     shutil.rmtree(run.path / "derived")
@@ -226,14 +217,6 @@ def test_where_nothing_can_be_written_the_error_does_not_speak_of_an_unsealed_ru
         rebuild(run)
     assert "unsealed" not in str(refused.value)
     assert "Make the folder writable, or copy the runs elsewhere first" in str(refused.value)
-
-
-def test_a_changed_raw_log_does_not_rebuild_in_silence(tmp_path: Path) -> None:
-    run = sealed_golden(tmp_path)
-    log = run.file("server.log")
-    log.write_bytes(log.read_bytes().replace(b"request_nums=2", b"request_nums=1", 1))
-    with pytest.raises(RecordsError, match=r"server\.log: differs from what was sealed"):
-        rebuild(run)
 
 
 def test_tables_that_this_code_derives_differently_are_not_written(tmp_path: Path) -> None:

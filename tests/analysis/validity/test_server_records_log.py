@@ -92,19 +92,6 @@ def test_a_whole_log_of_a_server_has_no_finding(run: SealedRun, tmp_path: Path) 
 
 
 @pytest.mark.live
-@pytest.mark.parametrize(("before", "after"), [((4, 4), (4, 5)), ((4, 4), (4, 8)), ((5, 8), (5, 7)), ((3, 4), (3, 3))])
-def test_a_changed_size_in_the_log_makes_the_run_invalid(
-    run: SealedRun, tmp_path: Path, before: tuple[int, int], after: tuple[int, int]
-) -> None:
-    log = (run.path / layout.SERVER_LOG).read_text()
-    assert BUCKET.format(*before) + "\n" in log
-    changed = log.replace(BUCKET.format(*before) + "\n", BUCKET.format(*after) + "\n", 1)
-    (reason,) = reasons(run, tmp_path, changed)
-    assert reason.startswith("step-size: 1 of ")
-    assert BUCKET.format(*after) in reason
-
-
-@pytest.mark.live
 @pytest.mark.parametrize(
     ("line", "place", "code"),
     [

@@ -344,21 +344,14 @@ assert vars(Scheduler) == before and "chosen" not in SchedulerConfig.get_schedul
     assert sorted(path.name for path in tmp_path.iterdir()) == ["site"]
 
 
-@pytest.mark.parametrize(
-    ("breaks", "reason"),
-    [
-        ("scheduler.schedule = None; del step.num_scheduled_tokens", "AttributeError"),
-        ("step.num_scheduled_tokens = 3", "AttributeError"),
-    ],
-)
-def test_the_first_error_is_a_log_line_and_ends_the_observer_alone(tmp_path: Path, breaks: str, reason: str) -> None:
-    script = f"""
+def test_the_first_error_is_a_log_line_and_ends_the_observer_alone(tmp_path: Path) -> None:
+    script = """
 from vllm import sched
 decide = sched.Scheduler.schedule
 def broken(self, throttle_prefills=False):
     step = decide(self)
     real = step.num_scheduled_tokens
-    {breaks.partition("; ")[2] or breaks}
+    step.num_scheduled_tokens = 3
     self.real = real
     return step
 sched.Scheduler.schedule = broken
@@ -373,7 +366,7 @@ scheduler.update_from_output(step, ran())
 
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("[CORE STEPS] stopped after 0 steps") == 1
-    assert reason in done.stderr
+    assert "AttributeError" in done.stderr
     assert (tmp_path / "core.jsonl").read_bytes().count(b"\n") == 1
 
 
