@@ -30,11 +30,6 @@ def test_a_saved_plan_comes_back_the_same(plan: Plan, tmp_path: Path) -> None:
         assert loaded.drawn_hash == plan.hash
 
 
-def test_chains_come_back_too(tmp_path: Path) -> None:
-    plan = build_plan(WorkloadSpec.model_validate({"source": "sequential", "num_background": 2}), 1, 0)
-    assert read_plan(save_plan(plan, tmp_path)).sessions == plan.sessions
-
-
 def test_saving_twice_gives_the_same_bytes(plan: Plan, tmp_path: Path) -> None:
     assert save_plan(plan, tmp_path / "a").read_bytes() == save_plan(plan, tmp_path / "b").read_bytes()
 
@@ -58,16 +53,10 @@ def test_a_changed_digit_is_noticed_in_every_line(plan: Plan, tmp_path: Path, li
         read_plan(path)
 
 
-def test_even_a_changed_space_is_noticed(plan: Plan, tmp_path: Path) -> None:
-    path = save_plan(plan, tmp_path)
-    path.write_text(path.read_text().replace('"session":1,', '"session": 1,'))
-    with pytest.raises(PlanError, match="was edited"):
-        read_plan(path)
-
-
 @pytest.mark.parametrize(
     ("old", "new"),
     [
+        ('"session":2,', '"session": 2,'),
         ('"session":2,', '"session":null,'),
         ('"session":2,', ""),
         ('"session":2,', '"session":2,"session":3,'),
@@ -76,7 +65,7 @@ def test_even_a_changed_space_is_noticed(plan: Plan, tmp_path: Path) -> None:
         ('"treatment":"as-drawn"', '"treatment":"no-waits"'),
     ],
 )
-def test_a_broken_line_is_one_clear_error(plan: Plan, tmp_path: Path, old: str, new: str) -> None:
+def test_a_changed_space_and_a_broken_line_are_one_clear_error(plan: Plan, tmp_path: Path, old: str, new: str) -> None:
     path = save_plan(plan, tmp_path)
     path.write_text(path.read_text().replace(old, new))
     with pytest.raises(PlanError, match="was edited") as caught:
