@@ -114,7 +114,7 @@ def _steps(given: list[Record], session: str, at: str, notes: ReadNotes) -> tupl
             call = steps.answer(counts, place, moment_ns)
             call.answer_characters = len(text_of(step, "message")) + len(text_of(step, "reasoning_content"))
             call.identity = at.partition(", sub-agent")[1:], moment_ns or (session, _number(step)), *counts[:3]
-            call.children = dict.fromkeys(_children(step), UNTIMED)
+            call.children, call.is_unstated = dict.fromkeys(_children(step), UNTIMED), True
             notes.assume("steps that are several calls, taken as one", (tokens_of(step.get("llm_call_count")) or 1) > 1)
         is_summed = text_of(step, "source") == "system" and bool(_children(step))  # by agents of the program
         steps.is_over = steps.is_over or is_summed or "context_management" in record_of(step, "extra")

@@ -96,9 +96,8 @@ class _Session(Conversation):
         # It was asked for when its message was made: tools and people were ready by then.
         turn.submitted_ns = moment_ns
         turn.input_tokens, turn.prefix_tokens, turn.created_tokens, turn.output_tokens, turn.reasoning_tokens = counts
-        turn.total_tokens = tokens_of(tokens.get("total")) or None
+        turn.total_tokens, turn.provider = tokens_of(tokens.get("total")) or None, text_of(info, "providerID")
         turn.has_cache_apart = turn.has_reasoning_apart = True
-        turn.provider = text_of(info, "providerID")
         self._take_tools(turn, parts)
         self.is_compacted = info.get("summary") is True
         self.is_over = bool(text_of(info, "error", "name"))

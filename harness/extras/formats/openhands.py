@@ -16,7 +16,7 @@ from harness.model.traces.links import of_lines
 from harness.model.traces.values import Record, instant_ns, list_of, record_of, records_of, seconds_ns, text_of
 
 TABLES = read_tables(Path(__file__).with_suffix(".toml"))
-PASSED, (OBSERVATIONS, ENDS_A_CALL, OF_SEVERAL) = by_type(TABLES["passed"]), TABLES["names"].values()
+PASSED, (OBSERVATIONS, REJECTIONS, ENDS_A_CALL, OF_SEVERAL) = by_type(TABLES["passed"]), TABLES["names"].values()
 
 
 @dataclass
@@ -27,6 +27,7 @@ class _Conversation:
     usages: dict[str, Usage] = field(default_factory=dict[str, Usage])
     took_ns: dict[str, int | None] = field(default_factory=dict[str, "int | None"])
     stated: int | None = None
+    policy: str = ""  # of confirming: by it a person is asked whether a tool may run
 
     def take(self, metrics: object) -> None:
         """Read what one model's metrics say of answers by their id."""
@@ -47,10 +48,12 @@ def openhands_logs(lines: Lines, notes: ReadNotes) -> Iterator[Log]:
         pairs = (entry if isinstance(entry, list) else [entry] for entry in list_of(record, "history"))
         if "stats" in record:
             notes.part()
+            conversations[str(folder)].policy = text_of(record, "confirmation_policy", "kind")
             for metrics in record_of(record, "stats", "usage_to_metrics").values():
                 conversations[str(folder)].take(metrics)
         elif of_line := [event for pair in pairs for event in records_of(pair)]:
             notes.num_rows += len(of_line) - 1
+            conversations[at].policy = "nobody"
             conversations[at].take(record.get("metrics"))
             conversations[at].events += [(f"{at}, event {place}", event) for place, event in enumerate(of_line)]
         elif "timestamp" in record:
@@ -75,8 +78,8 @@ def openhands_logs(lines: Lines, notes: ReadNotes) -> Iterator[Log]:
 def _steps(conversation: _Conversation, notes: ReadNotes) -> TrajectoryCalls:
     """A call for each answer of the model that any event names."""
     steps = TrajectoryCalls(len(conversation.events), notes)
-    answers, totals, stated = dict[str, Call](), [0] * 4, 0
-    is_missed = False  # since the totals were told an answer came whose counts are not known
+    # is_missed: since the totals were told an answer came whose counts are not known
+    answers, totals, stated, is_missed = dict[str, Call](), [0] * 4, 0, False
     calls_at: dict[str, Call | None] = {}  # the last call before an event, on its branch
     for moment_ns, at, event in _in_order(conversation.events, steps):
         answer = text_of(event, "tool_call_metadata", "model_response", "id") or text_of(event, "llm_response_id")
@@ -95,16 +98,17 @@ def _steps(conversation: _Conversation, notes: ReadNotes) -> TrajectoryCalls:
             notes.assume(OF_SEVERAL if is_of_several else "calls whose usage is the step of the running totals")
             counts = counts if is_of_several else Usage(*step)
         if not is_answer and _is_input(event, kind):
-            is_human = text_of(event, "source") == "user" or text_of(event, "observation") == "user_rejected"
-            is_refused = kind == "UserRejectObservation" and text_of(event, "rejection_source") != "hook"
+            is_human = text_of(event, "source") == "user" and (conversation.policy != "nobody" or None)
+            is_refused = kind in REJECTIONS and text_of(event, "rejection_source") != "hook"
             is_end = text_of(event, "tool_name") in END_A_RUN or kind == "HookExecutionEvent"
-            steps.ask(moment_ns, is_human=is_human or is_refused, is_hint=is_end)
+            steps.ask(moment_ns, is_human=is_refused or is_human, is_hint=is_end)
         elif answer in answers:
             notes.part()  # one answer may be several actions
         elif is_answer and isinstance(counts, Usage):
             answers[answer] = call = steps.answer(counts, at, moment_ns, conversation.took_ns.get(answer))
             totals = told or [now + (more or 0) for now, more in zip(totals, counts, strict=False)]
             call.identity, call.agent = ("openhands", answer, moment_ns), "condenser" * (kind == "Condensation")
+            call.is_unstated = "kind" in event and not conversation.policy
             call.rewound_to, above = above if above not in steps.calls[-2:] else None, call
         elif is_answer or (text_of(event, "source") == "agent" and kind == "message"):
             steps.lose(counts, at)
@@ -120,8 +124,9 @@ def _steps(conversation: _Conversation, notes: ReadNotes) -> TrajectoryCalls:
         steps.look(event)
         steps.look({text_of(event, "key"): event.get("value")}, "state")
         if is_answer and answer in answers:
-            answers[answer].num_agents += text_of(event, "tool_name") in START_AN_AGENT
-            steps.is_allowed = steps.is_allowed or bool(LIKE_ASKING.search(text_of(event, "tool_name")))
+            tool = text_of(event, "tool_name")
+            answers[answer].num_agents += (tool in START_AN_AGENT) + len(record_of(event, "action", "tasks"))
+            steps.is_allowed |= bool(LIKE_ASKING.search(tool)) or conversation.policy not in TABLES["policies"]
     notes.hold(f"prompt tokens {UNSTATED}", stated or conversation.stated, (call.input_tokens for call in steps.calls))
     return steps
 
@@ -152,9 +157,8 @@ def _number(event: Record, at: str) -> int | None:
 def _is_input(event: Record, kind: str) -> bool:
     """Whether the model is asked again after an event: a person's message, or what came of an action."""
     is_said = kind in ("MessageEvent", "message") or text_of(event, "args", "agent_state") == "running"
-    is_result = kind in OBSERVATIONS or (
-        "observation" in event and kind not in ("agent_state_changed", "recall", "null")
-    )
+    is_state = kind in ("agent_state_changed", "recall", "null")
+    is_result = kind in OBSERVATIONS or ("observation" in event and not is_state)
     return is_result or (is_said and text_of(event, "source") == "user")
 
 

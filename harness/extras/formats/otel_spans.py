@@ -73,16 +73,14 @@ class Span:
 
     def wraps(self, other: Span) -> bool:
         """Whether the other span is the same call, in this one's time."""
-        is_around = self.start_ns <= other.start_ns and other.end_ns <= self.end_ns
-        return is_around and self.value[4:] == other.value[4:]
+        return self.start_ns <= other.start_ns and other.end_ns <= self.end_ns and self.value[4:] == other.value[4:]
 
     def sums(self, others: Sequence[Span]) -> bool:
         """Whether its counts are those of the other spans together, but for a few tokens."""
         calls = [other.call for other in others if other.call]
         if self.call is None or not _is_near(self.call.output_tokens, sum(call.output_tokens for call in calls)):
             return False
-        mine, theirs = _prompts([self.call]), _prompts(calls)
-        return any(_is_near(one, other) for one, other in product(mine, theirs))
+        return any(_is_near(one, other) for one, other in product(_prompts([self.call]), _prompts(calls)))
 
     def is_beside(self, other: Span) -> bool:
         """Whether both are of one conversation, as far as they say; records of logs may have no trace."""

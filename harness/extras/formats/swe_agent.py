@@ -24,8 +24,7 @@ def swe_agent_logs(document: Record, at: str, notes: ReadNotes) -> Iterator[Log]
     stats, attempts = record_of(document, "info", "model_stats"), records_of(document, "attempts")
     if attempts:
         notes.num_rows += len(attempts) - 1
-        each = (swe_agent_logs(one, f"{at}, attempt {place}", notes) for place, one in enumerate(attempts))
-        logs = [log for of_attempt in each for log in of_attempt]
+        logs = [log for num, one in enumerate(attempts) for log in swe_agent_logs(one, f"{at}, attempt {num}", notes)]
         notes.hold(f"calls {UNSTATED}", tokens_of(stats.get("api_calls")), map(len, logs))
         for kind, name in (("prompt", "tokens_sent"), ("output", "tokens_received")):  # a reviewer's are in no row
             told = [tokens_of(record_of(one, "info", "model_stats").get(name)) or 0 for one in attempts]
@@ -34,7 +33,7 @@ def swe_agent_logs(document: Record, at: str, notes: ReadNotes) -> Iterator[Log]
         return
     if messages := records_of(document, "messages"):
         notes.num_rows += len(messages) - 1
-        steps, calls = _of_messages(messages, at, notes), [*filter(_has_answer, messages)]
+        steps, calls = _of_messages(document, messages, at, notes), [*filter(_has_answer, messages)]
     elif not (calls := (steps := _of_steps(document, stats, at, notes)).calls):
         notes.row_broken("no trajectory with the messages or the usage of its calls", at)
     notes.hold(f"calls {UNSTATED}", tokens_of(stats.get("api_calls")), [len(calls)])
@@ -92,7 +91,7 @@ def _has_answer(message: Record) -> bool:
     return _role(message) == "assistant" or bool(record_of(message, "extra", "response"))
 
 
-def _of_messages(messages: list[Record], at: str, notes: ReadNotes) -> TrajectoryCalls:
+def _of_messages(document: Record, messages: list[Record], at: str, notes: ReadNotes) -> TrajectoryCalls:
     """mini-swe-agent's calls: an answer is complete at its message's time, and asked for at that of the one before."""
     steps = TrajectoryCalls(len(messages), notes)
     latest_ns, is_typed, stamped = 0, False, list[tuple[int, int | None, Record]]()
@@ -122,6 +121,7 @@ def _of_messages(messages: list[Record], at: str, notes: ReadNotes) -> Trajector
             is_error = not is_by_person and bool(text_of(extra, "interrupt_type"))  # of the program, which asks again
             steps.ask(moment_ns, is_human=None if is_error else role == "user" and is_by_person)
             is_typed = role == "user" and "actions" in extra
+            steps.is_allowed = text_of(document, "info", "config", "agent", "mode") in ("confirm", "human")
         steps.look(message)
     return steps
 

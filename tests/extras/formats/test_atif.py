@@ -11,7 +11,7 @@ from harness.clock import NS_PER_S
 from harness.extras.formats.atif import NOT_THERE
 from harness.extras.formats.trajectories import NO_TIME, UNSTATED
 from harness.model.traces.importing import read_recordings
-from harness.model.traces.links import ALLOWED, GAPS, OVER, UNKNOWN, UNLINKED
+from harness.model.traces.links import ALLOWED, GAPS, MAY_ASK, OVER, UNKNOWN, UNLINKED
 from harness.model.traces.recording import NO_CACHE
 from tests.support.agent_logs import at
 from tests.support.sound_traces import atif_document
@@ -25,7 +25,7 @@ def test_a_trajectory_becomes_calls_that_keep_what_was_cached(tmp_path: Path) ->
     assert [one.prompt_tokens for one in recording.requests] == [1000, 1300, 1600]
     assert [one.keep_tokens for one in recording.requests] == [0, 1000, 1000]
     assert [one.wait_ns // NS_PER_S for one in recording.requests] == [0, 10, 10]
-    assert trace.head.labels == (f"2 x {GAPS}",)
+    assert trace.head.labels == (f"2 x {MAY_ASK}", f"2 x {GAPS}")
 
 
 def test_a_person_is_waited_for_from_the_answer_to_the_message(tmp_path: Path) -> None:

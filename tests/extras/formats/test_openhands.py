@@ -13,7 +13,7 @@ from harness.errors import SpecError
 from harness.extras.formats.openhands import OF_SEVERAL
 from harness.extras.formats.trajectories import STOPPED
 from harness.model.traces.calls import BACK, LATE, SHIFTED
-from harness.model.traces.links import GAPS, UNANSWERED
+from harness.model.traces.links import ALLOWED, GAPS, MAY_ASK, MISSING, UNANSWERED
 from harness.model.traces.recording import TraceFile
 from tests.support.agent_logs import at
 from tests.support.sound_traces import chat_usage, openhands_events
@@ -48,13 +48,14 @@ def test_several_actions_of_one_answer_are_one_call_and_an_answer_without_usage_
     assert trace.head.dropped == {"answers without token counts": 1}
 
 
-def conversation_of_the_sdk(folder: Path, *, is_interrupted: bool = False) -> Path:
+def conversation_of_the_sdk(folder: Path, *, is_interrupted: bool = False, policy: str = "NeverConfirm") -> Path:
     """Three calls with their usage beside the events. is_interrupted: a person ended one before the second."""
     (folder / "events").mkdir(parents=True)
     usages = [
         {"response_id": f"r{turn}", **chat_usage(turn), "cache_read_tokens": 1000 * bool(turn)} for turn in range(3)
     ]
-    state = {"id": "c", "agent": {}, "stats": {"usage_to_metrics": {"agent": {"token_usages": usages}}}}
+    state: dict[str, Any] = {"id": "c", "agent": {}, "confirmation_policy": {"kind": policy}}
+    state["stats"] = {"usage_to_metrics": {"agent": {"token_usages": usages}}}
     (folder / "base_state.json").write_text(json.dumps(state))
     events = [{"kind": "MessageEvent", "source": "user", "timestamp": at(0)}]
     for turn in range(3):
@@ -81,6 +82,31 @@ def test_a_conversation_of_the_sdk_has_its_usage_beside_its_events(tmp_path: Pat
     (folder / "base_state.json").unlink()
     with pytest.raises(SpecError, match="3 x answers without token counts"):
         imported(folder)
+
+
+@pytest.mark.parametrize(
+    ("policy", "kind", "label"),
+    [("", "tool", MAY_ASK), ("AlwaysConfirm", "none", ALLOWED), ("NeverConfirm", "tool", "")],
+)
+def test_a_tool_that_a_person_may_have_confirmed_is_labelled(
+    tmp_path: Path, policy: str, kind: str, label: str
+) -> None:
+    trace = imported(conversation_of_the_sdk(tmp_path / "conversation", policy=policy))
+    assert [one.wait_kind for one in trace.recordings[0].requests] == ["none", kind, kind]
+    assert [each for each in trace.head.labels if UNANSWERED not in each] == ([f"2 x {label}"] if label else [])
+
+
+def test_the_messages_of_an_evaluations_user_are_a_programs_and_missing_delegates_are_counted(tmp_path: Path) -> None:
+    events: list[Any] = list(openhands_events("s"))
+    said = {"id": events[2]["id"], "source": "user", "action": "message", "timestamp": at(8)}
+    whole, line = tmp_path / "trajectory.json", tmp_path / "output.jsonl"
+    events[1] |= {"action": {"kind": "DelegateAction", "tasks": {"a": "x", "b": "x"}}}
+    rows = [*events[:2], said, *events[3:]]
+    whole.write_text(json.dumps(rows))
+    line.write_text(json.dumps({"instance_id": "i", "history": rows}))
+    for path, kind in ((whole, "human"), (line, "none")):
+        assert imported(path).recordings[0].requests[1].wait_kind == kind
+    assert imported(line).head.dropped[MISSING] == 2
 
 
 def test_a_conversation_that_its_agent_finished_has_no_last_input(tmp_path: Path) -> None:

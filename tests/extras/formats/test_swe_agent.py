@@ -10,7 +10,7 @@ import pytest
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import SpecError
 from harness.extras.formats.trajectories import UNSTATED
-from harness.model.traces.links import UNANSWERED, UNKNOWN
+from harness.model.traces.links import ALLOWED, UNANSWERED, UNKNOWN
 from tests.support.sound_traces import mini_swe_agent
 from tests.support.trace_rows import trace_of
 
@@ -103,6 +103,15 @@ def test_a_command_that_a_person_types_is_waited_for_as_a_persons(tmp_path: Path
     document["messages"][5]["extra"]["timestamp"] = document["messages"][3]["extra"]["timestamp"] + 6
     requests = trace_of(tmp_path, [document]).recordings[0].requests
     assert [(one.wait_kind, one.wait_ns // NS_PER_S) for one in requests] == [("none", 0), ("human", 8), ("tool", 5)]
+
+
+@pytest.mark.parametrize(("mode", "kind"), [("confirm", "none"), ("yolo", "tool")])
+def test_commands_that_a_person_confirms_leave_their_waits_without_a_kind(tmp_path: Path, mode: str, kind: str) -> None:
+    document = mini_swe_agent("s", 3)
+    document["info"]["config"] = {"agent": {"mode": mode}}
+    trace = trace_of(tmp_path, [document])
+    assert [one.wait_kind for one in trace.recordings[0].requests] == ["none", kind, kind]
+    assert (f"2 x {ALLOWED}" in trace.head.labels) == (kind == "none")
 
 
 def test_an_image_in_a_message_is_no_text(tmp_path: Path) -> None:
