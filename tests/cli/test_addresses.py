@@ -25,6 +25,10 @@ replicates = 3
 base_seed = 3
 [workload]
 num_sessions = 4
+[server]
+kv_slots = 4
+max_num_seqs = 4
+decode_buckets = [1, 2, 4]
 [[condition]]
 name = "base"
 [[condition]]
@@ -67,6 +71,19 @@ def test_an_experiment_is_simulated_and_planned_from_the_folder_of_its_runs(fold
     assert "sealed blocks under" in command("power", "runs/asked", "--blocks", "3", cwd=folder).stdout
     again = command("run", "runs/asked", "--runs", "again", "--dry-run", cwd=folder)
     assert "more/2" in again.stdout
+
+
+# Figures of every view of the same runs: tests/analysis/compare/test_ratio_everywhere.
+def test_run_table_and_decide_say_the_cost_in_one_sentence(folder: Path) -> None:
+    said: set[tuple[str, ...]] = set()
+    run, decide = ("run", "asked.toml", "--runs", "runs", "--resume"), ("decide", "asked", "--rule", "superiority")
+    for words, code in ((run, 0), (("table", "asked"), 0), (decide, 5)):
+        done = command(*words, cwd=folder)
+        assert done.returncode == code, done.stderr
+        said.add(tuple(re.findall(r"more costs [^(]* base \([^)]*\)", " ".join(done.stdout.split()))))
+    (sentences,) = said
+    assert len(sentences) == 1
+    assert "NOT SUBJECT" in done.stdout
 
 
 def test_runs_and_verify_take_the_name_of_an_experiment(folder: Path) -> None:
