@@ -172,19 +172,14 @@ def test_a_budget_that_runs_out_ends_inconclusive(tmp_path: Path) -> None:
     assert [one.verdict for one in found.comparisons] == [Verdict.INCONCLUSIVE]
 
 
-@pytest.mark.same_everywhere
-def test_a_rule_that_came_after_a_run_is_refused(tmp_path: Path) -> None:
-    spec = experiment()
-    one_block = spec.model_copy(update={"replicates": 1, "stop": None})
-    run_experiment(one_block, runs_root=tmp_path)
-    with pytest.raises(SpecError, match="was sealed under no stopping rule"):
-        run_experiment(spec, runs_root=tmp_path, resume=True, until_decided=True)
-
-
-@pytest.mark.same_everywhere
-def test_a_rule_that_was_changed_after_a_run_is_refused(tmp_path: Path) -> None:
-    run_experiment(experiment().model_copy(update={"replicates": 1}), runs_root=tmp_path)
-    with pytest.raises(SpecError, match="was sealed under another one"):
+@pytest.mark.parametrize(
+    ("before", "refused"), [({"stop": None}, "was sealed under no stopping rule"), ({}, "was sealed under another one")]
+)
+def test_a_rule_that_came_or_changed_after_a_run_is_refused(
+    tmp_path: Path, before: dict[str, None], refused: str
+) -> None:
+    run_experiment(experiment().model_copy(update={"replicates": 1, **before}), runs_root=tmp_path)
+    with pytest.raises(SpecError, match=refused):
         run_experiment(experiment(margin=0.2), runs_root=tmp_path, resume=True, until_decided=True)
 
 
