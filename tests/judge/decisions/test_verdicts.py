@@ -47,16 +47,21 @@ def slots(name: str, n: int, count: int) -> dict[str, Any]:
     }
 
 
-def test_strata_and_levels_go_by_factors_whatever_the_names_are(tmp_path: Path) -> None:
-    runs = sealed(tmp_path, slots("alpha", 2, 8), slots("beta", 2, 10), slots("gamma", 3, 8), slots("delta", 3, 10))
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[SealedRun]:
+    """Two numbers of slots for two numbers of sessions."""
+    conditions = (slots("alpha", 2, 8), slots("beta", 2, 10), slots("gamma", 3, 8), slots("delta", 3, 10))
+    return sealed(tmp_path_factory.mktemp("runs"), *conditions)
+
+
+def test_strata_and_levels_go_by_factors_whatever_the_names_are(runs: list[SealedRun]) -> None:
     ratios = adjacent_ratios(ExperimentRuns(runs), Contrast("slots", ("N",)), 8, 10)
     assert {stratum: len(values) for stratum, values in ratios.items()} == {"N2": 2, "N3": 2}
     (decision,) = decide_experiment([SLOTS], ExperimentRuns(runs), is_confirmatory=True)
     assert (decision.subject, decision.numbers["num_comparisons"]) == ("slots8 -> slots10", 4)
 
 
-def test_a_stratum_without_valid_runs_withholds_instead_of_vanishing(tmp_path: Path) -> None:
-    runs = sealed(tmp_path, slots("alpha", 2, 8), slots("beta", 2, 10), slots("gamma", 3, 8), slots("delta", 3, 10))
+def test_a_stratum_without_valid_runs_withholds_instead_of_vanishing(runs: list[SealedRun]) -> None:
     kept = [run for run in runs if run.condition != "delta"]
     (decision,) = decide_experiment([SLOTS], ExperimentRuns(kept), is_confirmatory=True)
     assert decision.outcome is Outcome.WITHHELD
@@ -69,8 +74,8 @@ def test_two_conditions_that_factors_cannot_tell_apart_are_refused(tmp_path: Pat
         decide_experiment([SLOTS], ExperimentRuns(runs), is_confirmatory=True)
 
 
-def test_a_value_that_no_condition_has_is_withheld_by_name(tmp_path: Path) -> None:
-    runs = sealed(tmp_path, slots("alpha", 2, 8), slots("beta", 2, 10))
+def test_a_value_that_no_condition_has_is_withheld_by_name(runs: list[SealedRun]) -> None:
+    runs = [run for run in runs if run.condition in ("alpha", "beta")]
     rule = NoTreatmentRule(name="again", kind="no-treatment", conditions={"N": (2, 5)}, min_replicates=9)
     decisions = decide_experiment([rule], ExperimentRuns(runs), is_confirmatory=True)
     assert [one.subject for one in decisions] == ["alpha", "beta", "N = 5"]
