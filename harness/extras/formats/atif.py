@@ -23,19 +23,19 @@ PASSED = {"no call": "a step of the agent that asked no model"}
 def atif_logs(lines: Lines, notes: ReadNotes) -> Iterator[Log]:
     """The calls of each trajectory, and of the trajectories of sub-agents within it."""
     logs: list[tuple[Path, Log, list[str], Record]] = []
-    names: dict[Path, str] = {}  # of trajectories, by the files that hold them
-    continued: list[tuple[str, Path]] = []
+    firsts, begun = dict[Path, Log](), dict[Path, Log]()  # of files: their own trajectory, and the one that names them
     for path, at, document in lines:
         found = list(_logs(document, at, notes, 0))
-        names[path.resolve()] = session = next((log[0].session for log, *_ in found if log), "")
+        firsts[path.resolve()] = first = next((log for log, *_ in found if log), [])
         more = text_of(document, "continued_trajectory_ref")
-        continued += [(session, (path.parent / more).resolve())] if session and more else []
+        begun |= {(path.parent / more).resolve(): first} if first and more else {}
         logs += ((path.parent, *each) for each in found)
-    notes.assume(NOT_THERE, sum(path not in names for _, path in continued))
-    begun_in = {names[path]: session for session, path in continued if path in names}
+    notes.assume(NOT_THERE, sum(path not in firsts for path in begun))
+    above = {id(firsts[path]): first for path, first in begun.items() if firsts.get(path)}
+    names = {path: log[0].session for path, log in firsts.items() if log}
     sessions = {log[0].session: log for _, log, *_ in logs if log}
     for _, log, started, _ in logs:
-        before = sessions.get(begun_in.get(log[0].session, ""), []) if log else []
+        before = above.get(id(log), [])
         for call in before[-1:]:
             call.children |= dict.fromkeys(started, UNTIMED)
             call.tool_spans.append((call.end_ns, max(log[0].submitted_ns, call.end_ns)))
@@ -46,14 +46,14 @@ def atif_logs(lines: Lines, notes: ReadNotes) -> Iterator[Log]:
             found = (next((name for name in keys if name in sessions), keys[0]) for keys in of_refs)
             call.children = dict.fromkeys(found, UNTIMED)
     for _, log, _, totals in logs:
-        segments = [log[0].session] if log else []
-        for name in segments:  # it grows
-            segments += [before for before in (begun_in.get(name),) if before and before not in segments]
-        _hold(totals, log, [call for name in segments for call in sessions[name]], sessions, notes)
+        segments = [log]
+        while id(segments[-1]) in above and len(segments) <= len(above):
+            segments.append(above[id(segments[-1])])
+        _hold(totals, log, [call for each in segments for call in each], sessions, notes)
         if segments[1:]:  # the program itself goes on, with a summary
             log[0].kind, log[0].inputs_ns = "none", (None, None)
         for call in log:
-            call.index, call.session = call.index + MOST_STEPS * len(segments), segments[-1]
+            call.index, call.session = call.index + MOST_STEPS * len(segments), segments[-1][0].session
         yield from [log] if log else []
 
 

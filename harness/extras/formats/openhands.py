@@ -157,9 +157,8 @@ def _number(event: Record, at: str) -> int | None:
 def _is_input(event: Record, kind: str) -> bool:
     """Whether the model is asked again after an event: a person's message, or what came of an action."""
     is_said = kind in ("MessageEvent", "message") or text_of(event, "args", "agent_state") == "running"
-    is_state = kind in ("agent_state_changed", "recall", "null")
-    is_result = kind in OBSERVATIONS or ("observation" in event and not is_state)
-    return is_result or (is_said and text_of(event, "source") == "user")
+    is_told = "observation" in event and kind not in ("agent_state_changed", "recall", "null")
+    return kind in OBSERVATIONS or is_told or (is_said and text_of(event, "source") == "user")
 
 
 FORMAT = trace_format(__file__, "openhands", of_lines(openhands_logs), passed=PASSED)

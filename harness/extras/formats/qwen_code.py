@@ -20,10 +20,8 @@ PASSED, (COMPRESS, BESIDE) = by_type(TYPES), NAMES.values()
 
 class _QwenChain(Chain):
     kinds = ("user", "assistant", "tool_result", "chat_compression", "api_response", "tool_call", "compress")
-    # An answer in telemetry whose row has not come: the record, its instant and place.
-    _told: tuple[Record, int, str] | None = None
-    # Counts of an answer's row whose telemetry has not come.
-    _untold: list[int] | None = None
+    _told: tuple[Record, int, str] | None = None  # an answer in telemetry whose row has not come, its instant, place
+    _untold: list[int] | None = None  # counts of an answer's row whose telemetry has not come
     _called: tuple[str, ...] = ()  # the tools of the last answer, by name
 
     def log(self) -> Log:

@@ -59,16 +59,15 @@ def _of_steps(document: Record, stats: Record, at: str, notes: ReadNotes) -> Tra
     pairs = zip(map(sum, zip(*lengths, strict=True)), (sent, received), strict=True)
     per_token = [total / tokens if is_counted and tokens and total else CHARACTERS_PER_TOKEN for total, tokens in pairs]
     of_run = at.partition(", attempt")[1:], sent, received, repr(document.get("environment"))
-    wait_ns: int | None = None
     rest = [0.0, 0.0]  # what rounding left of the steps before, so that the sums are those that were counted
-    for place, (step, (asked, answered)) in enumerate(zip(steps, lengths, strict=True)):
+    for place, (asked, answered) in enumerate(lengths):
+        wait_ns = seconds_ns(steps[place - 1].get("execution_time")) if place else None
+        found.has_tools = wait_ns is not None
         exact = [length / per + more for length, per, more in zip((asked, answered), per_token, rest, strict=True)]
         prompt, generate = (max(round(each), 1) for each in exact)
         rest = [exact[0] - prompt, exact[1] - generate]
         call = found.answer(Usage(prompt, generate), f"{at}, step {place}", None)
         call.wait_ns, call.identity = wait_ns, (*of_run, place, asked, answered)
-        wait_ns = seconds_ns(step.get("execution_time"))
-        found.has_tools = wait_ns is not None
     notes.hold(f"prompt tokens {UNSTATED}", sent or None, (call.input_tokens for call in found.calls))
     notes.hold(f"output tokens {UNSTATED}", received or None, (call.output_tokens for call in found.calls))
     return found

@@ -49,9 +49,10 @@ class TrajectoryCalls(Conversation):
         if self.lost == STOPPED and ended_ns is not None and took_ns is not None and self.calls:
             self.take_input(max(ended_ns - took_ns, self.calls[-1].end_ns), is_human=True)
             self.lost = ""
+        is_asked = bool(self._inputs or self._hints)
         call = self.add(UNTIMED if ended_ns is None else ended_ns, None, at)
         call.input_tokens, call.output_tokens, call.prefix_tokens, call.created_tokens, call.total_tokens = usage
-        call.took_ns, self.has_tools = took_ns, False
+        call.took_ns, call.has_end_alone, self.has_tools = took_ns, not is_asked, False
         return call
 
     def doubt(self, *, is_last_human: bool) -> str:  # noqa: ARG002  # rows say no more of tools
@@ -62,16 +63,15 @@ class TrajectoryCalls(Conversation):
         ended_ns = next((call.end_ns for call in self.calls if call.end_ns != UNTIMED), 0)
         reason = NO_TIME if ended_ns else "the recording has no times"
         for place, call in enumerate(self.known()):
-            asked_ns = max((at_ns for at_ns in call.inputs_ns if at_ns is not None), default=UNTIMED)
-            is_told = call.end_ns != UNTIMED and (not place or call.end_ns >= ended_ns)
-            if is_told:
+            asked_ns = UNTIMED if call.has_end_alone else call.submitted_ns
+            if call.end_ns != UNTIMED and (not place or call.end_ns >= ended_ns):
                 begun_ns = UNTIMED if call.took_ns is None else call.end_ns - call.took_ns
                 asked_ns = begun_ns if asked_ns == UNTIMED and begun_ns >= ended_ns * bool(place) else asked_ns
                 call.has_end_alone = asked_ns == UNTIMED
                 call.submitted_ns = call.end_ns if asked_ns == UNTIMED else min(asked_ns, call.end_ns)
             else:
                 call.submitted_ns = call.end_ns = ended_ns + (call.wait_ns or 0)
-                call.unknown_end = reason
+                call.unknown_end, call.has_end_alone = reason, False
                 call.unknown_wait = call.unknown_wait or reason * (call.wait_ns is None)
             call.session = session
             if place:
