@@ -129,44 +129,38 @@ def test_comments_and_provenance_do_not_change_the_content_hash() -> None:
     assert parse_waits(table, where="a").content_hash == parse_waits(more, where="a").content_hash
 
 
+def mixture(*p50_ms: int) -> dict[str, object]:
+    """Tools of one name with these medians."""
+    tools = [{"name": "t", "calls": 1, "p50_ms": each, "p90_ms": 4, "p99_ms": 9} for each in p50_ms]
+    return {"distribution": "mixture", "tool": tools}
+
+
 @pytest.mark.parametrize(
-    ("table", "complaint"),
+    ("waits", "complaint"),
     [
-        ({}, "name: is missing; waits: is missing"),
-        ({"name": "a", "waits": {"distribution": "constant", "wait_s": -1}}, "wait_s: must be greater than or equal"),
-        ({"name": "a", "waits": {"distribution": "cauchy"}}, "waits: "),
-        ({"name": "a", "waits": {"distribution": "empirical", "waits_s": []}}, "waits_s: "),
-        ({"name": "a", "waits": {"distribution": "empirical", "waits_s": [1.0, -2.0]}}, r"waits_s\[1\]: "),
-        ({"name": "a", "waits": {"distribution": "empirical", "waits_s": [float("nan")]}}, r"waits_s\[0\]: "),
-        ({"name": "a", "waits": {"distribution": "mixture", "tool": []}}, "tool: "),
-        (
-            {
-                "name": "a",
-                "waits": {
-                    "distribution": "mixture",
-                    "tool": [{"name": "t", "calls": 1, "p50_ms": 5, "p90_ms": 4, "p99_ms": 9}],
-                },
-            },
-            "do not ascend",
-        ),
-        (
-            {
-                "name": "a",
-                "waits": {
-                    "distribution": "mixture",
-                    "tool": [{"name": "t", "calls": 1, "p50_ms": 1, "p90_ms": 4, "p99_ms": 9}] * 2,
-                },
-            },
-            "tool names repeat",
-        ),
-        ({"name": "a", "cap": 1, "waits": {"distribution": "none"}}, "cap: unknown key"),
+        (None, "waits: "),
+        ({"distribution": "constant", "wait_s": -1}, "wait_s: must be greater than or equal"),
+        ({"distribution": "cauchy"}, "waits: "),
+        ({"distribution": "empirical", "waits_s": []}, "waits_s: "),
+        ({"distribution": "empirical", "waits_s": [1.0, -2.0]}, r"waits_s\[1\]: "),
+        ({"distribution": "empirical", "waits_s": [float("nan")]}, r"waits_s\[0\]: "),
+        (mixture(), "tool: "),
+        (mixture(5), "do not ascend"),
+        (mixture(1, 1), "tool names repeat"),
     ],
 )
-def test_a_wrong_distribution_is_refused_in_one_line(table: dict[str, object], complaint: str) -> None:
+def test_a_wrong_distribution_is_refused_in_one_line(waits: dict[str, object] | None, complaint: str) -> None:
     with pytest.raises(SpecError, match=complaint) as caught:
-        parse_waits(table, where="a.toml")
+        parse_waits({"name": "a", "waits": waits}, where="a.toml")
     assert str(caught.value).startswith("a.toml: ")
     assert "\n" not in str(caught.value)
+
+
+def test_keys_of_a_distribution_that_are_missing_or_unknown_are_named() -> None:
+    with pytest.raises(SpecError, match=r"a\.toml: name: is missing; waits: is missing"):
+        parse_waits({}, where="a.toml")
+    with pytest.raises(SpecError, match="cap: unknown key"):
+        parse_waits({"name": "a", "cap": 1, "waits": {"distribution": "none"}}, where="a.toml")
 
 
 def test_a_distribution_is_found_by_path_and_read_again_when_it_changes(tmp_path: Path) -> None:
