@@ -50,13 +50,24 @@ def marked(*intervals_s: tuple[float, float], scale: float = 1.0) -> StallMeter:
     return meter
 
 
-def test_only_a_stall_between_due_and_done_touches_a_request() -> None:
-    requests = requests_at((1.0, 1.0, 2.0), (5.0, 5.5, 6.0))
-    facts = stall_facts(marked((2.5, 2.0), (1.5, 0.3), (4.9, 0.2)), requests)
-    assert facts["touching_stall_max_ms"] == 300.0
-    assert facts["num_stalled_requests"] == 2
-    assert facts["stalled_sends"] == [[1, 0]]
-    assert facts["stall_max_ms"] == 2000.0
+def test_requests_that_a_stall_touched_are_named() -> None:
+    meter = StallMeter(ScaledClock(2.0))
+    meter.intervals = [[100, 50], [1000, 200]]
+    requests = pa.table(
+        {
+            "session": pa.array([0, 1, 2, 3], pa.int32()),
+            "request": pa.array([0, 0, 1, 0], pa.int32()),
+            "due_ns": pa.array([90, 160, 1100, 120], pa.int64()),
+            "sent_ns": pa.array([160, 170, 1150, None], pa.int64()),
+            "done_ns": pa.array([170, 1001, 1300, None], pa.int64()),
+        }
+    )
+    facts = stall_facts(meter, requests)
+    assert facts["stalled_sends"] == [[0, 0], [2, 1]]
+    assert facts["num_stalled_requests"] == 3
+    assert facts["num_stalls"] == 2
+    assert facts["stall_max_ms"] == 200 / 2 / 1e6
+    assert facts["touching_stall_max_ms"] == 200 / 2 / 1e6
 
 
 def streamed(rows: list[dict[str, Any]]) -> RowStream:

@@ -10,12 +10,11 @@ import sys
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from harness.clock import NS_PER_MS, MonotonicClock, ScaledClock
 from harness.errors import ServerError
-from harness.measure.client.host import CpuMeter, StallMeter, stall_facts
+from harness.measure.client.host import CpuMeter, StallMeter
 from harness.measure.client.null_server import NullServer
 from harness.measure.client.self_audit import audit_plan, self_audit, summary
 from harness.model.experiment import build_plan
@@ -75,25 +74,6 @@ def test_cpu_is_split_into_own_and_others() -> None:
     used = meter.read()
     assert used["cpu_s"] > 0
     assert used["cpu_others_s"] >= 0
-
-
-def test_requests_that_a_stall_touched_are_named() -> None:
-    meter = StallMeter(ScaledClock(2.0))
-    meter.intervals = [[100, 50], [1000, 200]]
-    requests = pa.table(
-        {
-            "session": pa.array([0, 1, 2, 3], pa.int32()),
-            "request": pa.array([0, 0, 1, 0], pa.int32()),
-            "due_ns": pa.array([90, 160, 1100, 120], pa.int64()),
-            "sent_ns": pa.array([160, 170, 1150, None], pa.int64()),
-            "done_ns": pa.array([170, 1001, 1300, None], pa.int64()),
-        }
-    )
-    facts = stall_facts(meter, requests)
-    assert facts["stalled_sends"] == [[0, 0], [2, 1]]
-    assert facts["num_stalled_requests"] == 3
-    assert facts["num_stalls"] == 2
-    assert facts["stall_max_ms"] == 200 / 2 / 1e6
 
 
 @pytest.mark.live

@@ -29,6 +29,15 @@ async def ask(server: EmulatorServer) -> dict[str, Any]:
     return body
 
 
+def answer_of(server: EmulatorServer) -> dict[str, Any]:
+    """The answer to that request; the server is closed."""
+    try:
+        return asyncio.run(ask(server))
+    finally:
+        server.close()
+        server.socket.close()
+
+
 def test_the_emulators_own_work_on_a_request_is_no_time_of_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -41,12 +50,7 @@ def test_the_emulators_own_work_on_a_request_is_no_time_of_the_model(
         return parse(*arguments)
 
     monkeypatch.setattr(api, "parse_request", noted)
-
-    try:
-        asyncio.run(ask(server))
-    finally:
-        server.close()
-        server.socket.close()
+    answer_of(server)
     arrivals = [
         arrival_ns for step in read_trace(tmp_path / "trace.jsonl") for _name, arrival_ns in step.get("arrivals", ())
     ]
@@ -86,11 +90,7 @@ def moves_after_work_of(work_s: float, folder: Path, monkeypatch: pytest.MonkeyP
         return parse(*arguments)
 
     monkeypatch.setattr(api, "parse_request", slow)
-    try:
-        asyncio.run(ask(server))
-    finally:
-        server.close()
-        server.socket.close()
+    answer_of(server)
     return [row["moved_ns"] for row in read_trace(folder / "trace.jsonl") if row["kind"] == "STALL"]
 
 
@@ -110,12 +110,7 @@ def test_what_is_still_late_when_the_first_step_ends_moves_the_schedule(
 def test_an_engine_that_crashes_in_the_process_of_somebody_else_says_why_and_ends_no_process(
     capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    server = EmulatorServer(EmulatorConfig(port=0, fault=Fault(crash_after_steps=1)))
-    try:
-        answer = asyncio.run(ask(server))
-    finally:
-        server.close()
-        server.socket.close()
+    answer = answer_of(EmulatorServer(EmulatorConfig(port=0, fault=Fault(crash_after_steps=1))))
     assert answer["choices"][0]["finish_reason"] == "abort"
     assert "EngineCore encountered a fatal error." in capfd.readouterr().err
     assert "EngineCore encountered a fatal error." in caplog.text

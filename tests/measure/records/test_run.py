@@ -88,12 +88,6 @@ def test_a_run_whose_plan_is_of_another_version_keeps_its_other_figures(run: Sea
     assert run_figures(other).num_requests == 4
 
 
-def test_a_run_whose_plan_is_gone_is_damaged(run: SealedRun):
-    run.file(layout.PLAN).unlink()
-    with pytest.raises(RecordsError, match=r"plan\.jsonl: is missing"):
-        run_figures(run)
-
-
 def test_a_run_of_another_layout_is_refused_with_the_way_to_read_it(run: SealedRun):
     path = run.path / layout.MANIFEST
     path.write_text(run.manifest.model_copy(update={"schema_version": 2}).to_json())
