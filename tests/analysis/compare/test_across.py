@@ -24,8 +24,13 @@ def side(folder: Path, name: str, **changes: object) -> Side:
     return Side(f"{folder.name}/{name}", runs)
 
 
-def test_runs_of_equal_plans_are_paired_across_experiments_and_others_are_not(tmp_path: Path) -> None:
-    base = side(tmp_path / "monday", "base")
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Side:
+    """Three runs that several tests compare with."""
+    return side(tmp_path_factory.mktemp("monday"), "base")
+
+
+def test_runs_of_equal_plans_are_paired_across_experiments_and_others_are_not(base: Side, tmp_path: Path) -> None:
     again = side(tmp_path / "tuesday", "base")
     other = side(tmp_path / "other", "base", base_seed=99)
     rows = compare_all(pairs_of([again, other], [base])).records()
@@ -40,14 +45,12 @@ def test_runs_of_equal_plans_are_paired_across_experiments_and_others_are_not(tm
     assert [row["measure"] for row in same] == [one.column for one in of_simulations if "energy" not in one.name]
 
 
-def test_a_side_with_further_plans_is_paired_by_those_that_both_replayed(tmp_path: Path) -> None:
-    more, few = side(tmp_path / "more", "base", replicates=4), side(tmp_path / "few", "base")
-    rows = compare_all(pairs_of([more], [few])).records()
+def test_a_side_with_further_plans_is_paired_by_those_that_both_replayed(base: Side, tmp_path: Path) -> None:
+    rows = compare_all(pairs_of([side(tmp_path / "more", "base", replicates=4)], [base])).records()
     assert all(row["paired"] and row["runs"] == "3:3" and row["ratio"] == pytest.approx(1) for row in rows)
 
 
-def test_a_slower_server_differs_and_one_replicate_says_nothing(tmp_path: Path) -> None:
-    base = side(tmp_path / "base", "base")
+def test_a_slower_server_differs_and_one_replicate_says_nothing(base: Side, tmp_path: Path) -> None:
     slow = side(tmp_path / "slow", "slow", server={"decode_buckets": [8]})
     row = compare_all([(slow, base)]).records()[0]
     assert (row["measure"], row["verdict"]) == ("cost_s_per_token", "more expensive")
@@ -83,8 +86,7 @@ def test_the_experiments_baselines_are_taken_and_never_the_alphabet(tmp_path: Pa
     ]
 
 
-def test_without_a_baseline_among_them_conditions_are_not_compared(tmp_path: Path) -> None:
-    base = side(tmp_path / "monday", "base")
+def test_without_a_baseline_among_them_conditions_are_not_compared(base: Side, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="--baseline"):
         pairs_of([base, side(tmp_path / "tuesday", "base")])
 

@@ -404,9 +404,9 @@ def test_a_query_that_is_not_utf_8_is_refused_with_its_place(tmp_path: Path) -> 
 
 def test_long_values_that_are_fetched_keep_the_limit_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """DuckDB's own limit leaves them out."""
-    monkeypatch.setattr("harness.measure.records.sql.MEMORY_LIMIT_BYTES", 256 << 20)
-    with pytest.raises(SpecError, match=r"needs more than 0\.25 GiB of memory"):
-        RunStore(tmp_path).query("select repeat('x', 100000000) from range(4)")
+    monkeypatch.setattr("harness.measure.records.sql.MEMORY_LIMIT_BYTES", 64 << 20)
+    with pytest.raises(SpecError, match=r"needs more than 0\.0625 GiB of memory"):
+        RunStore(tmp_path).query("select repeat('x', 25000000) from range(4)")
     assert RunStore(tmp_path).query("select repeat('x', 1000) as v").num_rows == 1
 
 

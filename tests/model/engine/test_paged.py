@@ -79,18 +79,6 @@ def test_a_prompt_longer_than_the_token_budget_is_computed_in_parts_and_then_dec
     assert [step.duration_ns for step in steps] == [69_000, 41_000, 10_000, 10_000]
 
 
-def test_a_long_prompt_takes_no_more_than_its_threshold_of_a_step_unless_it_is_alone() -> None:
-    def steps_of(num_requests: int, *, caps_lone: bool) -> list[tuple[int, ...]]:
-        scheduler = server(threshold=20, caps_lone=caps_lone)
-        for request in range(num_requests):
-            scheduler.submit(request, 50, 1, keys(request))
-        return [step.tokens for step in steps_until_idle(scheduler)]
-
-    assert steps_of(1, caps_lone=True) == [(20,), (20,), (10,)]
-    assert steps_of(1, caps_lone=False) == [(50,)]
-    assert steps_of(2, caps_lone=False) == steps_of(2, caps_lone=True) == [(20, 20), (20, 20), (10, 10)]
-
-
 @given(
     prompts=st.lists(st.tuples(st.integers(1, 120), st.integers(1, 6), st.integers(0, 3)), min_size=1, max_size=8),
     threshold=st.integers(1, 40),
