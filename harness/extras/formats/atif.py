@@ -12,8 +12,7 @@ from harness.model.traces.calls import LIKE_ASKING, UNTIMED, Log
 from harness.model.traces.links import UNLINKED, of_lines
 from harness.model.traces.values import Record, instant_ns, record_of, records_of, text_of, tokens_of
 
-DEEPEST, MOST_STEPS = 16, 1 << 20
-VERSION = "ATIF-"
+DEEPEST, MOST_STEPS, VERSION = 16, 1 << 20, "ATIF-"
 ASKING = ("user", "system")
 HELD_TO = "1.7"
 NOT_THERE = "trajectories that go on in a file that is not among these"

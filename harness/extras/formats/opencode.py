@@ -101,6 +101,7 @@ class _Session(Conversation):
         self._take_tools(turn, parts)
         self.is_compacted = info.get("summary") is True
         self.is_over = bool(text_of(info, "error", "name"))
+        self.notes.assume("attempts that failed, left out", sum(text_of(part, "type") == "retry" for part in parts))
 
     def _take_tools(self, turn: Call, parts: list[Record]) -> None:
         for part in (part for part in parts if text_of(part, "type") == "tool"):

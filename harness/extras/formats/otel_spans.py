@@ -102,8 +102,7 @@ def doubt(calls: Sequence[Span], spans: Sequence[Span]) -> str:
     unread = [(span.start_ns, span.end_ns if span.has_times else 1 << 63) for span in spans if span.is_unread]
     last_ns, first_ns = max(span.start_ns for span in calls), min(span.end_ns for span in calls)
     is_between = any(start < last_ns and end > first_ns for start, end in unread)
-    is_much = len(unread) > SHARE_OF_UNKNOWN * len(spans)
-    return "their trace has calls that could not be read" if is_between or is_much else ""
+    return LABELS["unread"] if is_between or len(unread) > SHARE_OF_UNKNOWN * len(spans) else ""
 
 
 def read_span(record: Record, at: str, notes: ReadNotes) -> Span:
@@ -138,6 +137,8 @@ def read_span(record: Record, at: str, notes: ReadNotes) -> Span:
         notes.row_broken("no span", at)
     elif operation == "api_request" and "output_tokens" in attributes:
         notes.drop_call(LABELS["of_claude"], at)
+    elif "codex.usage.total_tokens" in attributes:  # its span is of the last event of an answer
+        notes.drop_call(LABELS["of_codex"], at)
     elif not is_call:
         if not notes.passes(operation or "no operation", PASSED):
             notes.row_unknown(f"operation {operation}", at)
@@ -149,8 +150,7 @@ def read_span(record: Record, at: str, notes: ReadNotes) -> Span:
         span.is_failed = True
         notes.drop_call(LABELS["failed"], at)
     elif isinstance(call := _call(record, span, notes), str):
-        span.is_bare = call == LABELS["no_counts"]
-        span.is_unread = not span.is_bare
+        span.is_bare, span.is_unread = call == LABELS["no_counts"], call != LABELS["no_counts"]
         if span.is_unread:
             notes.row_broken(call, at)
     else:
@@ -215,8 +215,7 @@ def _named(attributes: Record, names: Iterable[str]) -> str:
 def _count(attributes: Record, names: Iterable[str]) -> int | None:
     """The first of these counts; None where there is none, -1 where its value is no number of tokens."""
     value = next((attributes[name] for name in names if attributes.get(name) is not None), None)
-    count = tokens_of(value)
-    return -1 if count is None and value is not None else count
+    return None if value is None else -1 if (count := tokens_of(value)) is None else count
 
 
 def _characters_of(attributes: Record) -> int:

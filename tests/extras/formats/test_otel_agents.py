@@ -607,6 +607,12 @@ def test_events_of_claude_code_point_to_its_sessions(tmp_path: Path) -> None:
         imported(path)
 
 
+def test_spans_of_codex_point_to_its_sessions(tmp_path: Path) -> None:
+    row = chat("a", "", 0, 500, 0, operation="", **{"codex.usage.total_tokens": 540})
+    with pytest.raises(SpecError, match=r"1 x calls in spans of Codex.*~/.codex/sessions"):
+        trace_of(tmp_path, [{"spans": [row]}])
+
+
 def test_a_call_that_stays_open_around_its_tool_ended_where_the_tool_began(tmp_path: Path) -> None:
     rows = [
         span("a", "", 0, 30, "invoke_agent"),

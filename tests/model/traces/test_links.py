@@ -157,8 +157,11 @@ def test_the_words_of_an_opencode_tools_call_are_of_its_answer(tmp_path: Path) -
     for message in session["messages"][1:]:
         message["parts"][1]["time"]["end"] -= 1000
     session["messages"][2]["parts"][2]["state"]["error"] = f"{REJECTED[1]} to use this tool"
-    waits = [(one.wait_kind, one.wait_ns // NS_PER_S) for one in requests_of(imported(tmp_path, {"p.json": [session]}))]
+    session["messages"][2]["parts"].append({"type": "retry", "attempt": 1})
+    trace = imported(tmp_path, {"p.json": [session]})
+    waits = [(one.wait_kind, one.wait_ns // NS_PER_S) for one in requests_of(trace)]
     assert waits == [("none", 0), ("tool", 7), ("human", 7)]
+    assert said(trace, "attempts that failed, left out")
 
 
 def test_a_clock_that_goes_back_within_a_session_is_labelled(tmp_path: Path) -> None:
