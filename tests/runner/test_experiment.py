@@ -68,25 +68,6 @@ def test_channel_a_equals_the_emulators_own_step_times_and_channel_b_lies_above(
         assert figures.b_ns >= figures.a.total_ns
 
 
-@pytest.mark.parametrize(
-    ("backend", "num_background", "cached", "evictions", "decode_steps"),
-    # The live path once: tests/measure/client/test_run_on_emulator.py has both numbers, with each client.
-    [("emulator", 6, 1920, 1, 56), ("sim", 7, 0, 2, 63)],
-)
-def test_sequential_survival(
-    tmp_path: Path, backend: str, num_background: int, cached: int, evictions: int, decode_steps: int
-):
-    spec = small_experiment(
-        backend=backend, workload={"source": "sequential", "num_background": num_background}, condition=[{"name": "m"}]
-    )
-    [run] = run_experiment(spec, runs_root=tmp_path).runs
-    assert run.is_valid, run.invalid_reasons
-    assert run.table("requests")["cached_tokens"].to_pylist()[-1] == cached
-    kinds = run.table("kv_events")["kind"].to_pylist()
-    assert sum(kind.upper() == "EVICTION" for kind in kinds) == evictions
-    assert run.table("steps").num_rows == decode_steps
-
-
 def test_the_progress_events_tell_the_whole_story_in_order(performed: Performed):
     kinds = [type(event) for event in performed.events]
     one_run = [RunStarted, ServerReady, *[RequestFinished] * 6, RunSealed]
@@ -186,13 +167,6 @@ def test_under_a_rule_an_invalid_run_is_repeated_before_the_rule_looks_and_not_a
     assert outcome.is_decided
     assert [one.status.num_blocks for one in looked] == [1, 2]
     assert [len(run.manifest.earlier_tries) for run in outcome.runs] == [2, 2, 2, 2]
-
-
-def test_a_prompt_that_does_not_fit_the_slot_is_refused_before_any_server_starts(tmp_path: Path):
-    spec = small_experiment(server={"slot_tokens": 256})
-    with pytest.raises(SpecError, match="slot"):
-        run_experiment(spec, runs_root=tmp_path)
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_runs_folder_that_is_removed_meanwhile_is_an_error(tmp_path: Path):

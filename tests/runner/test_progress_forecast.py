@@ -163,15 +163,6 @@ def test_an_interrupted_experiment_decides_as_if_it_had_not_been(straight, tmp_p
     assert declared_status(mended.runs) == declared_status(straight[0].runs)
 
 
-@pytest.mark.same_everywhere
-def test_a_budget_that_runs_out_ends_inconclusive(tmp_path: Path) -> None:
-    outcome = run_experiment(experiment(alpha=1e-6, budget=2, looks=[2]), runs_root=tmp_path, until_decided=True)
-    found = declared_status(outcome.runs)
-    assert found is not None
-    assert outcome.is_complete
-    assert [one.verdict for one in found.comparisons] == [Verdict.INCONCLUSIVE]
-
-
 @pytest.mark.parametrize(
     ("before", "refused"), [({"stop": None}, "was sealed under no stopping rule"), ({}, "was sealed under another one")]
 )

@@ -21,8 +21,9 @@ from tests.support.replays import SCHEMES, plan_of, run, session
 pytestmark = pytest.mark.live
 
 
-def reasons_of_a_run_whose_server_is_stopped(root: Path, seconds: float, **limits: float) -> list[str]:
-    """The reasons of the first run; its server stands still once its first request has ended."""
+def test_an_emulator_that_was_stopped_for_a_second_makes_its_run_invalid_by_its_log_and_by_its_schedule(
+    tmp_path: Path,
+) -> None:
     has_frozen = threading.Event()
 
     def freeze_once(event: ProgressEvent) -> None:
@@ -31,28 +32,18 @@ def reasons_of_a_run_whose_server_is_stopped(root: Path, seconds: float, **limit
         has_frozen.set()
         (server,) = servers_of_ours()
         server.send_signal(signal.SIGSTOP)
-        threading.Event().wait(seconds)
+        threading.Event().wait(1)
         server.send_signal(signal.SIGCONT)
 
     # Others still run, for seconds, when it is heard that the first request has ended.
     lengths = {"distribution": "uniform", "low": 9, "high": 1000}
     workload = {"num_sessions": 3, "waits": "none", "generate_tokens": lengths}
-    limits = {**UNHURRIED, **limits}
+    # A second (wall) is five of the modelled server.
+    limits = {**UNHURRIED, "server_stall_ms": 500.0, "schedule_moved_share": 0.05}
     spec = small_experiment(condition=[{"name": "base"}], time_scale=5.0, workload=workload, limits=limits)
-    (run,) = run_experiment(spec, runs_root=root, on_progress=freeze_once).runs
-    return list(run.manifest.invalid_reasons)
-
-
-def test_a_server_that_was_stopped_for_a_second_makes_its_run_invalid(tmp_path: Path) -> None:
-    reasons = reasons_of_a_run_whose_server_is_stopped(tmp_path, 1, server_stall_ms=500.0)
-    assert any("server-stalled" in reason for reason in reasons)
-
-
-def test_an_emulator_whose_host_stalls_for_a_large_share_of_the_run_makes_it_invalid(tmp_path: Path) -> None:
-    """0.4 s (wall) are 2 s of the modelled server."""
-    reasons = reasons_of_a_run_whose_server_is_stopped(tmp_path, 0.4, schedule_moved_share=0.05)
-    said = "schedule-moved: the emulator's host stalled: its schedule moved by "
-    assert [reason for reason in reasons if reason.startswith(said)], reasons
+    (run,) = run_experiment(spec, runs_root=tmp_path, on_progress=freeze_once).runs
+    for said in ("server-stalled", "schedule-moved: the emulator's host stalled: its schedule moved by "):
+        assert [reason for reason in run.manifest.invalid_reasons if reason.startswith(said)]
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

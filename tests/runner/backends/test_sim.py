@@ -127,13 +127,6 @@ def test_a_simulated_run_says_what_it_is(tmp_path: Path) -> None:
     assert summarise([run]).time_scale == 1.0
 
 
-def test_repeats_of_one_input_share_its_plan(tmp_path: Path) -> None:
-    runs = simulated(tmp_path, same_input=True, replicates=3)
-    assert len({run.manifest.drawn_hash for run in runs}) == 1
-    others = simulated(tmp_path / "other", replicates=3)
-    assert len({run.manifest.drawn_hash for run in others}) == 3
-
-
 def test_a_library_user_can_insist_on_valid_runs(tmp_path: Path) -> None:
     outcome = run_experiment(small_experiment(backend="sim"), runs_root=tmp_path)
     assert outcome.require_valid() is outcome
