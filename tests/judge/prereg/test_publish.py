@@ -319,13 +319,6 @@ def test_invalid_runs_that_were_repeated_are_published_too(measured: Workplace) 
         assert f"runs/small/base/{earlier.name}/manifest.json" in packed.namelist()
 
 
-def test_what_is_no_archive_says_so(tmp_path: Path) -> None:
-    path = tmp_path / "no.zip"
-    path.write_bytes(b"PK no")
-    with pytest.raises(RecordsError, match="cannot be unpacked"):
-        check_published(path)
-
-
 def test_exploratory_runs_are_published_as_such_alone(place: Workplace) -> None:
     runs, archive = place.run_exploratory(), place.root / "small.zip"
     with pytest.raises(SpecError, match=r"exploratory.*--exploratory"):
