@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from harness.analysis import run_figures
-from harness.analysis.cost.agreement import Agreement
 from harness.analysis.figures import RunFigures
-from harness.analysis.summary import summarise
-from harness.cli.tree import app
 from harness.judge.prereg.predict import predict_experiment
 from harness.measure.records.run import SealedRun
-from harness.model.engine import load_cost_model
 from harness.model.experiment import resolve
 from harness.model.spec import load_toml, parse_experiment
 from harness.runner import run_experiment
@@ -53,25 +47,6 @@ def padding_of(figures: RunFigures) -> float:
     """Its share of padded positions."""
     assert figures.padding.ratio is not None
     return figures.padding.ratio
-
-
-def test_channels_of_an_experiment_agree_with_a_calibrated_cost_model(tmp_path: Path, runs_of: Runs) -> None:
-    words = [
-        *("server", "calibrate", "mine", "--backend", "sim", "--quick", "--set", "rules=vllm-paged", "--set"),
-        "max_num_seqs=12",
-    ]
-    done = CliRunner().invoke(app, [*words, "--runs", str(tmp_path / "runs"), "--output", str(tmp_path)])
-    assert done.exit_code == 0, done.output
-    calibrated = load_cost_model(tmp_path / "mine-1.toml")
-    for name in ("gpu-capture-sizes", "gpu-kv-memory"):
-        summary = summarise(runs_of(name), calibrated)
-        comparisons = {each.name: each.comparison for each in summary.conditions if each.comparison is not None}
-        assert comparisons, name
-        for condition, comparison in comparisons.items():
-            # Both channels of one replicate: near each other, and no interval says that they agree.
-            assert comparison.agreement in {Agreement.AGREE, Agreement.SILENT}, condition
-            assert comparison.a is not None
-            assert comparison.b.ratio == pytest.approx(comparison.a.ratio, rel=0.03), condition
 
 
 def test_a_captured_size_of_six_lowers_the_padding_of_six_agents(figures_of: Figures) -> None:
