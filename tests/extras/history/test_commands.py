@@ -58,11 +58,6 @@ def test_the_file_for_otava_has_a_row_for_each_place_and_a_column_for_each_figur
     assert all(float(row[column]) > 0 for row in rows for column in columns)
 
 
-def test_one_place_has_no_history(places: list[str]) -> None:
-    alone = harness("history", places[0])
-    assert (alone.returncode, "more than one place" in alone.stderr) == (2, True)
-
-
 def test_a_folder_named_twice_is_refused(places: list[str]) -> None:
     experiment = next(path for path in Path(places[0]).iterdir() if path.is_dir())
     for again in (places[0], str(experiment), experiment.name):

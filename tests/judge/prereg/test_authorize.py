@@ -272,11 +272,7 @@ def test_what_is_no_frozen_file_says_so(place: Workplace) -> None:
 
 
 def harness(place: Workplace, *arguments: str) -> subprocess.CompletedProcess[str]:
-    if arguments[0] not in ("decide", "table", "compare"):
-        return command_line.harness(*arguments, cwd=place.root, environment={"COLUMNS": "200"})
-    with pytest.MonkeyPatch.context() as here:
-        here.setenv("COLUMNS", "200")
-        return command_line.harness(*arguments, cwd=place.root)
+    return command_line.harness(*arguments, cwd=place.root, environment={"COLUMNS": "200"})
 
 
 def test_freeze_run_and_decide_from_the_command_line(place: Workplace) -> None:
