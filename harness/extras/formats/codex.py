@@ -15,7 +15,7 @@ HELD_TO = "0.171.0"
 *TYPES, NAMES = read_tables(Path(__file__).with_suffix(".toml")).values()
 PASSED, ROLES, ITEMS, LABELS = map(by_type, TYPES)
 ENDINGS = {"_call": "output", "_output": "result"}
-STEPS, UNCOUNTED, COPIED, REVIEWS = LABELS.values()
+STEPS, UNCOUNTED, COPIED, REVIEWS, BARE = LABELS.values()
 INPUTS, USAGE, TOTALS, ABOVE, *REVIEW = NAMES.values()
 
 
@@ -239,8 +239,7 @@ class _Session(Conversation):
         if totals is not None and (self._totals or not (self._fork_of or self.parent)):
             sums = [counts[4] or counts[0] + counts[2] for counts in (totals, self._totals or [0] * 5)]
             self.notes.hold(STEPS, sums[0] - sums[1], (usage[0], usage[2]))
-        what = "calls whose output no row holds, as of a compaction: each ends at its count"
-        self.notes.assume(what, self._open is None)
+        self.notes.assume(BARE, self._open is None)
         turn, last = self._close(usage, totals or (), moment_ns, at), record_of(info, "last_token_usage")
         turn.total_tokens = tokens_of(last.get("total_tokens")) or None
         if last and last.get("cached_input_tokens") is None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator
 
 from harness.clock import NS_PER_S
-from harness.extras.formats.trajectories import UNSTATED, TrajectoryCalls, Usage, usage_of
+from harness.extras.formats.trajectories import STOPPED, UNSTATED, TrajectoryCalls, Usage, usage_of
 from harness.model.traces.account import CHARACTERS_PER_TOKEN, FILE, ReadNotes
 from harness.model.traces.base import trace_format
 from harness.model.traces.calls import Log
@@ -16,7 +16,7 @@ from harness.model.traces.values import Record, instant_ns, record_of, records_o
 SAID = ("content", "tool_calls")
 INPUTS = ("system", "user", "tool", "developer")
 PASSED = {"exit": "why the run ended", "autosubmission": "what the program submits at a limit, without the model"}
-BY_PERSON = ("UserNewTask", "UserInterruption", "UserRejection")
+INTERRUPTION, *_ = BY_PERSON = "UserInterruption", "UserNewTask", "UserRejection"
 
 
 def swe_agent_logs(document: Record, at: str, notes: ReadNotes) -> Iterator[Log]:
@@ -114,11 +114,12 @@ def _of_messages(document: Record, messages: list[Record], at: str, notes: ReadN
                 steps.take_input(moment_ns, is_human=False)
             steps.lost = steps.lost or ("an answer before theirs has no time" if is_error and not moment_ns else "")
         else:
-            # What a person adds has no time of its own: it was typed before the observation beside it was written, as
-            # a command was that a person runs: what came of it is taken as the person's.
+            # What a person adds has no time of its own: it was typed before the observation beside it was written, but
+            # for an interruption, after it. What came of a command that a person runs is taken as the person's.
             is_by_person = place < 2 or is_typed or text_of(extra, "interrupt_type") in BY_PERSON
             is_error = not is_by_person and bool(text_of(extra, "interrupt_type"))  # of the program, which asks again
             steps.ask(moment_ns, is_human=None if is_error else role == "user" and is_by_person)
+            steps.lost = steps.lost or STOPPED * (not moment_ns and text_of(extra, "interrupt_type") == INTERRUPTION)
             is_typed = role == "user" and "actions" in extra
             steps.is_allowed = text_of(document, "info", "config", "agent", "mode") in ("confirm", "human")
         steps.look(message)

@@ -11,7 +11,7 @@ from harness.model.traces.calls import UNTIMED, Call, Conversation, Log
 from harness.model.traces.values import Record, record_of, tokens_of
 
 TABLES = read_tables(Path(__file__).with_name("labels.toml"))
-CACHE, (NO_TIME, STOPPED, UNSTATED) = TABLES["cache"].values(), TABLES["trajectories"].values()
+CACHE, (NO_TIME, STOPPED, UNSTATED, UNDATED) = TABLES["cache"].values(), TABLES["trajectories"].values()
 
 
 class Usage(NamedTuple):
@@ -34,8 +34,11 @@ class TrajectoryCalls(Conversation):
     def ask(self, moment_ns: int | None, *, is_human: bool | None, is_hint: bool = False) -> None:
         """A row asks the model, as ``take_input``; one without a time comes with the row before."""
         self.notes.part()
-        moment_ns = max(self._inputs, default=(UNTIMED, False))[0] if moment_ns is None else moment_ns
-        self.take_input(moment_ns, is_human=is_human, is_hint=is_hint)
+        latest_ns = max((at_ns for at_ns, _ in self._inputs), default=UNTIMED)
+        if moment_ns is None and is_human and self.calls and self._inputs:
+            self.notes.assume(UNDATED)
+            self._inputs = []  # a person's message beside a tool's result: the wait is not the tool's alone
+        self.take_input(latest_ns if moment_ns is None else moment_ns, is_human=is_human, is_hint=is_hint)
         self.lost = "" if is_human and self.lost == STOPPED else self.lost
 
     def stop(self, at: str, *, ends_a_call: bool) -> None:

@@ -431,8 +431,8 @@ class _Tree:
             kind = self._as_shown(call, kind, max(wait_ns, 0), ended_ns if len(after) > 1 else None)
         base, keep = self._kept(call, earlier, after)
         self._notes.assume(CACHE_GONE, any(_has_cache_gone(before, call) for before in earlier[-1:]))
-        is_in_parts = bool(earlier and keep) and not call.is_reset
-        self._notes.assume(FALLEN, is_in_parts and 2 * call.input_tokens < self._calls[base or 0].input_tokens)
+        whole = self._calls[base or 0].input_tokens if earlier and keep and not call.is_reset else 0
+        self._notes.assume(FALLEN, call.input_tokens < whole > 2 * keep)
         lengths = (call.input_tokens, keep, max(call.output_tokens, 1))
         names = () if keep else call.names
         return RecordedRequest(base if keep else None, after, max(wait_ns, 0), kind, *lengths, names, is_drawn=is_drawn)

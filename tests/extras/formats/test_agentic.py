@@ -21,7 +21,7 @@ def row(prompt: int, **more: Any) -> dict[str, Any]:
 
 def test_rows_of_a_session_with_delays_follow_one_another(tmp_path: Path) -> None:
     rows = [
-        row(600, session_id="a", timestamp=0, hash_ids=[1, 2]),
+        row(600, session_id="a", timestamp=0, hash_ids=[1, 2], branches=[]),
         row(600, session_id="b", timestamp=9000, hash_ids=[1, 3]),
         row(1100, session_id="a", delay=2000, hash_ids=[1, 2, 4]),
         row(1700, session_id="b", delay=500, hash_ids=[1, 3, 5, 6]),

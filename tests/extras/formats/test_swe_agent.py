@@ -9,7 +9,8 @@ import pytest
 
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.errors import SpecError
-from harness.extras.formats.trajectories import UNSTATED
+from harness.extras.formats.trajectories import STOPPED, UNDATED, UNSTATED
+from harness.model.traces.calls import AT_ONCE
 from harness.model.traces.links import ALLOWED, UNANSWERED, UNKNOWN
 from tests.support.sound_traces import mini_swe_agent
 from tests.support.trace_rows import trace_of
@@ -112,6 +113,22 @@ def test_commands_that_a_person_confirms_leave_their_waits_without_a_kind(tmp_pa
     trace = trace_of(tmp_path, [document])
     assert [one.wait_kind for one in trace.recordings[0].requests] == ["none", kind, kind]
     assert (f"2 x {ALLOWED}" in trace.head.labels) == (kind == "none")
+
+
+@pytest.mark.parametrize(
+    ("why", "is_told"), [("UserRejection", True), ("UserNewTask", True), ("UserInterruption", False)]
+)
+def test_what_a_person_says_without_a_time_is_in_the_wait_before_but_behind_an_interruption(
+    tmp_path: Path, why: str, *, is_told: bool
+) -> None:
+    document = mini_swe_agent("s", 3)
+    document["messages"].insert(4, {"role": "user", "content": "x", "extra": {"interrupt_type": why}})
+    trace = trace_of(tmp_path, [document])
+    request = trace.recordings[0].requests[1]
+    assert (request.wait_kind, request.is_drawn, request.wait_ns == 5 * NS_PER_S) == ("human", not is_told, is_told)
+    assert f"1 x {UNDATED}" in trace.head.labels
+    assert any(label.endswith(STOPPED) for label in trace.head.labels) != is_told
+    assert not any(label.endswith(AT_ONCE) for label in trace.head.labels)
 
 
 def test_an_image_in_a_message_is_no_text(tmp_path: Path) -> None:

@@ -71,8 +71,8 @@ def test_the_answer_to_a_tool_that_asks_a_person_is_a_persons_and_of_two_the_slo
     ]
 
 
-@pytest.mark.parametrize(("prompt", "is_said"), [(1300, False), (500, True)])
-def test_a_prompt_of_less_than_half_of_the_one_before_is_labelled(
+@pytest.mark.parametrize(("prompt", "is_said"), [(1300, False), (1199, True), (500, True)])
+def test_a_shorter_prompt_that_keeps_less_than_half_of_the_one_before_is_labelled(
     tmp_path: Path, prompt: int, *, is_said: bool
 ) -> None:
     rows = rounds()
