@@ -87,19 +87,25 @@ CHAT_ALONE = ("/v1/chat/completions",)
 SAYS_CHAT = 'The server knows /v1/chat/completions alone: workload.prompt_form = "chat"'
 
 
-@pytest.mark.parametrize("form", ["token-ids", "text"])
-def test_a_server_that_knows_chats_alone_is_refused_with_the_form_that_works(tmp_path: Path, form: str) -> None:
-    alone = PlainServer(paths=CHAT_ALONE, has_metrics=True)
-    with plain_server(alone) as server, pytest.raises(ServerError) as refused:
-        run(tmp_path, server, workload={"prompt_form": form})
-    assert SAYS_CHAT in str(refused.value)
-    assert "status 404" in str(refused.value)
+OTHER_NAME = "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."
 
 
-def test_a_chat_is_refused_with_the_form_that_a_server_of_completions_knows(tmp_path: Path) -> None:
-    with plain_server(PlainServer(has_metrics=True)) as server, pytest.raises(ServerError) as refused:
-        run(tmp_path, server, workload={"prompt_form": "chat"})
-    assert 'with text prompts: workload.prompt_form = "text"' in str(refused.value)
+@pytest.mark.parametrize(
+    ("served", "workload", "words"),
+    [
+        ({"paths": CHAT_ALONE}, {"prompt_form": "token-ids"}, (SAYS_CHAT, "status 404")),
+        ({"paths": CHAT_ALONE}, {"prompt_form": "text"}, (SAYS_CHAT, "status 404")),
+        ({}, {"prompt_form": "chat"}, ('with text prompts: workload.prompt_form = "text"',)),
+        ({"fails": OTHER_NAME}, {}, ("Set workload.request.max_completion_tokens = true",)),
+    ],
+    ids=["ids where chats alone are known", "text where chats are", "a chat where text is", "another name of a length"],
+)
+def test_a_refusal_names_the_form_or_the_key_that_works(
+    tmp_path: Path, served: dict[str, Any], workload: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    with plain_server(PlainServer(has_metrics=True, **served)) as server, pytest.raises(ServerError) as refused:
+        run(tmp_path, server, workload=workload)
+    assert [each for each in words if each not in str(refused.value)] == []
 
 
 def test_a_server_that_knows_chats_alone_is_measured_as_a_whole(tmp_path: Path) -> None:
@@ -277,13 +283,6 @@ def test_a_plan_longer_than_the_servers_context_is_refused_before_the_first_run(
         assert len(server.asked) == 1
         outcome = run(tmp_path, server, workload={"prompt_tokens": {"distribution": "fixed", "value": 1180}})
     assert [run.invalid_reasons for run in outcome.runs] == [()]
-
-
-def test_a_server_that_wants_another_name_of_the_length_is_refused_with_the_key(tmp_path: Path) -> None:
-    words = "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."
-    with plain_server(PlainServer(has_metrics=True, fails=words)) as server, pytest.raises(ServerError) as refused:
-        run(tmp_path, server)
-    assert "Set workload.request.max_completion_tokens = true" in str(refused.value)
 
 
 def test_conditions_that_differ_in_what_requests_carry_share_their_plans(tmp_path: Path) -> None:
