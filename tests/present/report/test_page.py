@@ -309,16 +309,8 @@ def test_plots_are_the_same_whether_one_process_draws_them_or_several(
 
 
 def test_findings_of_one_kind_are_gathered(tmp_path: Path) -> None:
-    runs = [
-        seal_run(
-            tmp_path,
-            Shape(
-                replicate=k,
-                findings=(Finding(code="log-torn", severity="warning", evidence=f"{k} lines torn", hint="Look"),),
-            ),
-        )
-        for k in range(3)
-    ]
+    torn = [Finding(code="log-torn", severity="warning", evidence=f"{k} lines torn", hint="Look") for k in range(3)]
+    runs = [seal_run(tmp_path, Shape(replicate=k, findings=(finding,))) for k, finding in enumerate(torn)]
     page = report(runs, tmp_path)
     assert page.html.count("<code>log-torn</code>") == 1
     # The run's name leads to its timeline.
