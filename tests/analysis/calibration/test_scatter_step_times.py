@@ -18,20 +18,7 @@ def steps(*rows: tuple[int | None, int, int]) -> pa.Table:
 
 def allocations(*before_steps: int) -> pa.Table:
     """An allocation logged after so many decode steps."""
-    rows = [
-        {
-            "index": k,
-            "step": step,
-            "log_ns": None,
-            "kind": "alloc",
-            "request_id": f"r{k}",
-            "slots": [k],
-            "num_blocks": 1,
-            "caller": "",
-            "reused_tokens": 0,
-        }
-        for k, step in enumerate(before_steps)
-    ]
+    rows = [{"index": k, "step": step, "kind": "alloc"} for k, step in enumerate(before_steps)]
     return pa.Table.from_pylist(rows, schema=schema.KV_EVENTS)
 
 
@@ -52,18 +39,9 @@ def test_steps_without_stamps_have_no_duration() -> None:
 
 
 def test_the_kernels_stamp_is_preferred_chunk_by_chunk() -> None:
-    rows = [
-        {
-            "session": 0,
-            "request": 0,
-            "chunk": k,
-            "received_ns": received,
-            "kernel_ns": kernel,
-            "num_tokens": 1,
-            "is_coalesced": False,
-        }
-        for k, (received, kernel) in enumerate([(10, 7), (20, None), (30, 28)])
-    ]
+    row = {"session": 0, "request": 0, "num_tokens": 1}
+    stamps = enumerate([(10, 7), (20, None), (30, 28)])
+    rows = [{**row, "chunk": k, "received_ns": received, "kernel_ns": kernel} for k, (received, kernel) in stamps]
     chunks = pa.Table.from_pylist(rows, schema=schema.CHUNKS)
     assert chunk_instants(chunks)[0, 0].tolist() == [7, 20, 28]
 
@@ -71,14 +49,7 @@ def test_the_kernels_stamp_is_preferred_chunk_by_chunk() -> None:
 def metrics(*scrapes: tuple[int, float, int]) -> pa.Table:
     """(at_ns, sum of prefill seconds, requests counted) per scrape."""
     rows = [
-        {
-            "scrape": k,
-            "at_ns": at_ns,
-            "reason": "interval",
-            "name": f"vllm:request_prefill_time_seconds_{name}",
-            "labels": "",
-            "value": value,
-        }
+        {"scrape": k, "at_ns": at_ns, "name": f"vllm:request_prefill_time_seconds_{name}", "value": value}
         for k, (at_ns, total, count) in enumerate(scrapes)
         for name, value in (("sum", total), ("count", float(count)))
     ]
