@@ -26,18 +26,7 @@ def steps_at(*instants_ms: float) -> pa.Table:
 
 
 def admissions_at(*instants_ms: float) -> pa.Table:
-    blank: dict[str, Any] = {
-        "step": 0,
-        "kind": "alloc",
-        "slots": [0],
-        "num_blocks": 1,
-        "caller": "",
-        "reused_tokens": 0,
-    }
-    rows = [
-        {**blank, "index": index, "request_id": "r", "reused_tokens": 0, "log_ns": int(at * NS_PER_MS)}
-        for index, at in enumerate(instants_ms)
-    ]
+    rows = [{"index": place, "kind": "alloc", "log_ns": int(at * NS_PER_MS)} for place, at in enumerate(instants_ms)]
     return pa.Table.from_pylist(rows, schema.KV_EVENTS)
 
 
@@ -54,15 +43,9 @@ def found(
 
 
 def requests_of(flights_ms: Sequence[tuple[float, float]], prompt_tokens: int = 300) -> pa.Table:
+    tokens = {"prompt_tokens": prompt_tokens, "planned_prompt_tokens": prompt_tokens}
     rows = [
-        request_row(
-            session,
-            0,
-            sent_ns=int(sent * NS_PER_MS),
-            done_ns=int(done * NS_PER_MS),
-            prompt_tokens=prompt_tokens,
-            planned_prompt_tokens=prompt_tokens,
-        )
+        request_row(session, 0, sent_ns=int(sent * NS_PER_MS), done_ns=int(done * NS_PER_MS), **tokens)
         for session, (sent, done) in enumerate(flights_ms)
     ]
     return requests_table(*rows)

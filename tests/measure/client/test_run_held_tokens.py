@@ -20,9 +20,7 @@ def facts(*answers_ms: Sequence[float]) -> tuple[int, int, float]:
             "request": 0,
             "chunk": place,
             "received_ns": round((100 + at_ms) * NS_PER_MS),
-            "kernel_ns": None,
             "num_tokens": 1,
-            "is_coalesced": False,
         }
         for session, answer in enumerate(answers_ms)
         for place, at_ms in enumerate(answer)
