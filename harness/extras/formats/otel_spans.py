@@ -111,7 +111,7 @@ def read_span(record: Record, at: str, notes: ReadNotes) -> Span:
     notes.check_release("the semantic conventions", text_of(record, "schema").rpartition("/")[2], HELD_TO)
     # Phoenix moves OpenInference's kind there; that of OpenTelemetry says nothing of an operation.
     kind, has_model = text_of(record, "span_kind").lower(), any(map(attributes.get, MODELS))
-    operation = _named(attributes, OPERATIONS).lower() or (kind if kind in (*CHATS, *PASSED) else "")
+    operation = _named(attributes, OPERATIONS).lower().strip('"') or (kind if kind in (*CHATS, *PASSED) else "")
     has_counts = any(name in attributes for name in COUNTS)
     operation = operation or "execute_tool" * bool(not (has_model or has_counts) and _named(attributes, TOOL_NAMES))
     status = {str(each).upper() for each in (record.get("status"), *record_of(record, "status").values())}

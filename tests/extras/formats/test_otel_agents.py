@@ -454,7 +454,15 @@ def test_a_span_with_the_name_of_a_tool_is_a_tools_without_an_operation(tmp_path
     assert not said(trace, UNSHOWN)
 
 
-OF_LANGFUSE = {"langfuse.observation.type": "generation", "langfuse.observation.model.name": "m"}
+OF_LANGFUSE = {
+    "langfuse.observation.type": "generation",
+    "langfuse.observation.model.name": "m",
+    "langfuse.observation.usage_details": '{"input": 90, "output": 7, "input_cached_tokens": 64, "total": 97}',
+}
+OF_MLFLOW = {
+    "mlflow.spanType": '"CHAT_MODEL"',
+    "mlflow.chat.tokenUsage": '{"input_tokens":90,"output_tokens":7,"cache_read_input_tokens":64,"total_tokens":97}',
+}
 
 
 @pytest.mark.parametrize(
@@ -466,15 +474,16 @@ OF_LANGFUSE = {"langfuse.observation.type": "generation", "langfuse.observation.
         ({"gen_ai.usage.details.thoughts_tokens": 30}, (500, 0, 40), HELD_REASONING),
         ({"gen_ai.usage.thinking_tokens": 30}, (500, 0, 40), "gen_ai.usage.thinking_tokens: not read"),
         ({"langsmith.trace.session_id": "p", "thread.id": 7}, (500, 0, 40), "attribute langsmith.trace.session_id"),
-        ({"": '{"input": 90, "output": 7, "input_cached_tokens": 64, "total": 97}'}, (90, 64, 7), ""),
+        (OF_LANGFUSE, (90, 64, 7), ""),
+        (OF_MLFLOW, (90, 64, 7), ""),
     ],
 )
 def test_counts_and_sessions_by_the_names_of_programs_are_read_or_labelled(
     tmp_path: Path, names: dict[str, Any], counted: tuple[int, int, int], label: str
 ) -> None:
     row = chat("a", "", 0, 500, None, **names)
-    if "" in names:
-        row["attributes"] = OF_LANGFUSE | {"langfuse.observation.usage_details": names[""]}
+    if counted[0] == 90:
+        row["attributes"] = names
     first = chat("b", "", -9, 1400, 0)
     trace = trace_of(tmp_path, [{"spans": [first, row]}])
     last = trace.recordings[0].requests[-1]
