@@ -48,14 +48,15 @@ OF_WAITS = "waits."
 
 
 def explain(
-    topic: Annotated[
-        str,
+    words: Annotated[
+        list[str] | None,
         typer.Argument(
+            metavar="TOPIC",
             help="`experiment`, a table or key of it (`server.kv_slots`), `distributions`; other files: `waits`, "
             "`rule`, `costs`, `space`, `compile`; `tables`: columns of runs; a finding (`clock-moved`), or "
             "`findings`; a word of reports (`re-arrival`), or `glossary`."
         ),
-    ] = "experiment",
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="`tables`, `findings`, `glossary`: a Markdown file for it.")
     ] = None,
@@ -70,7 +71,7 @@ def explain(
     from harness.measure.records.schema import dictionary_markdown
     from harness.present.report.glossary import entries, entries_of, markdown
 
-    models = _models()
+    topic, models = " ".join(words or ["experiment"]), _models()
     lists = {"tables": _explain_tables, "findings": _explain_findings, "glossary": _explain_words}
     pages = {"tables": dictionary_markdown, "findings": findings_markdown, "glossary": markdown}
     if topic in lists:

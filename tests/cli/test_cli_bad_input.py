@@ -163,7 +163,7 @@ def test_every_key_of_experiments_and_of_waits_is_explained(capsys: pytest.Captu
     unknown: list[str] = []
     for key in sorted(keys):
         try:
-            explain(f"waits.{key}" if key in ("sigma", "tool") else key)
+            explain([f"waits.{key}" if key in ("sigma", "tool") else key])
         except SpecError:
             unknown.append(key)
         else:
@@ -172,7 +172,7 @@ def test_every_key_of_experiments_and_of_waits_is_explained(capsys: pytest.Captu
             if not re.search(rf"^{key} = |^\[+([a-z]+\.)?{key}(\.[A-Z]+)?\]", told, re.MULTILINE):
                 unknown.append(key)
     assert unknown == []
-    explain("distributions")
+    explain(["distributions"])
     told = capsys.readouterr().out
     for words in ('distribution = "lognormal"\nmedian = required', 'distribution = "lognormal"\nmedian_s = required'):
         assert words in told

@@ -57,6 +57,7 @@ def test_the_terminal_explains_words_keys_first() -> None:
     said = harness("explain", "Dummy").stdout
     assert "A request that the server adds to fill a compiled batch size" in said
     assert "(docs/reference/method*.md, Reuse)" in said
+    assert harness("explain", "time", "in", "flight").stdout.startswith("channel B, B, time in flight"), "unquoted"
     assert harness("explain", "condition").stdout.startswith("[[condition]]")
     near = harness("explain", "re-arival")
     assert near.returncode == 2
