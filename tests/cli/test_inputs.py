@@ -24,35 +24,27 @@ def harness(*words: str) -> Result:
     return CliRunner().invoke(app, list(words))
 
 
-@pytest.mark.parametrize("kind", ["claude", "tracelab"])
-def test_another_file_of_waits_is_replaced_only_by_force_and_the_same_import_may_run_again(kind: str) -> None:
-    tool = {"tool_name": "Bash", "tool_internal_latency_ms": 20}
-    rows = SOUND["claude"]() if kind == "claude" else [json.dumps({"provider": "claude", "tools": [tool] * 3})]
-    Path("a.jsonl").write_text("\n".join(rows))
-    Path("mine.toml").write_text("mine")
-    command = ("plan", "waits", "import", "a.jsonl", "--format", kind, "-o")
-    refused = harness(*command, "mine.toml")
+TOOL = {"tool_name": "Bash", "tool_internal_latency_ms": 20}
+IMPORTED = {
+    ("plan", "waits", "import", "a.jsonl", "--format", "claude"): SOUND["claude"](),
+    ("plan", "waits", "import", "a.jsonl", "--format", "tracelab"): [
+        json.dumps({"provider": "claude", "tools": [TOOL] * 3})
+    ],
+    ("trace", "import", "a.jsonl"): SOUND["claude"](),
+}
+
+
+@pytest.mark.parametrize("command", IMPORTED, ids=" ".join)
+def test_another_file_is_replaced_only_by_force_and_the_same_import_may_run_again(command: tuple[str, ...]) -> None:
+    Path("a.jsonl").write_text("\n".join(IMPORTED[command]))
+    Path("notes.md").write_text("notes of mine")
+    refused = harness(*command, "-o", "notes.md")
     assert "is there already, with other content. Replace it with --force" in str(refused.exception)
-    assert Path("mine.toml").read_text() == "mine"
-    for output in ("w.toml", "w.toml", "mine.toml"):
-        done = harness(*command, output, *(["--force"] if output == "mine.toml" else []))
+    assert Path("notes.md").read_text() == "notes of mine"
+    for output in ("made", "made", "notes.md"):
+        done = harness(*command, "-o", output, *(["--force"] if output == "notes.md" else []))
         assert done.exit_code == 0, (done.output, done.exception)
-    assert "mine" in Path("mine.toml").read_text()
-
-
-def test_another_trace_is_replaced_only_by_force_and_the_same_import_may_run_again() -> None:
-    Path("a.jsonl").write_text("\n".join(SOUND["claude"]()))
-    Path("b.jsonl").write_text("\n".join(SOUND["codex"]()))
-    Path("notes.md").write_text("mine")
-    assert harness("trace", "import", "a.jsonl", "-o", "t.jsonl").exit_code == 0
-    before = Path("t.jsonl").read_bytes()
-    assert harness("trace", "import", "a.jsonl", "-o", "t.jsonl").exit_code == 0, "it is there already, byte for byte"
-    for source, output in (("b.jsonl", "t.jsonl"), ("a.jsonl", "notes.md")):
-        refused = harness("trace", "import", source, "-o", output)
-        assert "is there already, with other content. Replace it with --force" in str(refused.exception)
-    assert (Path("t.jsonl").read_bytes(), Path("notes.md").read_text()) == (before, "mine")
-    assert harness("trace", "import", "b.jsonl", "-o", "t.jsonl", "--force").exit_code == 0
-    assert Path("t.jsonl").read_bytes() != before
+    assert Path("notes.md").read_text() == Path("made").read_text().replace('"made"', '"notes"')
 
 
 def test_a_broken_line_is_named_by_its_file(folder: Path) -> None:

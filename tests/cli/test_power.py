@@ -89,18 +89,6 @@ def test_a_superiority_rule_gets_its_number_of_replicates_in_a_sentence(tmp_path
     assert (refused.returncode, "no superiority rule" in refused.stderr) == (2, True)
 
 
-def test_a_margin_in_percent_is_told_that_it_is_a_share(tmp_path: Path) -> None:
-    refused = harness("power", "demo", "--margin", "2", cwd=tmp_path)
-    assert refused.returncode == 2
-    assert "0.02 is 2 %" in " ".join(refused.stderr.split())
-
-
-def test_a_comparison_that_is_not_there_is_named(tmp_path: Path) -> None:
-    said = harness("power", "demo", "--comparison", "none", "--blocks", "3", cwd=tmp_path)
-    assert said.returncode == 2
-    assert "bucket6-waits, bucket6-nowaits" in said.stderr
-
-
 def test_the_spread_between_devices_is_told_apart_and_more_blocks_on_each_need_fewer_devices(tmp_path: Path) -> None:
     spec = small_experiment(backend="sim", replicates=8, fleet={"devices": [0, 1]})
     [found] = measured_components(spec, run_experiment(spec, runs_root=tmp_path).runs)

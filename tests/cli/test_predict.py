@@ -53,12 +53,6 @@ def test_predictions_name_ablations_as_computed(space: str) -> None:
     assert (status, "lru-slots" in text) == (2, True)
 
 
-def test_an_unknown_space_lists_those_that_ship() -> None:
-    status, text = harness("search", "papers")
-    assert status == 2
-    assert "paper" in text
-
-
 def test_a_prediction_says_its_error_what_was_not_measured_and_where_it_turns() -> None:
     status, text = harness("simulate", "demo")
     assert status == 0

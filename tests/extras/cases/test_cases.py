@@ -72,11 +72,6 @@ def test_a_server_may_be_larger_than_one_of_an_experiment() -> None:
     assert result["decode_steps"] == {"1->2000": 35 + 39 + 4}
 
 
-def test_steps_are_given_only_when_asked_for() -> None:
-    (result,) = run({key: value for key, value in CASE.items() if key != "emit"})
-    assert "steps" not in result
-
-
 def test_what_is_no_case_at_all_is_an_error_without_an_id() -> None:
     results = run("{", "[1, 2]", "", json.dumps({"id": "only"}))
     assert [result["id"] for result in results] == [None, None, "only"]

@@ -42,9 +42,10 @@ class TestAnswers:
     )
     def test_a_text_is_kept_for_the_next_prompt_from_each_kind_of_choice(self, choice: dict[str, Any]) -> None:
         usage = {"prompt_tokens": 4, "completion_tokens": 2}
-        body = json.dumps({"id": "a", "choices": [choice], "usage": usage}).encode()
+        body = json.dumps({"id": "a", "choices": [{**choice, "finish_reason": "length"}], "usage": usage}).encode()
         answer = received(body, stream=False, needs_token_ids=False)
-        assert (answer.problem, answer.texts) == ("", ["to be"])
+        assert (answer.problem, answer.texts, answer.num_tokens) == ("", ["to be"], 2)
+        assert answer.finish_reason == "length"
 
     def test_an_event_and_an_error_without_end_are_kept_up_to_a_limit(self) -> None:
         answer = ReceivedAnswer(stream=True)
@@ -63,19 +64,6 @@ class TestAnswers:
             (2, True),
         ]
 
-    @pytest.mark.parametrize(
-        ("body", "says"),
-        [
-            (b"data: {nonsense\n\n", "not a JSON object"),
-            (b"data: [1]\n\n", "not a JSON object"),
-            (b'data: {"choices":[{"token_ids":7}]}\n\n', "unexpected shape"),
-            (b'data: {"error":{"message":"engine died"}}\n\n', "engine died"),
-            (b'data: {"id":"a","choices":[]}\n\n', "without [DONE]"),
-        ],
-    )
-    def test_what_is_no_answer_says_why(self, body: bytes, says: str) -> None:
-        assert says in received(body).problem
-
 
 def chat_events(*deltas: dict[str, object], completion_tokens: int) -> bytes:
     """A chat's stream without token ids; its first event opens the message."""
@@ -86,45 +74,27 @@ def chat_events(*deltas: dict[str, object], completion_tokens: int) -> bytes:
     return b"".join(b"data: %b\n\n" % json.dumps(event).encode() for event in events) + b"data: [DONE]\n\n"
 
 
-def read_chat(body: bytes, *, stream: bool = True) -> ReceivedAnswer:
-    answer = received(body, stream=stream, needs_token_ids=False)
+@pytest.mark.parametrize(
+    ("deltas", "completion_tokens", "tokens_of_chunks"),
+    [
+        (({"content": " a"}, {"content": " b"}), 2, [0, 1, 1]),
+        # Several tokens of a chunk are shared out by letters.
+        (({"content": " a b"}, {"content": " c"}), 3, [0, 1, 2]),
+        (({"content": " abc def ghi"}, {"content": " c"}), 12, [0, 9, 3]),
+        # More chunks than tokens have no instants of tokens.
+        (({"content": " a"}, {"content": " b"}, {"content": "c"}), 2, [0, 0, 0, 0]),
+        # Reasoning counts as tokens, and is not carried.
+        (({"reasoning_content": "hm"}, {"content": " a"}), 2, [0, 1, 1]),
+    ],
+)
+def test_the_text_of_a_chat_is_carried_and_its_tokens_are_those_of_usage(
+    deltas: tuple[dict[str, object], ...], completion_tokens: int, tokens_of_chunks: list[int]
+) -> None:
+    answer = received(chat_events(*deltas, completion_tokens=completion_tokens), needs_token_ids=False)
     assert answer.problem == ""
-    return answer
-
-
-def test_the_text_of_a_chat_is_carried_and_its_tokens_are_those_of_usage() -> None:
-    answer = read_chat(chat_events({"content": " a"}, {"content": " b"}, completion_tokens=2))
-    assert "".join(answer.texts) == " a b"
-    assert (answer.response_id, answer.num_tokens, answer.prompt_tokens) == ("chatcmpl-a", 2, 9)
-    assert [num_tokens for _, _, num_tokens, _ in answer.chunks] == [0, 1, 1]
-
-
-def test_several_tokens_of_a_chunk_are_shared_out_by_letters() -> None:
-    answer = read_chat(chat_events({"content": " a b"}, {"content": " c"}, completion_tokens=3))
-    assert answer.num_tokens == 3
-    assert [num_tokens for _, _, num_tokens, _ in answer.chunks] == [0, 1, 2]
-    answer = read_chat(chat_events({"content": " abc def ghi"}, {"content": " c"}, completion_tokens=12))
-    assert [num_tokens for _, _, num_tokens, _ in answer.chunks] == [0, 9, 3]
-
-
-def test_more_chunks_than_tokens_have_no_instants_of_tokens() -> None:
-    answer = read_chat(chat_events({"content": " a"}, {"content": " b"}, {"content": "c"}, completion_tokens=2))
-    assert answer.num_tokens == 2
-    assert {num_tokens for _, _, num_tokens, _ in answer.chunks} == {0}
-
-
-def test_reasoning_of_a_chat_counts_as_tokens_and_is_not_carried() -> None:
-    answer = read_chat(chat_events({"reasoning_content": "hm"}, {"content": " a"}, completion_tokens=2))
-    assert "".join(answer.texts) == " a"
-    assert [num_tokens for _, _, num_tokens, _ in answer.chunks] == [0, 1, 1]
-
-
-def test_a_whole_chat_answer_is_read_without_a_stream() -> None:
-    choice = {"index": 0, "message": {"role": "assistant", "content": " a b"}, "finish_reason": "length"}
-    usage = {"prompt_tokens": 9, "completion_tokens": 2}
-    body = json.dumps({"id": "chatcmpl-a", "choices": [choice], "usage": usage}).encode()
-    answer = read_chat(body, stream=False)
-    assert ("".join(answer.texts), answer.num_tokens, answer.finish_reason) == (" a b", 2, "length")
+    assert "".join(answer.texts) == "".join(str(delta.get("content", "")) for delta in deltas)
+    assert (answer.response_id, answer.num_tokens, answer.prompt_tokens) == ("chatcmpl-a", completion_tokens, 9)
+    assert [num_tokens for _, _, num_tokens, _ in answer.chunks] == tokens_of_chunks
 
 
 def test_all_readings_of_a_stream_agree() -> None:
@@ -223,6 +193,8 @@ def test_an_answer_that_nothing_joins_needs_no_id(response_id: object, taken: st
         ([*USUAL[:3], COUNTS[: len(COUNTS) // 2]], "not a JSON object"),
         ([USUAL[0], END, COUNTS], "usage says 2 tokens, token_ids hold 1"),
         ([USUAL[0], *USUAL[2:]], "usage says 2 tokens, token_ids hold 1"),
+        ([b"data: [1]\n\n"], "not a JSON object"),
+        ([b'data: {"choices":[{"token_ids":7}]}\n\n'], "unexpected shape"),
         ([USUAL[0], b'event: error\ndata: {"message": "overloaded"}\n\n'], "overloaded"),
         ([USUAL[0], event(error={"message": "engine died"})], "engine died"),
         ([USUAL[0], event(object="error", message="engine died", code=500)], "engine died"),

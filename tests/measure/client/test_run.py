@@ -28,7 +28,7 @@ from tests.support.raw_server import (
     events,
     whole,
 )
-from tests.support.replays import SCHEMES, assert_forked_and_joined, fork_and_join, plan_of, rows_of, run, session
+from tests.support.replays import SCHEMES, plan_of, rows_of, run, session
 
 pytestmark = pytest.mark.live
 
@@ -60,14 +60,20 @@ class TestAWellBehavedServer:
     def test_nothing_is_sent_early_and_stamps_are_in_order(
         self, plain_server: NullServer, scheme: str, stream: bool
     ) -> None:
-        plan = plan_of(*(session(index, num_requests=3, wait_ns=7 * NS_PER_MS + index) for index in range(6)))
+        plan = plan_of(
+            *(
+                session(at, num_requests=3, wait_ns=7 * NS_PER_MS + at, start_offset_ns=at * NS_PER_MS)
+                for at in range(6)
+            )
+        )
         result = run(plan, plain_server, scheme, stream=stream)
         rows = rows_of(result)
         done = {(row["session"], row["request"]): row["done_ns"] for row in rows}
         for row in rows:
             before = done.get((row["session"], row["request"] - 1))
             assert row["trigger_ns"] == (result.start_ns if before is None else before)
-            assert row["due_ns"] == row["trigger_ns"] + (0 if before is None else 7 * NS_PER_MS + row["session"])
+            offset_ns = row["session"] * NS_PER_MS if before is None else 7 * NS_PER_MS + row["session"]
+            assert row["due_ns"] == row["trigger_ns"] + offset_ns
             assert row["due_ns"] <= row["sent_ns"] < row["response_head_ns"] <= row["done_ns"]
         assert result.audit["num_early_sends"] == 0
         for chunk in result.chunks.to_table().to_pylist():
@@ -89,18 +95,6 @@ class TestAWellBehavedServer:
         assert rows[2]["due_ns"] == rows[1]["done_ns"] + 3 * NS_PER_MS
         assert rows[4]["trigger_ns"] == rows[3]["done_ns"]
         assert {row["status"] for row in rows} == {"ok"}
-
-    def test_branches_start_together_and_a_join_when_the_last_of_them_ended(
-        self, plain_server: NullServer, scheme: str, stream: bool
-    ) -> None:
-        residual_ns = 5 * NS_PER_MS
-        rows = rows_of(run(fork_and_join(residual_ns), plain_server, scheme, stream=stream))
-        assert_forked_and_joined(rows, residual_ns)
-
-    def test_a_start_offset_is_kept(self, plain_server: NullServer, scheme: str, stream: bool) -> None:
-        plan = plan_of(session(0), session(1, start_offset_ns=20 * NS_PER_MS))
-        result = run(plan, plain_server, scheme, stream=stream)
-        assert rows_of(result)[2]["due_ns"] == result.start_ns + 20 * NS_PER_MS
 
     def test_scaled_time_is_recorded_as_model_time(self, plain_server: NullServer, scheme: str, stream: bool) -> None:
         plan = plan_of(session(0, wait_ns=400 * NS_PER_MS))

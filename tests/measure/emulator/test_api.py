@@ -185,16 +185,6 @@ def test_a_bad_request_gets_the_status_and_shape_that_vllm_gives(
     assert error["message"]
 
 
-@pytest.mark.parametrize(
-    ("content", "content_type"),
-    [(b"{not json", "application/json"), (b"\xff\xfe", "application/json"), (b'{"prompt": "x"}', "text/plain")],
-)
-def test_a_body_that_is_not_json_is_a_bad_request(emulator: Emulator, content: bytes, content_type: str) -> None:
-    answer = emulator.client.post(COMPLETIONS, content=content, headers={"Content-Type": content_type})
-    assert answer.status_code == 400
-    assert answer.json()["error"]["code"] == 400
-
-
 def test_tokenize_gives_the_tokens_that_usage_counts(emulator: Emulator) -> None:
     text = " abcd the 한 <|im_end|>"
     turns = [{"role": "user", "content": text}]
@@ -236,9 +226,18 @@ def test_odd_but_valid_bodies_are_answered(emulator: Emulator, content: bytes) -
     assert answer.status_code == 200, answer.text
 
 
-@pytest.mark.parametrize("content", [b"[]", b"3", b"null", b'"prompt"', b"", b"[" * 100_000])
-def test_json_that_is_no_request_is_an_error_and_the_server_goes_on(emulator: Emulator, content: bytes) -> None:
-    answer = emulator.client.post(COMPLETIONS, content=content, headers={"Content-Type": "application/json"})
-    assert answer.status_code in (400, 500)
+@pytest.mark.parametrize(
+    ("content", "kind", "status"),
+    [
+        *((content, "application/json", 500) for content in (b"3", b'"prompt"')),
+        *((content, "application/json", 400) for content in (b"", b"[" * 100_000, b"{not json", b"\xff\xfe")),
+        (b'{"prompt": "x"}', "text/plain", 400),
+    ],
+)
+def test_what_is_no_request_is_an_error_and_the_server_goes_on(
+    emulator: Emulator, content: bytes, kind: str, status: int
+) -> None:
+    answer = emulator.client.post(COMPLETIONS, content=content, headers={"Content-Type": kind})
+    assert answer.status_code == status
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
     assert emulator.client.get("/health").status_code == 200

@@ -3,8 +3,6 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-import pytest
-
 import harness
 from harness.measure.records import layout
 
@@ -39,11 +37,6 @@ def test_no_other_module_spells_the_name_of_a_file_of_a_run():
 def test_what_can_be_rebuilt_lies_in_a_folder_of_its_own():
     assert layout.table_path("requests") == "requests.parquet"
     assert layout.table_path("steps") == "derived/steps.parquet"
-
-
-@pytest.mark.parametrize("name", ["../up", "manifest.json", "writer.lock", "steps.parquet", ".hidden", ""])
-def test_a_raw_file_cannot_take_a_name_that_means_something_else(name: str):
-    assert not layout.is_raw_name(name)
 
 
 def test_every_raw_file_of_the_layout_can_be_written():

@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -175,34 +176,27 @@ def test_an_error_inside_the_with_block_still_ends_the_server(tmp_path: Path) ->
     assert not is_alive(server.pid)
 
 
-def test_the_server_reads_nothing_and_inherits_no_descriptor(tmp_path: Path) -> None:
-    code = "import os, sys; print(sorted(map(int, os.listdir('/proc/self/fd')))[:-1], sys.stdin.read() == '')"
-    server = ServerProcess.start(
-        [sys.executable, "-c", code], log=ServerLog(tmp_path / "log", tmp_path / "stamps", clock)
-    )
+def said(folder: Path, *argv: str, **settings: Any) -> str:
+    """The log of a program that ends by itself."""
+    server = ServerProcess.start(argv, log=ServerLog(folder / "log", folder / "stamps", clock), **settings)
     assert ends(server.pid)
     server.stop()
-    assert (tmp_path / "log").read_text() == "[0, 1, 2] True\n"
+    return (folder / "log").read_text()
+
+
+def test_the_server_reads_nothing_and_inherits_no_descriptor(tmp_path: Path) -> None:
+    code = "import os, sys; print(sorted(map(int, os.listdir('/proc/self/fd')))[:-1], sys.stdin.read() == '')"
+    assert said(tmp_path, sys.executable, "-c", code) == "[0, 1, 2] True\n"
 
 
 def test_additions_to_the_environment_reach_the_server(tmp_path: Path) -> None:
-    server = ServerProcess.start(
-        [sys.executable, "-c", "import os; print(os.environ['GREETING'], 'PATH' in os.environ)"],
-        log=ServerLog(tmp_path / "log", tmp_path / "stamps", clock),
-        env={"GREETING": "hallo"},
-    )
-    assert ends(server.pid)
-    server.stop()
-    assert (tmp_path / "log").read_text() == "hallo True\n"
+    code = "import os; print(os.environ['GREETING'], 'PATH' in os.environ)"
+    assert said(tmp_path, sys.executable, "-c", code, env={"GREETING": "hallo"}) == "hallo True\n"
 
 
 def test_a_log_hides_what_it_repeats_of_a_key_and_keeps_every_byte_in_its_place(tmp_path: Path) -> None:
     note_secrets(["sk-of-the-client"])
-    words = ["before", "sk-of-the-client", "after"]
-    server = ServerProcess.start(["echo", *words], log=ServerLog(tmp_path / "log", tmp_path / "stamps", clock))
-    assert ends(server.pid)
-    server.stop()
-    assert (tmp_path / "log").read_text() == f"before {'*' * 16} after\n"
+    assert said(tmp_path, "echo", "before", "sk-of-the-client", "after") == f"before {'*' * 16} after\n"
 
 
 def test_a_busy_port_is_named_with_the_process_that_holds_it() -> None:

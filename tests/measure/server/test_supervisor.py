@@ -12,11 +12,13 @@ import threading
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from harness.clock import NS_PER_MS
 from harness.errors import ServerError
 from harness.measure.server.process import free_port, port_is_free
+from tests.support.places import processes_naming
 from tests.support.processes import (
     HOST,
     WITHIN_S,
@@ -103,9 +105,10 @@ def test_a_harness_killed_at_any_moment_of_the_start_leaves_nothing(tmp_path: Pa
         os.kill(harness.pid, signal.SIGKILL)
         harness.wait()
         # Every process that was started on the way carries the run's folder or the server's script in its arguments.
-        assert comes_true(lambda: not processes_mentioning(str(tmp_path))), processes_mentioning(str(tmp_path))
+        assert comes_true(lambda: not processes_naming(tmp_path)), processes_naming(tmp_path)
         log = tmp_path / "server.log"
-        children = [int(line.split()[1]) for line in read_lines(log) if line.startswith("child ")]
+        lines = log.read_text().splitlines() if log.exists() else []
+        children = [int(line.split()[1]) for line in lines if line.startswith("child ")]
         assert all(ends(child) for child in children)
     finally:
         clean_up(harness)
@@ -116,7 +119,7 @@ def test_the_supervisor_killed_too_takes_the_server_with_it(tmp_path: Path) -> N
     server = start_tiny_server(tmp_path, port, "--child", "same-group")
     server.wait_healthy(HOST, port, deadline_s=WITHIN_S)
     engine = child_named_in(tmp_path / "server.log")
-    os.kill(parent_of(server.pid), signal.SIGKILL)
+    psutil.Process(server.pid).parent().kill()
     with pytest.raises(ServerError, match="ended by itself with unknown exit status"):
         check_until_it_fails(server)
     assert not is_alive(server.pid)
@@ -151,25 +154,3 @@ def ask_until_it_fails(port: int, answers: list[str]) -> None:
         except httpx.HTTPError as error:
             answers.append(type(error).__name__)
             return
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[1])
-
-
-def read_lines(path: Path) -> list[str]:
-    return path.read_text().splitlines() if path.exists() else []
-
-
-def processes_mentioning(text: str) -> list[int]:
-    """Pids whose arguments hold ``text`` (ourselves left out)."""
-    found: list[int] = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
-            continue
-        try:
-            if text.encode() in (entry / "cmdline").read_bytes() and is_alive(int(entry.name)):
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
