@@ -54,7 +54,7 @@ def explain(
             metavar="TOPIC",
             help="`experiment`, a table or key of it (`server.kv_slots`), `distributions`; other files: `waits`, "
             "`rule`, `costs`, `space`, `compile`; `tables`: columns of runs; a finding (`clock-moved`), or "
-            "`findings`; a word of reports (`re-arrival`), or `glossary`."
+            "`findings`; a word of reports (`re-arrival`), or `glossary`.",
         ),
     ] = None,
     output: Annotated[
