@@ -358,7 +358,8 @@ def play_compiled(history: History, config: EngineConfig) -> Played:
     outcome = run_paged(_arrays_of(history, step_ns), config, [COSTS], with_records=True)
     for step in _rows(outcome.steps):
         padded = step["bucket"] if step["computed_tokens"] < 0 else None
-        played.steps[step["start_ns"] // step_ns] = step["num_seqs"], padded
+        first = step["start_ns"] // step_ns
+        played.steps.update(dict.fromkeys(range(first, first + step["count"]), (step["num_seqs"], padded)))
     # The simulator goes on to the last answer.
     end = sum(isinstance(operation, RunStep) for operation in history.operations)
     for handle, request in enumerate(_rows(outcome.requests)):

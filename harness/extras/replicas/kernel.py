@@ -122,7 +122,7 @@ def run_plan(  # noqa: C901  # one compiled loop
     expected = begin(runs[0], plan, int(runs[0].state.server[1].limit))
     now_ns, began_ns = int(totals.end_ns), -1
     for place in range(len(router.replicas)):
-        reset_server(runs[place])
+        reset_server(runs[place].state)
         if place > 0:
             clear(runs[place].outcome.totals[plan])
     while True:

@@ -42,6 +42,7 @@ class PagedServer:
     """
 
     limit: int
+    active_limit: int
     num_blocks: int
     block_tokens: int
     max_step_tokens: int
@@ -250,6 +251,7 @@ def new_paged_state(config: PagedConfig, num_rows: int) -> PagedState:
     num_buckets = 1 << max(4, (config.num_gpu_blocks // 2).bit_length())
     scalars = {
         "limit": limit,
+        "active_limit": limit,
         "num_blocks": config.num_gpu_blocks,
         "block_tokens": config.block_size,
         "max_step_tokens": config.max_num_batched_tokens,

@@ -51,7 +51,11 @@ EVENT_HEADER = 7
 
 
 class Server:
-    """The scalars: first what the configuration fixes, then what changes, then the particulars of the last step."""
+    """The scalars: first what the configuration fixes, then what changes, then the particulars of the last step.
+
+    equal_steps: decode steps exactly like the last that can follow each other, it included: until the first finish, or
+    until a request needs another inner block. An arrival may end them before.
+    """
 
     limit: int
     active_limit: int

@@ -200,16 +200,6 @@ def schedule_decode(state: EngineState) -> int:
 
 
 @jit
-def equal_steps(state: EngineState) -> int:
-    """How many decode steps exactly like the one just scheduled can follow each other, this one included.
-
-    Until the first finish, or until a request needs another inner block. What else could change the next decision
-    (an arrival, a queue whose head may be admitted) is for the caller to judge.
-    """
-    return int(state.server[0].equal_steps)
-
-
-@jit
 def leave_running(state: EngineState, row: int) -> None:
     """Remove a request from the running list; the others keep their order."""
     server = state.server[0]

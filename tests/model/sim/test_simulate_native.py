@@ -56,7 +56,7 @@ def requests(*lengths: tuple[int, int, int]) -> Plan:
 
 def steps_of(plan: Plan, spec: ServerSpec) -> list[tuple[str, int, int | None, int]]:
     rows = simulate(plan, spec, COSTS).steps.to_pylist()
-    return [(row["kind"], row["n"], row["b"], row["duration_ns"]) for row in rows]
+    return [(row["kind"], row["n"], row["b"], row["duration_ns"]) for row in rows for _ in range(row["count"])]
 
 
 def with_queries(folder: Path, *lines: str) -> Path:

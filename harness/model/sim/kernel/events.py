@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from harness.compiled import always_inline, jit
 from harness.model.engine.state import FS_PER_NS, STEP_DECODE, STEP_IDLE, STEP_PREFILL, EngineState
-from harness.model.engine.steps import FAR, equal_steps, finish_steps, reset, schedule
+from harness.model.engine.steps import finish_steps, schedule
 from harness.model.sim.kernel.arrays import CostArrays, SimOutcome, noise_place
 from harness.model.sim.kernel.arrivals import SlotRun, load_head_keys
 from harness.model.sim.kernel.paged_costs import PagedCosts
@@ -157,64 +157,22 @@ def slot_steps_ahead(state: EngineState, max_steps: int) -> int:
         is_settled = state.server[0].has_inner_blocks and server.num_preempted == 0 and server.num_evicted == 0
         if not is_settled:
             return 1
-    return min(equal_steps(state), max_steps)
+    return int(min(server.equal_steps, max_steps))
 
 
 @always_inline
-def slot_decodes_until(
-    run: SlotRun, plan: int, now_ns: int, until_ns: int, abort_ns: int, most: int
-) -> tuple[int, int]:
-    """How many decode steps are taken from the one just scheduled on, at most ``most``, and their time.
-
-    Further steps start before ``until_ns`` and end before ``abort_ns``.
-    """
-    server, number = run.state.server[0], steps_so_far(run.outcome, plan)
-    count = int(server.num_batch)
-    context_fs = run.cost.other[0].context_fs
-    step_fs = run.cost.batch[count].base_fs + context_fs * server.context_tokens + FS_PER_NS // 2
-    if context_fs == 0 and len(run.cost.noise) == 1:
-        each_ns = int(step_fs // FS_PER_NS)
-        taken = most
-        # Usually no request arrives meanwhile, and the division would cost as much as all the rest.
-        if now_ns + (taken - 1) * each_ns >= until_ns:
-            taken = (until_ns - now_ns - 1) // each_ns + 1
-        if abort_ns < FAR:
-            taken = max(1, min(taken, (abort_ns - now_ns - 1) // each_ns))
-        return taken, taken * each_ns
-    taken, spent_ns = 0, 0
-    while taken < most and (taken == 0 or now_ns + spent_ns < until_ns):
-        each_ns = noisy_ns(run.cost, number + taken, int(step_fs // FS_PER_NS))
-        if taken > 0 and now_ns + spent_ns + each_ns >= abort_ns:
-            break
-        spent_ns += each_ns
-        taken += 1
-        step_fs += context_fs * count
-    return taken, spent_ns
-
-
-@jit
-def record_decodes(run: SlotRun, plan: int, now_ns: int, taken: int) -> None:
-    """Record so many decode steps from the one just scheduled on."""
-    count, number = int(run.state.server[0].num_batch), steps_so_far(run.outcome, plan)
-    bucket, context_fs = int(run.cost.batch[count].bucket), run.cost.other[0].context_fs
-    step_fs = run.cost.batch[count].base_fs + context_fs * run.state.server[0].context_tokens + FS_PER_NS // 2
-    for place in range(taken):
-        each_ns = noisy_ns(run.cost, number + place, int(step_fs // FS_PER_NS))
-        record_decode(run.outcome, plan, now_ns, count, bucket, each_ns)
-        now_ns += each_ns
-        step_fs += context_fs * count
+def slot_batch(run: SlotRun) -> tuple[int, int]:
+    """Requests of the decode step just scheduled, and the size that it is run with."""
+    count = int(run.state.server[0].num_batch)
+    return count, int(run.cost.batch[count].bucket)
 
 
 @always_inline
-def run_decode(run: SlotRun, plan: int, now_ns: int, until_ns: int, abort_ns: int, most: int) -> tuple[int, int]:
-    """Take the decode step just scheduled, and the equal steps after it; see ``slot_decodes_until``."""
-    taken, spent_ns = slot_decodes_until(run, plan, now_ns, until_ns, abort_ns, most)
-    if len(run.outcome.steps) > 0:
-        record_decodes(run, plan, now_ns, taken)
-    run.outcome.totals[plan].decode_steps += taken
-    run.outcome.totals[plan].decode_ns += spent_ns
-    run.outcome.histogram[plan, int(run.state.server[0].num_batch)] += taken
-    return taken, spent_ns
+def slot_decode_ns(run: SlotRun, place: int) -> int:
+    """How long the decode step just scheduled lasts, without noise; place: so many equal steps later."""
+    server = run.state.server[0]
+    context_fs = run.cost.other[0].context_fs * (server.context_tokens + place * server.num_batch)
+    return int((run.cost.batch[server.num_batch].base_fs + context_fs + FS_PER_NS // 2) // FS_PER_NS)
 
 
 @jit
@@ -260,22 +218,9 @@ def has_work_in_slots(state: EngineState) -> int:
 
 
 @jit
-def has_room_in_slots(state: EngineState) -> bool:
-    """Whether a request that comes now could be admitted beside those that run."""
-    server = state.server[0]
-    return bool(server.num_waiting == 0 and server.num_running < server.active_limit)
-
-
-@jit
 def stuck_in_slots(state: EngineState) -> int:
     """The row of a request that can never be admitted."""
     return int(state.server[0].wait_head)
-
-
-@jit
-def reset_slots(run: SlotRun) -> None:
-    """Make it a freshly started server."""
-    reset(run.state)
 
 
 @jit

@@ -6,14 +6,15 @@ nothing, so one call can run many plans. Slots and paged KV memory differ in the
 
 from __future__ import annotations
 
-from harness.compiled import by_kind, compiled, jit
+from harness.compiled import always_inline, by_kind, compiled, jit
 from harness.model.engine.paged_state import PagedState
-from harness.model.engine.paged_steps import paged_has_work
+from harness.model.engine.paged_steps import paged_has_work, reset_paged
 from harness.model.engine.state import STEP_DECODE, STEP_IDLE, STEP_PREFILL, EngineState
-from harness.model.engine.steps import FAR, IDLE_STEP_NS
+from harness.model.engine.steps import FAR, IDLE_STEP_NS, reset
 from harness.model.sim.kernel import events, paged_events
 from harness.model.sim.kernel.arrivals import (
     AnyRun,
+    AnyState,
     PagedRun,
     SlotRun,
     arrive,
@@ -24,19 +25,76 @@ from harness.model.sim.kernel.arrivals import (
     leave_with_enough,
     next_leaves,
 )
-from harness.model.sim.kernel.events import STEP_STUCK, take_costs
+from harness.model.sim.kernel.events import STEP_STUCK, noisy_ns, record_decode, steps_so_far, take_costs
 from harness.model.sim.kernel.paged_events import find_returns
 
-reset_server = by_kind({SlotRun: events.reset_slots, PagedRun: paged_events.reset_drafting})
+reset_server = by_kind({EngineState: reset, PagedState: reset_paged})
 has_work = by_kind({EngineState: events.has_work_in_slots, PagedState: paged_has_work})
-has_room = by_kind({EngineState: events.has_room_in_slots, PagedState: paged_events.has_room_paged})
 stuck_row = by_kind({EngineState: events.stuck_in_slots, PagedState: paged_events.stuck_paged})
 decide = by_kind({SlotRun: events.decide_in_slots, PagedRun: paged_events.decide_in_blocks})
 run_prompts = by_kind({SlotRun: events.run_prefill, PagedRun: paged_events.run_mixed})
 steps_ahead = by_kind({EngineState: events.slot_steps_ahead, PagedState: paged_events.paged_steps_ahead})
-decodes_until = by_kind({SlotRun: events.slot_decodes_until, PagedRun: paged_events.paged_decodes_until})
-run_equal_steps = by_kind({SlotRun: events.run_decode, PagedRun: paged_events.run_decodes})
+decode_batch = by_kind({SlotRun: events.slot_batch, PagedRun: paged_events.paged_batch})
+decode_ns = by_kind({SlotRun: events.slot_decode_ns, PagedRun: paged_events.paged_decode_ns})
 finish = by_kind({SlotRun: events.finish_in_slots, PagedRun: paged_events.finish_in_blocks})
+
+
+@jit
+def has_room(state: AnyState) -> bool:
+    """Whether a request that comes now could be admitted beside those that run."""
+    server = state.server[0]
+    return bool(server.num_waiting == 0 and server.num_running < server.active_limit)
+
+
+@always_inline
+def decodes_until(run: AnyRun, plan: int, now_ns: int, until_ns: int, abort_ns: int, most: int) -> tuple[int, int]:
+    """How many decode steps are taken from the one that begins on, at most ``most``, and their time.
+
+    Further steps start before ``until_ns`` and end before ``abort_ns``.
+    """
+    if len(run.cost.noise) == 1:
+        each_ns = decode_ns(run, 0)
+        # Costs are linear in the context: where the first and the last step are equal, all are.
+        if 0 < each_ns == decode_ns(run, most - 1):
+            taken = most
+            # Usually no request arrives meanwhile, and the division would cost as much as all the rest.
+            if now_ns + (taken - 1) * each_ns >= until_ns:
+                taken = max(1, (until_ns - now_ns - 1) // each_ns + 1)
+            if abort_ns < FAR:
+                taken = max(1, min(taken, (abort_ns - now_ns - 1) // each_ns))
+            return taken, taken * each_ns
+    number = steps_so_far(run.outcome, plan)
+    taken, spent_ns = 0, 0
+    while taken < most and (taken == 0 or now_ns + spent_ns < until_ns):
+        each_ns = noisy_ns(run.cost, number + taken, decode_ns(run, taken))
+        if taken > 0 and now_ns + spent_ns + each_ns >= abort_ns:
+            break
+        spent_ns += each_ns
+        taken += 1
+    return taken, spent_ns
+
+
+@jit
+def record_decodes(run: AnyRun, plan: int, now_ns: int, taken: int) -> None:
+    """Record so many decode steps from the one that begins on."""
+    number, (count, bucket) = steps_so_far(run.outcome, plan), decode_batch(run)
+    for place in range(taken):
+        each_ns = noisy_ns(run.cost, number + place, decode_ns(run, place))
+        record_decode(run.outcome, plan, now_ns, count, bucket, each_ns)
+        now_ns += each_ns
+
+
+@always_inline
+def run_equal_steps(run: AnyRun, plan: int, now_ns: int, until_ns: int, abort_ns: int, most: int) -> tuple[int, int]:
+    """Take the decode step that begins, and the equal steps after it; see ``decodes_until``."""
+    taken, spent_ns = decodes_until(run, plan, now_ns, until_ns, abort_ns, most)
+    if len(run.outcome.steps) > 0:
+        record_decodes(run, plan, now_ns, taken)
+    count, _ = decode_batch(run)
+    run.outcome.totals[plan].decode_steps += taken
+    run.outcome.totals[plan].decode_ns += spent_ns
+    run.outcome.histogram[plan, count] += taken
+    return taken, spent_ns
 
 
 @jit
@@ -66,7 +124,7 @@ def run_plan(run: AnyRun, plan: int, max_steps: int) -> None:  # noqa: C901  # o
 
     Its totals name the session whose request can never be admitted, or -1.
     """
-    reset_server(run)
+    reset_server(run.state)
     find_returns(run, plan)
     totals, loaded = run.outcome.totals[plan], -1
     expected = begin(run, plan, int(run.state.server[0].limit))

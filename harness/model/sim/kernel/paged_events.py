@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.compiled import jit
+from harness.compiled import always_inline, jit
 from harness.model.engine.paged_state import PagedState
 from harness.model.engine.paged_steps import (
     decide_running,
@@ -10,7 +10,6 @@ from harness.model.engine.paged_steps import (
     finish_paged,
     more_equal_steps,
     next_ahead,
-    reset_paged,
     skip_steps,
     take_ahead,
 )
@@ -135,59 +134,24 @@ def run_mixed(run: PagedRun, plan: int, now_ns: int) -> int:
     return each_ns
 
 
-@jit
-def paged_decodes_until(
-    run: PagedRun, plan: int, now_ns: int, until_ns: int, abort_ns: int, most: int
-) -> tuple[int, int]:
-    """How many decode steps are taken from the running one on, at most ``most``, and their time.
-
-    Further steps start before ``until_ns`` and end before ``abort_ns``.
-    """
-    step, number = run.state.steps[run.state.server[0].current], steps_so_far(run.outcome, plan)
-    count, context_tokens = int(step.num_decodes), int(step.context_tokens)
-    taken, spent_ns = 0, 0
-    while taken < most and (taken == 0 or now_ns + spent_ns < until_ns):
-        each_ns = noisy_ns(run.cost, number + taken, paged_step_ns(run.cost, step, context_tokens + taken * count))
-        if taken > 0 and now_ns + spent_ns + each_ns >= abort_ns:
-            break
-        spent_ns += each_ns
-        taken += 1
-    return taken, spent_ns
+@always_inline
+def paged_batch(run: PagedRun) -> tuple[int, int]:
+    """Decodes of the running step, and the size that it is run with."""
+    step = run.state.steps[run.state.server[0].current]
+    return int(step.num_decodes), int(run.cost.batch[batch_place(run.cost, step)].bucket)
 
 
-@jit
-def record_paged_decodes(run: PagedRun, plan: int, now_ns: int, taken: int) -> None:
-    """Record so many decode steps from the running one on."""
-    step, number = run.state.steps[run.state.server[0].current], steps_so_far(run.outcome, plan)
-    count, context_tokens = int(step.num_decodes), int(step.context_tokens)
-    for place in range(taken):
-        each_ns = noisy_ns(run.cost, number + place, paged_step_ns(run.cost, step, context_tokens + place * count))
-        bucket = int(run.cost.batch[batch_place(run.cost, step)].bucket)
-        record_step(run.outcome, plan, now_ns, STEP_DECODE, count, bucket, -1, -1, -1, each_ns)
-        now_ns += each_ns
-
-
-@jit
-def run_decodes(run: PagedRun, plan: int, now_ns: int, until_ns: int, abort_ns: int, most: int) -> tuple[int, int]:
-    """Take the running decode step, and the equal steps after it, see ``paged_decodes_until``."""
-    taken, spent_ns = paged_decodes_until(run, plan, now_ns, until_ns, abort_ns, most)
-    if len(run.outcome.steps) > 0:
-        record_paged_decodes(run, plan, now_ns, taken)
-    run.outcome.histogram[plan, run.state.steps[run.state.server[0].current].num_decodes] += taken
-    if taken > 1:
-        skip_steps(run.state, taken - 1)
-    run.outcome.totals[plan].decode_steps += taken
-    run.outcome.totals[plan].decode_ns += spent_ns
-    return taken, spent_ns
+@always_inline
+def paged_decode_ns(run: PagedRun, place: int) -> int:
+    """As ``slot_decode_ns``."""
+    step = run.state.steps[run.state.server[0].current]
+    return paged_step_ns(run.cost, step, int(step.context_tokens + place * step.num_decodes))
 
 
 @jit
 def paged_steps_ahead(state: PagedState, max_steps: int) -> int:
     """As ``slot_steps_ahead``."""
-    most = max_steps
-    if most > 1:
-        most = min(most, 1 + more_equal_steps(state))
-    return int(most)
+    return int(min(max_steps, 1 + more_equal_steps(state)))
 
 
 @jit
@@ -195,6 +159,8 @@ def decide_in_blocks(run: PagedRun, plan: int, loaded: int, now_ns: int) -> tupl
     """As ``decide_in_slots``. A step with parts of prompts is a prefill here."""
     server = run.state.server[0]
     server.now_ns = now_ns
+    # Each plan and replica accepts drafts by draws of its own.
+    server.draw_seed = run.cost.other[0].noise_seed
     loaded = schedule_paged(run, plan, loaded)
     note_evicted(run, plan, now_ns)
     note_decision(run, plan, now_ns)
@@ -211,20 +177,15 @@ def decide_in_blocks(run: PagedRun, plan: int, loaded: int, now_ns: int) -> tupl
 
 
 @jit
-def finish_in_blocks(run: PagedRun, plan: int, _taken: int, now_ns: int) -> None:
+def finish_in_blocks(run: PagedRun, plan: int, taken: int, now_ns: int) -> None:
     """As ``finish_in_slots``. Steps taken at once give nobody its first token."""
     server, first_request = run.state.server[0], run.plans.plans[plan].first_request
+    if taken > 1:
+        skip_steps(run.state, taken - 1)
     server.now_ns = now_ns
     finish_paged(run.state)
     for place in range(server.num_first):
         run.outcome.requests[first_request + run.state.places[place].first].first_token_ns = now_ns
-
-
-@jit
-def has_room_paged(state: PagedState) -> bool:
-    """As ``has_room_in_slots``."""
-    server = state.server[0]
-    return bool(server.num_waiting == 0 and server.num_running < server.limit)
 
 
 @jit
@@ -234,10 +195,3 @@ def stuck_paged(state: PagedState) -> int:
     if server.num_futile > MOST_FUTILE:
         return int(state.places[server.num_running - 1].running)
     return int(max(server.skipped_head, server.wait_head))
-
-
-@jit
-def reset_drafting(run: PagedRun) -> None:
-    """Make it a freshly started server, which accepts drafts by draws of this plan and replica."""
-    reset_paged(run.state)
-    run.state.server[0].draw_seed = run.cost.other[0].noise_seed
