@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from harness.model.engine import CostModel, EngineConfig
 from harness.model.plan.blocks import BlockKeys
 from harness.model.plan.model import Plan
-from tests.support.oracle import Oracle
+from tests.support.oracle import Oracle, PaperOracle
 
 
 @dataclass
@@ -27,22 +27,18 @@ class NaiveRun:
 
 
 def naive_run(plan: Plan, config: EngineConfig, cost: CostModel) -> NaiveRun:
-    """Simulate ``plan`` under the vendor's rules, one engine step after another."""
+    """Simulate ``plan`` under the vendor's rules or the paper's, one engine step after another."""
     run = NaiveRun()
     keys = BlockKeys(plan)
-    oracle = Oracle(
-        config.max_num_seqs,
-        config.kv_slots,
-        config.slot_tokens,
-        slot_tokens=config.region_tokens,
-        prefix_caching=config.prefix_caching,
-        active_limit=config.active_limit,
-        rules=config.rule_set,
-    )
+    oracle = _oracle_of(config)
     keys_of: dict[tuple[int, int], int] = {}
     arrivals = [(session.start_offset_ns, session.index, 0) for session in plan.sessions if session.after is None]
     names: dict[int, tuple[int, int]] = {}
     now = 0
+
+    def root_of(session: int) -> int:
+        before = plan.sessions[session].continues
+        return session if before is None else root_of(before)
 
     def ended(session: int) -> bool:
         last = (session, len(plan.sessions[session].requests) - 1)
@@ -55,7 +51,8 @@ def naive_run(plan: Plan, config: EngineConfig, cost: CostModel) -> NaiveRun:
         handle = len(names)
         names[handle], keys_of[session, number] = (session, number), handle
         run.requests[session, number] = [0, at, -1, -1, -1]
-        oracle.submit(handle, request.prompt_tokens, request.generate_tokens, keys.stream(session, number).tolist())
+        stream = keys.stream(session, number).tolist()
+        oracle.submit(handle, request.prompt_tokens, request.generate_tokens, stream, session=root_of(session))
 
     def over(session: int, number: int, at: int) -> None:
         run.requests[session, number][4] = at
@@ -130,3 +127,17 @@ def naive_run(plan: Plan, config: EngineConfig, cost: CostModel) -> NaiveRun:
             ):
                 leave(now, *key)
     return run
+
+
+def _oracle_of(config: EngineConfig) -> Oracle:
+    if not config.rule_set.has_inner_blocks:
+        return PaperOracle(config.max_num_seqs, config.kv_slots, config.slot_tokens, config.rule_set)
+    return Oracle(
+        config.max_num_seqs,
+        config.kv_slots,
+        config.slot_tokens,
+        slot_tokens=config.region_tokens,
+        prefix_caching=config.prefix_caching,
+        active_limit=config.active_limit,
+        rules=config.rule_set,
+    )

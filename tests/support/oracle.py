@@ -18,6 +18,7 @@ class OracleRequest:
     max_tokens: int
     stop_tokens: int
     keys: list[int]
+    session: int = 0
     output_tokens: int = 0
     computed_tokens: int = 0
     blocks: list[int] = field(default_factory=list)
@@ -84,8 +85,12 @@ class Oracle:
 
     # --- what the outside does
 
-    def submit(self, request: int, prompt: int, max_tokens: int, keys: list[int], stop: int | None = None) -> None:
-        self.requests[request] = OracleRequest(prompt, max_tokens, max_tokens if stop is None else stop, list(keys))
+    def submit(
+        self, request: int, prompt: int, max_tokens: int, keys: list[int], stop: int | None = None, session: int = 0
+    ) -> None:
+        """session: whose request it is, which only the paper's rules ask."""
+        stop_tokens = max_tokens if stop is None else stop
+        self.requests[request] = OracleRequest(prompt, max_tokens, stop_tokens, list(keys), session)
         self.waiting.append(request)
 
     def abort(self, request: int) -> None:
@@ -298,3 +303,63 @@ class Oracle:
         if self.rules.evicts_by_last_use:
             for slot in reversed(slots):
                 self.mappings[slot] = self.mappings.pop(slot)
+
+
+@dataclass
+class PaperSlot:
+    """Whose prompt a slot holds, and how long it is. A slot that was given back can be evicted once it is settled."""
+
+    session: int
+    prompt: int
+    is_given_back: bool = False
+    is_settled: bool = False
+
+
+class PaperOracle(Oracle):
+    """The published study's own simulator: a slot holds one prompt, of which its session reuses whole blocks.
+
+    Written from section 4-1 of the paper. A slot that is given back can be evicted from the admission after the next
+    one on, the earliest taken first.
+    """
+
+    def __init__(self, limit: int, physical_slots: int, max_model_len: int, rules: RuleSet) -> None:
+        super().__init__(limit, physical_slots, max_model_len, rules=rules)
+        self.free_slots = list(range(physical_slots))
+        self.held: dict[int, PaperSlot] = {}  # in the order in which they were taken
+
+    def allocate(self, request: int, *, is_prefill: bool) -> bool:
+        # With nobody to decode, what was settled just now is tried at once.
+        return not is_prefill or self.take(request) or (not self.running and self.take(request))
+
+    def take(self, request: int) -> bool:
+        num_aside = int(self.rules.sets_slot_aside and 0 < len(self.running) < self.limit)
+        for slot in [slot for slot, each in self.held.items() if each.is_settled]:
+            if len(self.free_slots) <= num_aside:
+                del self.held[slot]
+                self.free_slots.append(slot)
+                self.evicted.append((slot, "request"))
+        has_room = len(self.free_slots) > num_aside
+        for each in self.held.values():
+            each.is_settled = each.is_given_back
+        if has_room:
+            self.requests[request].slots = [self.free_slots.pop(0)]
+        return has_room
+
+    def look_up_blocks(self, state: OracleRequest) -> list[int]:
+        del state
+        return []
+
+    def look_up_slots(self, hits: list[int]) -> tuple[list[int], list[int]]:
+        del hits
+        state = self.requests[self.waiting[0]]
+        own = [each.prompt for each in self.held.values() if each.session == state.session]
+        self.held[state.slots[0]] = PaperSlot(state.session, state.prompt_tokens)
+        return [], [min(max(own, default=0), state.prompt_tokens - 1) // self.block_tokens * self.block_tokens]
+
+    def dummy_slot(self) -> int:
+        return -1
+
+    def free(self, request: int, *, is_preemption: bool = False) -> None:
+        del is_preemption
+        for slot in self.requests[request].slots:
+            self.held[slot].is_given_back = True

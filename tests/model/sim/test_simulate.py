@@ -127,19 +127,24 @@ def test_drawn_plans_on_drawn_servers_take_the_same_time_in_every_simulator(rule
     for seed in (299, 302, 303, 305, 307):
         chosen = random.Random(f"slots {seed}")
         config, (plan, cost) = drawn_config(chosen, rules), drawn_on_device(chosen)
-        if RULE_SETS[rules].has_inner_blocks:
-            result = check_against_naive(plan, config, cost)
-            if config.partition_tokens is None and has_own_prompts(plan):
-                assert_same_run(plan, config, cost)
-                seen["emulated"] += 1
-        else:
-            result = simulate(plan, config, cost)
+        result = check_against_naive(plan, config, cost)
+        if RULE_SETS[rules].has_inner_blocks and config.partition_tokens is None and has_own_prompts(plan):
+            assert_same_run(plan, config, cost)
+            seen["emulated"] += 1
         for most in (1, chosen.randint(2, 9)):
             assert everything(simulate(plan, config, cost, max_steps_per_advance=most)) == everything(result)
         seen += Counter({"reused": result.cached_tokens, "evicted": result.num_evictions, "again": result.preemptions})
         seen["left"] += sum(tokens >= 0 for tokens in result.requests["aborted_tokens"].to_pylist())
     assert min(seen["reused"], seen["evicted"], seen["left"]) > 10
     assert not RULE_SETS[rules].has_inner_blocks or min(seen["emulated"], seen["again"]) > 1
+
+
+@pytest.mark.parametrize("rules", ["paper", "paper+dummy"])
+@pytest.mark.parametrize(("limit", "slots"), [(8, 8), (16, 16), (4, 4), (3, 5), (1, 2)])
+def test_the_papers_own_plans_take_the_time_that_its_description_gives(rules: str, limit: int, slots: int) -> None:
+    config = EngineConfig(limit, tuple(sorted({1, min(2, limit), limit})), slots, rules=rules)
+    for users in (3, 6, 10):
+        check_against_naive(paper_plan(users, 20260910, limit % 3), config, load_cost_model("paper"))
 
 
 def test_decode_work_is_conserved() -> None:
