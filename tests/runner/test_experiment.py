@@ -19,7 +19,6 @@ from harness.measure.records.findings import finding
 from harness.measure.records.manifest import Finding
 from harness.measure.records.run import SealedRun
 from harness.measure.records.store import RunStore
-from harness.model.plan.files import read_plan
 from harness.present.report import write_report
 from harness.runner import StopFlag, run_experiment
 from harness.runner.experiment import ExperimentOutcome
@@ -82,11 +81,6 @@ def test_those_who_watch_are_told_of_the_lateness_that_is_reported(performed: Pe
         late = lateness(run.table("requests"), run.manifest.clock.scale)
         assert last["rearrival_p99_ms"] == pytest.approx(late.rearrival_p99_ms, abs=1e-5)
         assert last["start_spread_ms"] == pytest.approx(late.start_spread_ms, abs=1e-5)
-
-
-def test_a_run_carries_the_plan_it_replayed(performed: Performed):
-    for run in performed.outcome.runs:
-        assert read_plan(run.file("plan.jsonl")).hash == run.manifest.plan_hash
 
 
 def test_resume_performs_only_what_is_missing(tmp_path: Path):

@@ -182,11 +182,6 @@ def test_a_rule_on_steps_that_no_engine_stamped_is_decided_by_time_in_flight_and
     assert status.channel_note.startswith("Time in flight (B) decides: time in steps (S) is not there")
 
 
-def test_without_a_rule_there_is_no_looking(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="declares no stopping rule"):
-        run_experiment(small_experiment(backend="sim"), runs_root=tmp_path, until_decided=True)
-
-
 def test_runs_without_modelled_device_time_are_decided_by_time_in_flight_and_it_is_said(tmp_path: Path) -> None:
     spec = experiment(budget=2, looks=[2])
     runs = run_experiment(spec, runs_root=tmp_path, until_decided=True).runs

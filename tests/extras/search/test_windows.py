@@ -101,15 +101,6 @@ def test_a_closed_population_is_steady_after_its_first_requests() -> None:
     assert abs(first - second) < 3 * spread
 
 
-def test_the_beginning_of_a_life_is_not_steady() -> None:
-    arrays = plan_arrays([closed(8, 6)])
-    outcome = run_batch(arrays, EIGHT, COST, with_records=True)
-    start = window_stats(arrays, outcome, 0, 2 * NS_PER_S)
-    later = window_stats(arrays, outcome, 10 * NS_PER_S, 20 * NS_PER_S)
-    assert start.cached_tokens == 0
-    assert later.cached_tokens > 0
-
-
 def test_candidates_can_be_judged_by_their_steady_state(tmp_path: Path) -> None:
     spec = parse_space(
         {

@@ -58,20 +58,6 @@ def test_no_decision_of_the_emulated_server_differs_and_its_costs_are_the_models
     assert waited > 10
 
 
-def test_a_server_with_another_budget_of_tokens_is_told_apart_with_its_first_step(tmp_path: Path) -> None:
-    files = record(0, tmp_path)
-
-    def narrow(line: dict[str, Any]) -> None:
-        if "effective" in line:
-            line["effective"]["max_num_batched_tokens"] = 41
-
-    changed(files.steps, narrow)
-    found = replayed(files)
-    assert found.num_differ > 0
-    assert found.first is not None
-    assert "recorded" in found.first.sentence
-
-
 def test_memory_of_another_size_is_told_where_no_decision_shows_it(tmp_path: Path) -> None:
     files = record(0, tmp_path)
     change_setting(files, num_gpu_blocks=144)
@@ -216,7 +202,7 @@ def test_the_command_says_how_many_decisions_differ_and_leaves_with_4_where_any_
     done = command(files, "--cost-model", "emulated-gpu")
     assert done.returncode == (4 if differs else 0), done.stderr
     assert ("0 decisions differ" in done.stdout) != differs
-    assert ("first: step" in done.stdout) == differs
+    assert bool(re.search("first: step .* recorded", done.stdout)) == differs
     assert "times emulated-gpu" in done.stdout
     assert ("queueing: 0 of " in done.stdout) != differs
     assert ("error of TTFT: none" in done.stdout) != differs

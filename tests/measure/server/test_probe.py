@@ -96,9 +96,10 @@ OTHER_NAME = "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' i
         ({"paths": CHAT_ALONE}, {"prompt_form": "token-ids"}, (SAYS_CHAT, "status 404")),
         ({"paths": CHAT_ALONE}, {"prompt_form": "text"}, (SAYS_CHAT, "status 404")),
         ({}, {"prompt_form": "chat"}, ('with text prompts: workload.prompt_form = "text"',)),
+        ({"takes_ids": False}, {}, ('workload.prompt_form = "text"',)),
         ({"fails": OTHER_NAME}, {}, ("Set workload.request.max_completion_tokens = true",)),
     ],
-    ids=["ids where chats alone are known", "text where chats are", "a chat where text is", "another name of a length"],
+    ids=["ids where chats alone are known", "text where chats are", "a chat where text is", "no ids", "another length"],
 )
 def test_a_refusal_names_the_form_or_the_key_that_works(
     tmp_path: Path, served: dict[str, Any], workload: dict[str, Any], words: tuple[str, ...]
@@ -117,12 +118,6 @@ def test_a_server_that_knows_chats_alone_is_measured_as_a_whole(tmp_path: Path) 
     assert ["user", "assistant", "user"] in turns
     (sealed,) = RunStore(tmp_path).sealed("asked")
     assert latencies(sealed).ttft_ns.min() > 0, "each chunk of text is one token, as usage says"
-
-
-def test_the_doctor_names_the_form_that_works() -> None:
-    with plain_server(PlainServer(paths=CHAT_ALONE, has_metrics=True)) as server:
-        done = CliRunner().invoke(app, ["doctor", "--url", server.url], env={"COLUMNS": "1000"})
-    assert SAYS_CHAT in done.output
 
 
 def test_another_kind_of_authorization_is_named() -> None:

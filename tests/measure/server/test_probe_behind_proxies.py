@@ -187,21 +187,6 @@ def test_answers_of_other_servers_give_valid_figures(
     assert {code for code in codes(run, "info") if code.startswith("tolerated-")} == expected
 
 
-@pytest.mark.parametrize(
-    ("name", "remedy"), [("litellm", 'workload.prompt_form = "text"'), ("TGI chat", 'workload.prompt_form = "chat"')]
-)
-def test_a_refusal_names_the_form_that_the_server_takes(
-    tmp_path: Path, name: str, remedy: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(KEY, "sk-1")
-    with plain_server(OTHERS[name]()) as server:
-        key = {"api_key_env": KEY if server.key else ""}
-        spec = experiment(server.url, limits={"needs_metrics": False}, server=key)
-        with pytest.raises(HarnessError) as refused:
-            run_experiment(spec, runs_root=tmp_path)
-    assert remedy in str(refused.value)
-
-
 def test_conditions_may_ask_different_models_of_one_gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(KEY, "sk-1")
     keys: dict[str, Any] = {"workload": {"prompt_form": "text"}, "limits": {"needs_metrics": False}}

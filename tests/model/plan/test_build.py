@@ -132,11 +132,8 @@ def test_a_sequential_plan_is_a_chain_whose_last_link_returns_to_the_target() ->
     assert [session.continues for session in plan.sessions] == [None, None, None, None, 0]
     assert all(session.requests == (RequestPlan(0, 2000, 8, 0),) for session in plan.sessions[:-1])
     assert plan.sessions[-1].requests == (RequestPlan(2000, 8, 8, 0),)
-
-
-def test_without_background_the_target_returns_at_once() -> None:
-    plan = build_plan(WorkloadSpec.model_validate({"source": "sequential"}), 5, 0)
-    assert [(session.after, session.continues) for session in plan.sessions] == [(None, None), (0, 0)]
+    at_once = build_plan(WorkloadSpec.model_validate({"source": "sequential"}), 5, 0)
+    assert [(session.after, session.continues) for session in at_once.sessions] == [(None, None), (0, 0)]
 
 
 def test_sessions_start_staggered_and_a_closed_population_hands_its_places_on() -> None:

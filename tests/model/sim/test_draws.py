@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +18,6 @@ from harness.model.spec import WorkloadSpec
 from tests.support.naive import naive_run
 
 WIDE = Perturbation(20260801, start_ms=20.0, lag_ms=8.0, step_sd=0.03)
-CERTAIN = Perturbation(20260801, start_ms=0, lag_ms=0, decode_sd=0, bucket_sd=0, prefill_sd=0, artifact_sd=0, step_sd=0)
 
 
 @dataclass
@@ -103,11 +101,3 @@ def test_roles_share_true_costs_and_have_jitter_of_their_own() -> None:
     one, other = (draw(arrays, config, model, replace(WIDE, role=role), range(3)) for role in ("a", "b"))
     assert [truth.bucket_fs(8) for truth in one.models] == [truth.bucket_fs(8) for truth in other.models]
     assert not np.array_equal(one.arrays.sessions["start_ns"], other.arrays.sessions["start_ns"])
-
-
-@pytest.mark.parametrize("rules", ["paper", "vendor-0.12.0"])
-def test_without_anything_unknown_every_draw_is_nearly_the_prediction(rules: str) -> None:
-    arrays, model = plan_arrays([build_plan(WorkloadSpec(num_sessions=1), 1, 0)]), load_cost_model("paper")
-    config = EngineConfig(8, (1, 2, 4, 8), 8, rules=rules)
-    totals = run_draws(draw(arrays, config, model, CERTAIN, range(4)), config).totals
-    assert len({int(value) for value in totals["decode_ns"]}) == 1

@@ -156,39 +156,11 @@ def test_decode_work_is_conserved() -> None:
         assert result.device_ns == sum(row["count"] * row["duration_ns"] for row in result.steps.to_pylist())
 
 
-def test_without_waits_both_grids_give_the_same_histogram() -> None:
-    plan = paper_plan(6, 20261000, 0).with_treatment("no-waits")
-    histograms = {
-        simulate(plan, ServerSpec(decode_buckets=buckets)).decode_histogram
-        for buckets in ((1, 2, 4, 8), (1, 2, 4, 6, 8))
-    }
-    assert len(histograms) == 1
-
-
-def test_an_active_limit_lowers_the_batch_and_nothing_else() -> None:
-    plan = paper_plan(10, 20261000, 0)
-    compiled = simulate(plan, ServerSpec(rules="vendor-0.12.1"))
-    limited = simulate(plan, ServerSpec(rules="vendor-0.12.1", max_active_seqs=5))
-    assert max(n for n, steps in enumerate(compiled.decode_histogram) if steps) == 8
-    assert max(n for n, steps in enumerate(limited.decode_histogram) if steps) == 5
-    assert sum(n * steps for n, steps in enumerate(limited.decode_histogram)) == decode_tokens(plan)
-
-
-def test_interpolated_buckets_are_named() -> None:
-    assert simulate(paper_plan(6, 1, 0), SELECTED).interpolated_buckets == (6, 10, 16)
-
-
 def test_a_request_that_can_never_be_admitted_is_an_error() -> None:
     plan = plan_of([SessionPlan(0, 0, None, None, (RequestPlan(0, 1500, 5, 0),))])
     config = EngineConfig(4, (4,), 3, slot_tokens=2048, partition_tokens=512)
     with pytest.raises(PlanError, match="never be admitted"):
         simulate(plan, config)
-
-
-def test_a_request_too_long_for_its_slot_is_named() -> None:
-    plan = plan_of([SessionPlan(0, 0, None, None, (RequestPlan(0, 8000, 300, 0),))])
-    with pytest.raises(PlanError, match="session 0, request 0"):
-        simulate(plan, ServerSpec())
 
 
 def test_the_repaired_index_saves_reuse_of_long_prompts_only() -> None:

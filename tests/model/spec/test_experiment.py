@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness.errors import SpecError
 from harness.model.experiment import build_plan
-from harness.model.spec import load_experiment, parse_experiment
+from harness.model.spec import parse_experiment
 
 TABLE: dict[str, Any] = {
     "name": "mine",
@@ -76,14 +75,6 @@ def test_secrets_of_a_condition_are_not_dumped() -> None:
     spec = parse_experiment({**TABLE, "condition": [condition]}, where="x")
     assert "geheim" not in spec.model_dump_json()
     assert spec.server_of(spec.condition[0]).env["HF_TOKEN"] == "geheim"
-
-
-def test_a_file_that_is_no_toml_is_named_with_its_line(tmp_path: Path) -> None:
-    path = tmp_path / "broken.toml"
-    path.write_text("name = \n")
-    with pytest.raises(SpecError, match="line 1") as error:
-        load_experiment(path)
-    assert str(path) in str(error.value)
 
 
 SHORTEST: dict[str, Any] = {

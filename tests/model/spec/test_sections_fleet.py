@@ -35,9 +35,16 @@ def test_each_condition_runs_first_as_often_as_the_other_on_every_device(order: 
         ({"replicates": 2, "fleet": {"devices": [1, 1]}}, "distinct"),
         ({"replicates": 2, "fleet": {"devices": [0, 1], "hosts": ["-oProxyCommand=x"]}}, "hosts must be"),
         ({"replicates": 2, "fleet": {"devices": [0, 1]}, "server": {"port": 8000}}, "server.port"),
+        # Traits are of a device that is there and emulated.
+        ({"fleet": {"devices": [0], "emulated": {1: {}}}}, "emulated.1 is not one of the devices"),
+        ({"fleet": {"devices": [0], "emulated": {0: {"speed_offset": -1}}}}, "greater than"),
+        (
+            {"backend": "rbln", "time_scale": 1, "fleet": {"devices": [0], "emulated": {0: {}}}},
+            "rbln has devices of its own",
+        ),
     ],
 )
-def test_a_fleet_that_cannot_be_fair_is_refused(changes: dict[str, object], said: str):
+def test_a_fleet_that_cannot_be_fair_or_made_is_refused(changes: dict[str, object], said: str):
     with pytest.raises(ValidationError, match=said):
         small_experiment(**changes)
 
@@ -47,19 +54,3 @@ def test_speed_drift_neighbours_and_noise_make_one_factor():
     assert device.factor(hours=2, neighbours=3, normal=0) == pytest.approx(1.03 + 0.04 + 0.015)
     assert device.factor(hours=0, neighbours=0, normal=-2) == pytest.approx(1.03 * math.exp(-0.02))
     assert EmulatedDevice().factor(hours=5, neighbours=7, normal=3) == 1
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"fleet": {"devices": [0], "emulated": {1: {}}}}, "emulated.1 is not one of the devices"),
-        ({"fleet": {"devices": [0], "emulated": {0: {"speed_offset": -1}}}}, "greater than"),
-        (
-            {"backend": "rbln", "time_scale": 1, "fleet": {"devices": [0], "emulated": {0: {}}}},
-            "rbln has devices of its own",
-        ),
-    ],
-)
-def test_traits_of_no_device_or_of_a_real_one_are_refused(changes: dict[str, object], said: str):
-    with pytest.raises(ValidationError, match=said):
-        small_experiment(**changes)

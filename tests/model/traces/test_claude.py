@@ -255,12 +255,27 @@ def test_who_stops_an_answer_and_writes_again_is_waited_for(tmp_path: Path) -> N
     assert waits_of(imported(written(tmp_path, rows))) == [("none", 0), ("human", 66)]
 
 
+SYSTEMS = [{"type": "text", "text": "<system-reminder>"}, {"type": "text", "text": SECRET}]
+
+
 @pytest.mark.parametrize(
-    ("kind", "waited"), [("task-notification", "tool"), ("human", "human"), ("peer", "none"), ("cron", "none")]
+    ("said", "origin", "waited"),
+    [
+        *((SECRET, *each) for each in (("task-notification", "tool"), ("human", "human"), ("peer", "none"))),
+        (SECRET, "cron", "none"),
+        # What a program writes without an origin is no person's.
+        ("<task-notification>\n</task-notification>", "", "tool"),
+        ('<teammate-message teammate_id="x">\n</teammate-message>', "", "none"),
+        ("Stop hook feedback:\nx", "", "none"),
+        (SYSTEMS, "", "human"),
+    ],
 )
-def test_a_message_is_of_a_person_a_tool_or_nobody_as_its_origin_says(tmp_path: Path, kind: str, waited: str) -> None:
+def test_a_message_is_of_a_person_a_tool_or_nobody_as_its_origin_or_its_words_say(
+    tmp_path: Path, said: Any, origin: str, waited: str
+) -> None:
     first, last = (assistant(name, at_s, (10, 0, 0, 50), text()) for name, at_s in (("a", 3.0), ("b", 66.0)))
-    trace = imported(written(tmp_path, [user(0.0), first, user(63.0, origin={"kind": kind}), last]))
+    told = user(63.0, said, **({"origin": {"kind": origin}} if origin else {}))
+    trace = imported(written(tmp_path, [user(0.0), first, told, last]))
     assert waits_of(trace) == [("none", 0), (waited, 60)]
     assert not trace.recordings[0].requests[-1].is_drawn
 
@@ -354,26 +369,6 @@ def test_a_pass_without_sound_counts_leaves_no_wait_known(tmp_path: Path) -> Non
     trace = imported(written(tmp_path, rows))
     assert trace.head.broken == {"an assistant row without its id or usage": 1}
     assert trace.recordings[0].requests[1].is_drawn
-
-
-@pytest.mark.parametrize(
-    ("said", "kind"),
-    [
-        ("<task-notification>\n</task-notification>", "tool"),
-        ('<teammate-message teammate_id="x">\n</teammate-message>', "none"),
-        ("Stop hook feedback:\nx", "none"),
-        ([{"type": "text", "text": "<system-reminder>"}, {"type": "text", "text": SECRET}], "human"),
-    ],
-)
-def test_what_a_program_writes_without_an_origin_is_no_person(tmp_path: Path, said: Any, kind: str) -> None:
-    rows = [
-        user(0),
-        assistant("m1", 5, (10, 0, 0, 9), text()),
-        user(300, said),
-        assistant("m2", 305, (20, 0, 10, 9), text()),
-    ]
-    request = imported(written(tmp_path, rows)).recordings[0].requests[1]
-    assert (request.wait_kind, request.wait_ns) == (kind, 295 * NS_PER_S)
 
 
 @pytest.mark.parametrize("trigger", ["auto", "manual"])

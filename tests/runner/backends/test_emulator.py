@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from pathlib import Path
 
 import httpx
@@ -11,7 +10,6 @@ import pytest
 
 from harness.children import own_command
 from harness.clock import ScaledClock
-from harness.errors import ServerError
 from harness.measure.server.life import LOOPBACK
 from harness.model.spec import ServerSpec
 from harness.runner.backends.emulator import EmulatorBackend
@@ -38,16 +36,6 @@ def test_the_emulator_is_launched_from_one_readable_file_that_a_manifest_names_w
     record = plan.to_json()
     assert json.loads(json.dumps(record)) == record
     assert record["files"] == {"config": "server.config.json", "device_trace": "device_trace.jsonl"}
-
-
-def test_a_busy_port_stops_before_anything_is_written(tmp_path: Path) -> None:
-    with socket.socket() as listener:
-        listener.bind((LOOPBACK, 0))
-        listener.listen(1)
-        port = listener.getsockname()[1]
-        with pytest.raises(ServerError, match=f"port {port} is in use"):
-            EmulatorBackend().launch(SERVER, LaunchOptions(port, tmp_path))
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.live

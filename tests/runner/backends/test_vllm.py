@@ -282,11 +282,6 @@ def test_what_vllm_cannot_be_started_with_is_refused(tmp_path: Path, server: dic
         launched(tmp_path, **server)
 
 
-def test_an_environment_without_vllm_is_refused_before_the_first_run(tmp_path: Path) -> None:
-    with pytest.raises(ServerError, match="no vllm command in"):
-        backend_named("vllm").check_host(ServerSpec(model="m", environment=str(tmp_path)))
-
-
 COSTS = """
 name = "gpu"
 source = "constructed"
