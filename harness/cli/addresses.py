@@ -9,7 +9,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -75,7 +75,14 @@ TimeInStepsOption = Annotated[
 CostsOption = Annotated[
     str, typer.Option("--costs", help="Cost model, name or file: prices A of every run, in place of its own costs.")
 ]
-PrintedOutput = Annotated[Path | None, typer.Option("--output", "-o", help="Markdown file. Default: print.")]
+
+
+def output_option(meaning: str) -> Any:
+    """The option ``--output``. meaning: what it names, and the default."""
+    return typer.Option("--output", "-o", help=meaning)
+
+
+PrintedOutput = Annotated[Path | None, output_option("Markdown file. Default: print.")]
 # A real server runs in its own time and starts slowly, whatever the file says for the emulator.
 REAL_SERVER_KEYS = ("time_scale=1.0", "server.start_timeout_s=300.0", "server.stop_grace_s=30.0")
 _SEALED = typer.Argument(

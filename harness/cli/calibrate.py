@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.cli.addresses import ResumeOption, RetryInvalidOption, RunsOption, sealed_runs
+from harness.cli.addresses import ResumeOption, RetryInvalidOption, RunsOption, output_option, sealed_runs
 from harness.cli.run import ensure_machine_code
 from harness.cli.terminal import escape_markup, say, show, terminal
 from harness.errors import ExitCode, SpecError
@@ -36,9 +36,9 @@ def calibrate(
     name: Annotated[str, typer.Argument(help="Name of the cost model; the file becomes `NAME-NUMBER.toml`.")],
     backend: Annotated[str, typer.Option(help=f"One of {', '.join(KINDS)}.")] = DEFAULT_BACKEND,
     runs: RunsOption = Path("runs"),
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of cost models.")] = Path("plans/costs"),
+    output: Annotated[Path, output_option("Folder of cost models.")] = Path("plans/costs"),
     experiment: Annotated[
-        Path | None, typer.Option("--experiment", help="Take [server] and time_scale from this experiment file.")
+        Path | None, typer.Option(help="Take [server] and time_scale from this experiment file.")
     ] = None,
     changes: Annotated[
         list[str] | None,

@@ -102,7 +102,7 @@ def gate(
         str, typer.Option(metavar="BASE", help="The baseline: sealed runs, or a folder that --save-baseline wrote.")
     ] = "",
     save_baseline: Annotated[
-        Path | None, typer.Option("--save-baseline", help="Write NEW as a baseline to this folder; nothing is judged.")
+        Path | None, typer.Option(help="Write NEW as a baseline to this folder; nothing is judged.")
     ] = None,
     figures: Annotated[
         list[str] | None,
@@ -128,7 +128,7 @@ def gate(
         int, typer.Option(help="How often you judged these runs, this time included: 2 after more blocks.", min=1)
     ] = 1,
     summary: Annotated[
-        Path | None, typer.Option("--summary", help=f"Write Markdown to this file; ${STEP_SUMMARY} is appended to.")
+        Path | None, typer.Option(help=f"Write Markdown to this file; ${STEP_SUMMARY} is appended to.")
     ] = None,
     form: Annotated[GateForm, typer.Option("--format", help="How the result is printed.")] = "text",
     runs: RunsOption = Path("runs"),

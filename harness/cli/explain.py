@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
+from harness.cli.addresses import output_option
 from harness.cli.terminal import print_folded, print_or_write, print_text, print_with_comment, show, terminal
 from harness.errors import SpecError
 from harness.table import Table
@@ -57,9 +58,7 @@ def explain(
             "`findings`; a word of reports (`re-arrival`), or `glossary`.",
         ),
     ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="`tables`, `findings`, `glossary`: a Markdown file for it.")
-    ] = None,
+    output: Annotated[Path | None, output_option("`tables`, `findings`, `glossary`: a Markdown file for it.")] = None,
 ) -> None:
     """Keys of files, columns of records, findings, words of reports.
 

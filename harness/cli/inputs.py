@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.addresses import ExperimentArgument, RunsArgument, RunsOption, named_runs
+from harness.cli.addresses import ExperimentArgument, RunsArgument, RunsOption, named_runs, output_option
 from harness.cli.terminal import new_console, print_facts, print_folded, print_text, printable_lines
 from harness.errors import SpecError
 from harness.shipped import find_shipped
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def plan_build(
     experiment: ExperimentArgument,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the plan files.")] = Path("plans/frozen"),
+    output: Annotated[Path, output_option("Folder for the plan files.")] = Path("plans/frozen"),
 ) -> None:
     """Write every plan an experiment will replay, each named by its hash.
 
@@ -61,7 +61,7 @@ def plan_show(path: Annotated[Path, typer.Argument(help="A plan file.")]) -> Non
 
 def waits_show(
     name: Annotated[str, typer.Argument(help="A shipped distribution, or a file.")] = "tracelab-v0.0.2",
-    cap_s: Annotated[float, typer.Option("--cap-s", min=0.001, help="Waits are cut at this many seconds.")] = 60.0,
+    cap_s: Annotated[float, typer.Option(min=0.001, help="Waits are cut at this many seconds.")] = 60.0,
 ) -> None:
     """Quantiles, mean and capped share of a tool-wait distribution.
 
@@ -107,7 +107,7 @@ def trace_import(
     sources: Annotated[
         list[Path], typer.Argument(help="Recorded files, folders that are searched for them, or - for a pipe.")
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The trace file to write (.jsonl).")],
+    output: Annotated[Path, output_option("The trace file to write (.jsonl).")],
     kind: Annotated[
         str, typer.Option("--format", help="Format of the files; `auto` looks at them. All: harness trace formats.")
     ] = "auto",
@@ -238,7 +238,7 @@ def _files(source: Path) -> list[Path]:
 
 def trace_show(
     trace: Annotated[str, typer.Argument(help="A trace file, or a shipped trace by name.")],
-    picture: Annotated[Path | None, typer.Option("--picture", help="Also draw it: .svg, .png or .pdf.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Also draw it: .svg, .png or .pdf.")] = None,
     max_context: Annotated[
         int, typer.Option(min=0, help="Also say what fits so many tokens of prompt and answer.")
     ] = 0,
@@ -264,7 +264,7 @@ def trace_show(
 
 def trace_export(
     name: RunsArgument,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")],
+    output: Annotated[Path, output_option("The file to write.")],
     form: Annotated[str, typer.Option("--format", help="agentic-mooncake, otel or csv.")] = "agentic-mooncake",
     runs: RunsOption = Path("runs"),
 ) -> None:

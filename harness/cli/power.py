@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli.addresses import ExperimentArgument, RunsOption, SetOption, experiment_with
+from harness.cli.addresses import ExperimentArgument, RunsOption, SetOption, experiment_with, output_option
 from harness.cli.terminal import format_duration, print_folded, print_text, terminal_width
 from harness.errors import SpecError
 from harness.table import Table, to_text, with_error
@@ -47,12 +47,12 @@ def power(
         typer.Option(help="Superiority rule that will decide. Default: the experiment's own, if it names one."),
     ] = None,
     comparison: Annotated[
-        list[str] | None, typer.Option("--comparison", help="Only this condition against its baseline. Repeatable.")
+        list[str] | None, typer.Option(help="Only this condition against its baseline. Repeatable.")
     ] = None,
     simulate: Annotated[bool, typer.Option("--simulate", help="From the simulator, sealed runs or not.")] = False,
     blocks: Annotated[int, typer.Option(help="Plan draws that are simulated.", min=3, max=1000)] = 60,
     start_s: Annotated[float, typer.Option(help="Wall seconds to start and stop one server.", min=0)] = 3.0,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="HTML page with the power curves.")] = None,
+    output: Annotated[Path | None, output_option("HTML page with the power curves.")] = None,
     changes: SetOption = None,
 ) -> None:
     """How many replicates, and hours, an answer needs.

@@ -28,7 +28,7 @@ REQUESTS_PER_S = {True: 20_000, False: 200_000}
 def simulate(
     experiment: MaybeExperimentArgument = None,
     jsonl: Annotated[
-        Path | None, typer.Option("--jsonl", help="One case per line instead of an experiment; `-` for standard input.")
+        Path | None, typer.Option(help="One case per line instead of an experiment; `-` for standard input.")
     ] = None,
     draws: Annotated[
         int | None,

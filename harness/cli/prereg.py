@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from harness.cli.addresses import RunsOption, SealedArgument, SetOption, from_here, sealed_runs
+from harness.cli.addresses import RunsOption, SealedArgument, SetOption, from_here, output_option, sealed_runs
 from harness.cli.terminal import print_folded, print_text, time_left
 from harness.errors import ExitCode, RuleFailedError, SpecError, UndecidedError
 from harness.table import cell_text
@@ -35,11 +35,9 @@ def freeze(
     rules: Annotated[
         list[str] | None, typer.Option("--rule", help="Decision rule to freeze beside the file's own. Repeatable.")
     ] = None,
-    folder: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Folder. Default: plans/frozen of the repository.")
-    ] = None,
+    folder: Annotated[Path | None, output_option("Folder. Default: plans/frozen of the repository.")] = None,
     predict_with: Annotated[
-        str | None, typer.Option("--predict-with", help="KV rules of the predictions. Default: each server's own.")
+        str | None, typer.Option(help="KV rules of the predictions. Default: each server's own.")
     ] = None,
     allow_dirty: Annotated[bool, typer.Option("--allow-dirty", help="Freeze beside uncommitted changes.")] = False,
     commit: Annotated[bool, typer.Option("--commit", help="Commit the frozen files, and nothing else.")] = False,
@@ -178,9 +176,9 @@ def _show(judgement: Judgement, *, is_full: bool = False) -> None:
 def publish(
     experiment: Annotated[str, typer.Argument(help="Name of a frozen experiment.")],
     runs: RunsOption = Path("runs"),
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Default: `EXPERIMENT.zip`")] = None,
+    output: Annotated[Path | None, output_option("Default: `EXPERIMENT.zip`")] = None,
     repository: RepositoryOption = None,
-    sign_key: Annotated[Path | None, typer.Option("--sign-key", help="SSH key that signs the checksums.")] = None,
+    sign_key: Annotated[Path | None, typer.Option(help="SSH key that signs the checksums.")] = None,
     exploratory: Annotated[
         bool, typer.Option("--exploratory", help="Pack runs before which nothing was frozen, marked as such.")
     ] = False,
@@ -212,7 +210,7 @@ def publish(
 
 def check(
     archive: Annotated[Path, typer.Argument(help="An archive of `harness prereg publish`, or a folder of its files.")],
-    signers: Annotated[Path | None, typer.Option("--signers", help="ssh's file of allowed signers.")] = None,
+    signers: Annotated[Path | None, typer.Option(help="ssh's file of allowed signers.")] = None,
 ) -> None:
     """Check a published archive by what is in it alone.
 

@@ -24,6 +24,7 @@ from harness.cli.addresses import (
     SessionTargetOption,
     complete_sealed,
     held_to,
+    output_option,
     sealed_runs,
     store_at,
     valid_runs,
@@ -61,7 +62,7 @@ def query(
         RowForm,
         typer.Option("--format", metavar="FORM", help="How rows are printed: table, csv, json, jsonl or parquet."),
     ] = "table",
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="A file for the rows. Default: print.")] = None,
+    output: Annotated[Path | None, output_option("A file for the rows. Default: print.")] = None,
     timeout_s: Annotated[
         float, typer.Option("--timeout", min=0.001, max=86_400, help="Seconds the query may take.")
     ] = 60.0,
@@ -111,9 +112,7 @@ def _ended_after(timeout_s: float) -> Generator[None]:
 
 def open_archive(
     archive: Annotated[Path, typer.Argument(help="An archive of `harness prereg publish`.")],
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="New folder. Default: the archive's name without .zip")
-    ] = None,
+    output: Annotated[Path | None, output_option("New folder. Default: the archive's name without .zip")] = None,
 ) -> None:
     """Unpack a published archive, so that every command reads its runs.
 
@@ -266,12 +265,8 @@ def export(
             "--format", help="vllm-bench, aiperf, guidellm, inference-perf, otel, prometheus, csv or parquet."
         ),
     ],
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Folder to write. Default: EXPERIMENT-FORMAT.")
-    ] = None,
-    otlp: Annotated[
-        str, typer.Option("--otlp", metavar="URL", help="With otel: also send the spans to this collector.")
-    ] = "",
+    output: Annotated[Path | None, output_option("Folder to write. Default: EXPERIMENT-FORMAT.")] = None,
+    otlp: Annotated[str, typer.Option(metavar="URL", help="With otel: also send the spans to this collector.")] = "",
     session_target: SessionTargetOption = None,
     runs: RunsOption = Path("runs"),
     force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,

@@ -19,6 +19,7 @@ from harness.cli.addresses import (
     TableFormOption,
     TimeInStepsOption,
     held_to,
+    output_option,
     sealed_runs,
 )
 from harness.cli.terminal import print_folded, print_text, say, terminal
@@ -45,9 +46,7 @@ def report(
     session_target: SessionTargetOption = None,
     time_in_steps: TimeInStepsOption = False,
     costs: CostsOption = "",
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Default: `RUNS/EXPERIMENT.html`; of an archive: here")
-    ] = None,
+    output: Annotated[Path | None, output_option("Default: `RUNS/EXPERIMENT.html`; of an archive: here")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file whatever it holds.")] = False,
 ) -> None:
     """Write the HTML report of an experiment again.

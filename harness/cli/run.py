@@ -50,7 +50,7 @@ def run(
     experiment: MaybeExperimentArgument = None,
     runs: RunsOption = Path("runs"),
     confirmatory: Annotated[
-        Path | None, typer.Option("--confirmatory", help="Frozen file to run by (see `harness prereg freeze`).")
+        Path | None, typer.Option(help="Frozen file to run by (see `harness prereg freeze`).")
     ] = None,
     report_path: Annotated[
         Path | None, typer.Option("--report", help="Where the HTML report goes. Default: `RUNS/EXPERIMENT.html`")
@@ -67,11 +67,10 @@ def run(
     ] = None,
     until: Annotated[
         Literal["decided"] | None,
-        typer.Option("--until", help="`decided`: block by block, until the rule in [stop] has its answer."),
+        typer.Option(help="`decided`: block by block, until the rule in [stop] has its answer."),
     ] = None,
     keep_going: Annotated[
-        bool,
-        typer.Option("--keep-going", help="Go on where a server answers nothing, or has other settings."),
+        bool, typer.Option("--keep-going", help="Go on where a server answers nothing, or has other settings.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, show the runs, start nothing.")] = False,
     form: Annotated[
@@ -307,8 +306,7 @@ def ensure_machine_code(spec: ExperimentSpec, *, is_simulated: bool = False) -> 
 def sweep(
     experiment: ExperimentArgument,
     over: Annotated[
-        str,
-        typer.Option("--over", help="KEY=VALUE,VALUE,... of [server] or [workload], e.g. `server.kv_slots=8,10,12`."),
+        str, typer.Option(help="KEY=VALUE,VALUE,... of [server] or [workload], e.g. `server.kv_slots=8,10,12`.")
     ],
     runs: RunsOption = Path("runs"),
     resume: ResumeOption = False,

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from harness.children import own_command
-from harness.cli.addresses import BackendOption, SetOption, changes_of, experiment_with
+from harness.cli.addresses import BackendOption, SetOption, changes_of, experiment_with, output_option
 from harness.cli.terminal import print_folded, print_text, say, terminal
 from harness.errors import ExitCode, ServerError, SpecError
 
@@ -79,9 +79,7 @@ def patch_verify(
 def patch_apply(
     environment: EnvironmentOption = None,
     twin: TwinOption = False,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Folder of overlays. Default: the user's cache.")
-    ] = None,
+    output: Annotated[Path | None, output_option("Folder of overlays. Default: the user's cache.")] = None,
 ) -> None:
     """Make the overlay, a patched copy of the package for PYTHONPATH.
 
@@ -101,7 +99,7 @@ def patch_apply(
 
 def patch_check(
     experiment: Annotated[Path, typer.Argument(help="Experiment file; its first condition is run twice.")],
-    runs: Annotated[Path, typer.Option("--runs", help="Folder for the two runs.")] = Path("runs"),
+    runs: Annotated[Path, typer.Option(help="Folder for the two runs.")] = Path("runs"),
     backend: BackendOption = None,
     changes: Annotated[
         list[str] | None, typer.Option("--set", help="Change one key, as `harness run --set` does. Repeatable.")
@@ -142,7 +140,7 @@ def compile_model(
         Path | None,
         typer.Argument(help="What to compile: a file (TOML) or a shipped name. Without it: list what there is."),
     ] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of artifacts.")] = Path("artifacts"),
+    output: Annotated[Path, output_option("Folder of artifacts.")] = Path("artifacts"),
     environment: EnvironmentOption = None,
     twin: Annotated[bool, typer.Option("--twin", help="Write a stand-in artifact for the twin.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Hash every file of what is there.")] = False,

@@ -35,7 +35,7 @@ def sizes(
         list[str] | None, typer.Option("--set", help="A flag by vLLM's name, or a key of the experiment. Repeatable.")
     ] = None,
     jsonl: Annotated[
-        Path | None, typer.Option("--jsonl", help="A case of flags per line instead; `-` for standard input.")
+        Path | None, typer.Option(help="A case of flags per line instead; `-` for standard input.")
     ] = None,
 ) -> None:
     """Say which sizes vLLM will capture, and which graph a batch gets.

@@ -60,20 +60,15 @@ def tune(
     wait: WaitOption = DEFAULT_WAIT,
     budget: Annotated[str, typer.Option(help="Wall time for all of it, e.g. `20min`. Default: [tune] budget.")] = "",
     memory: Annotated[str, typer.Option(help="Memory of one device, e.g. `14GiB`. Default: [tune] memory.")] = "",
-    may_change: Annotated[
-        list[str] | None, typer.Option("--may-change", help="Key of [server] that may change. Repeatable.")
-    ] = None,
+    may_change: Annotated[list[str] | None, typer.Option(help="Key of [server] that may change. Repeatable.")] = None,
     candidate: Annotated[
         list[str] | None,
         typer.Option(
-            "--candidate",
             metavar="NAME=URL",
             help="URL of its server (URL,FILE with its step log), or folder of its compiled model. Repeatable.",
         ),
     ] = None,
-    only: Annotated[
-        Literal["explore"] | None, typer.Option("--only", help="`explore`: search without measuring.")
-    ] = None,
+    only: Annotated[Literal["explore"] | None, typer.Option(help="`explore`: search without measuring.")] = None,
     changes: SetOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what each stage takes, and start nothing.")] = False,
 ) -> None:

@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
 def watch(
     runs: RunsOption = Path("runs"),
-    interval_s: Annotated[
-        float, typer.Option("--interval-s", min=0.2, max=86_400, help="Seconds between two looks.")
-    ] = 1.0,
+    interval_s: Annotated[float, typer.Option(min=0.2, max=86_400, help="Seconds between two looks.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Look once and end.")] = False,
 ) -> None:
     """Watch the runs that another terminal makes.
