@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from harness.analysis.compare.answer import asked_in_words
 from harness.analysis.compare.ratio import Verdict
-from harness.analysis.compare.stopping import ComparisonLooks, bonferroni, looks_at, sequential_status
+from harness.analysis.compare.stopping import ComparisonLooks, SequentialStatus, bonferroni, looks_at
 from harness.analysis.serving import ServingFigures
 from harness.analysis.summary import ExperimentSummary, summarise
 from harness.clock import NS_PER_MS
@@ -311,10 +311,8 @@ NOT_MEASURED = Measured()
 VERDICTS = {Verdict.LOWER: "less", Verdict.HIGHER: "more", Verdict.EQUIVALENT: "equal"}
 
 
-def confirmed(spec: ExperimentSpec, runs: Sequence[SealedRun]) -> tuple[Confirmed, ...]:
+def confirmed(spec: ExperimentSpec, runs: Sequence[SealedRun], status: SequentialStatus) -> tuple[Confirmed, ...]:
     """What the sealed runs of a measurement show so far, under its rule."""
-    assert spec.stop is not None
-    status = sequential_status(spec, runs, spec.stop)
     summary = summarise(runs) if any(run.is_valid for run in runs) else None
     beside = {} if summary is None else _beside(summary, runs)
     return tuple(
@@ -322,7 +320,7 @@ def confirmed(spec: ExperimentSpec, runs: Sequence[SealedRun]) -> tuple[Confirme
             _confirmed(looks),
             beside=beside.get(looks.condition, ""),
             felt="" if summary is None else _felt(summary, looks.condition),
-            excess=excess_of(spec.stop.budget),
+            excess=excess_of(status.stop.budget),
             left_open="" if is_repeated(spec) else left_open_in_words(spec, looks.condition, looks.num_seen),
         )
         for looks in status.comparisons
@@ -368,15 +366,14 @@ def _confirmed(looks: ComparisonLooks) -> Confirmed:
     return Confirmed(looks.condition, 1 - looks.ratio, low, high, verdict, looks.num_seen, looks.channel, apart)
 
 
-def best_is_better(spec: ExperimentSpec, runs: Sequence[SealedRun]) -> bool:
+def best_is_better(status: SequentialStatus) -> bool:
     """Whether the runs show that the best candidate costs less than the smallest, by a sequence on the same blocks."""
-    assert spec.stop is not None
-    by_name = {looks.condition: looks for looks in sequential_status(spec, runs, spec.stop).comparisons}
+    by_name = {looks.condition: looks for looks in status.comparisons}
     if not {BEST, SMALLEST} <= by_name.keys():
         return False
     best, smallest = by_name[BEST].by_replicate, by_name[SMALLEST].by_replicate
     blocks = [best[replicate].over(smallest[replicate]) for replicate in best if replicate in smallest]
-    looks = list(looks_at(blocks, spec.stop))
+    looks = list(looks_at(blocks, status.stop))
     return bool(looks) and looks[-1].high < 1
 
 

@@ -21,7 +21,7 @@ from harness.tune.diagnose import Diagnosis
 from harness.tune.explore import Explored
 from harness.tune.predict import Option
 from harness.tune.setups import Baseline, Setup
-from harness.tune.targets import Capacity, Share
+from harness.tune.targets import Share
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,19 +45,45 @@ class TuneResult(NamedTuple):
     before: Diagnosis | None = None
     after: Diagnosis | None = None
 
+    @property
+    def base(self) -> Baseline:
+        """What runs today."""
+        return base_of(self.spec, self.explored)
+
+    @property
+    def candidates(self) -> dict[str, Option]:
+        """What is measured beside it, by name."""
+        return {} if self.explored is None else candidates_of(self.explored)
+
+    @property
+    def made(self) -> str:
+        """What the plans of the confirmation ran on, where no device did: "simulated", "emulated"."""
+        return modelled(self.spec, "" if self.diagnosis is None else self.diagnosis.backend)
+
+    @property
+    def seen(self) -> str:
+        """What came of the plans that confirmed: "measured"; where no server ran, "simulated on new plans"."""
+        if self.made != "simulated":
+            return "measured"
+        return "simulated again" if is_repeated(self.spec) else "simulated on new plans"
+
+    @property
+    def assumed(self) -> str:
+        """The costs that the search took and nobody measured on this server; "" where they are its own."""
+        is_assumed = self.diagnosis is not None and self.diagnosis.has_rules and not self.diagnosis.has_costs
+        return repr(self.spec.server.cost_model) if is_assumed else ""
+
 
 def tune_page(found: TuneResult) -> str:
     """The page as HTML."""
-    spec, explored = found.spec, found.explored
-    base = base_of(spec, explored)
+    spec, explored, base = found.spec, found.explored, found.base
     first, *parts = _head(found)
-    if bars := _bars(found, base):
+    if bars := _bars(found):
         parts.append(section("Where device time goes", bars))
     if found.answer.capacities:
-        parts.append(section("Agents at a time", _agents(found.answer.capacities, spec, _seen(found))))
+        parts.append(section("Agents at a time", _agents(found)))
     elif explored is not None and explored.screened:
-        drawn = _frontier(explored, base, found.answer, _seen(found)) + _cost_and_ttft(explored)
-        parts.append(section("What was searched", drawn))
+        parts.append(section("What was searched", _frontier(found, explored) + _cost_and_ttft(found, explored)))
     copied = "\n".join([*to_copy(spec, found.answer, base), "", _server_table(base, found.answer)]).strip()
     parts += [
         section("What to copy", code(copied)),
@@ -65,32 +91,14 @@ def tune_page(found: TuneResult) -> str:
         section("How it was found", listing(_how(found), "ol")),
     ]
     if explored is not None:
-        parts.append(section("Numbers", _numbers(explored, found.answer, base, _seen(found))))
+        parts.append(section("Numbers", _numbers(found, explored)))
     return page(f"{spec.title or spec.name}: tuned", parts, first)
-
-
-def _made(found: TuneResult) -> str:
-    """What the plans of the confirmation ran on, where no device did: "simulated", "emulated"."""
-    return modelled(found.spec, "" if found.diagnosis is None else found.diagnosis.backend)
-
-
-def assumed(found: TuneResult) -> str:
-    """The costs that the search took and nobody measured on this server; "" where they are its own."""
-    is_assumed = found.diagnosis is not None and found.diagnosis.has_rules and not found.diagnosis.has_costs
-    return repr(found.spec.server.cost_model) if is_assumed else ""
-
-
-def _seen(found: TuneResult) -> str:
-    """What came of the plans that confirmed: "measured"; where no server ran, "simulated on new plans"."""
-    if _made(found) != "simulated":
-        return "measured"
-    return "simulated again" if is_repeated(found.spec) else "simulated on new plans"
 
 
 def _head(found: TuneResult) -> tuple[str, str]:
     """(the answer, which stands above the title; its state and what it rests on)."""
     state = found.answer.state
-    where = f" ({made})" if (made := _made(found)) else ""
+    where = f" ({found.made})" if found.made else ""
     mark = "" if state == "confirmed" else ' class="open"'
     parts = [f'<p class="tune-state"><b{mark}>{escape(state)}{where}</b></p>']
     if found.diagnosis is not None:
@@ -106,13 +114,13 @@ def unbroken(sentence: str) -> str:
     return sentence.replace(" %", "\u00a0%")
 
 
-def _bars(found: TuneResult, base: Baseline) -> str:
+def _bars(found: TuneResult) -> str:
     """Today's losses, and those of the chosen configuration, in shares of today's device time."""
     before = found.before or found.diagnosis
     if before is None or before.device_ns is None:
         return ""
     after, option = found.after, found.answer.option
-    rows = [_bar(f"today, {base.setup.label}", before, 1.0)]
+    rows = [_bar(f"today, {found.base.setup.label}", before, 1.0)]
     note = "Shares of today's device time."
     if after is not None and after.device_ns is not None and option is not None:
         mean = after.device_ns / after.num_runs / (before.device_ns / before.num_runs)
@@ -128,8 +136,7 @@ def _bars(found: TuneResult, base: Baseline) -> str:
 
 def _share_in_answer(found: TuneResult, option: Option) -> float | None:
     """The chosen configuration's device time of today's, as the answer has it: the bar has the same."""
-    candidates = {} if found.explored is None else candidates_of(found.explored)
-    shown = (each for each in found.answer.measured if candidates.get(each.name) == option)
+    shown = (each for each in found.answer.measured if found.candidates.get(each.name) == option)
     return next((1 - each.saving for each in shown), None)
 
 
@@ -148,9 +155,9 @@ def _bar(name: str, found: Diagnosis, share: float) -> str:
     )
 
 
-def _agents(capacities: Sequence[Capacity], spec: ExperimentSpec, seen: str) -> str:
+def _agents(found: TuneResult) -> str:
     """What was predicted and seen of each number of agents at a time."""
-    wanted = (spec.tune or TuneSpec()).percentile
+    wanted, capacities = (found.spec.tune or TuneSpec()).percentile, found.answer.capacities
     rows = [
         (
             *(f"{each.name}, {each.setup.label}", point.verdict, str(point.agents)),
@@ -160,7 +167,7 @@ def _agents(capacities: Sequence[Capacity], spec: ExperimentSpec, seen: str) -> 
         for point in sorted(each.points, key=lambda point: point.agents)
     ]
     heads = ("configuration", f"{wanted:g} % within the targets", "agents", "requests, %", "sessions, %", "plans")
-    most = "; ".join(f"{each.name}: {each.predicted} predicted, {each.words} {seen}" for each in capacities)
+    most = "; ".join(f"{each.name}: {each.predicted} predicted, {each.words} {found.seen}" for each in capacities)
     caption = f"Most agents at a time: {most}. Intervals: 95 % at each number."
     return rows_table("Agents at a time", heads, rows, 2) + text(caption, "caption")
 
@@ -170,8 +177,9 @@ def _share(share: Share | None) -> str:
     return "" if share is None else f"{100 * share.share:.1f} ({interval_text(100 * share.low, 100 * share.high, 1)})"
 
 
-def _frontier(explored: Explored, base: Baseline, answer: Answer, seen: str) -> str:
+def _frontier(found: TuneResult, explored: Explored) -> str:
     """Every configuration as a dot: cost against memory and number of sizes, or against requests at once."""
+    base = found.base
     shown = [base.setup, *(setup for setup, _ in explored.screened)]
     varied = [by if len({_place(setup, by) for setup in shown}) > 1 else "limit" for by in ("memory", "sizes")]
     kinds = list(dict.fromkeys(varied))
@@ -183,17 +191,17 @@ def _frontier(explored: Explored, base: Baseline, answer: Answer, seen: str) -> 
             figure = sheet.figure(width, height)
             drawn = figure.subplots(rows, len(kinds) // rows, sharey=rows == 1, squeeze=False).flat
             for place, (axes, by) in enumerate(zip(drawn, kinds, strict=True)):
-                _draw(axes, explored, base, answer, by=by)
+                _draw(axes, found, explored, by)
                 if rows > 1 or not place:
                     axes.set_ylabel("device time, of today's")
             svgs.append(sheet.render(figure, name="wide" if rows == 1 else "narrow", label=label))
     caption = (
         "Grey: predicted by the first pass. Filled: predicted on plans that chose nothing. "
-        f"Open, with its 95 % interval: {seen}. The square and the line are what runs today."
+        f"Open, with its 95 % interval: {found.seen}. The square and the line are what runs today."
     )
     keys = "".join(
         f'<span><i class="key k{place}"></i>{name}: {escape(option.setup.label)}</span>'
-        for place, (name, option) in enumerate(_named(explored))
+        for place, (name, option) in enumerate(_named(found))
     )
     return (
         f'<p class="legend">{keys}</p><figure><div class="scroll wide-only">{svgs[0]}</div>'
@@ -202,7 +210,7 @@ def _frontier(explored: Explored, base: Baseline, answer: Answer, seen: str) -> 
     )
 
 
-def _cost_and_ttft(explored: Explored) -> str:
+def _cost_and_ttft(found: TuneResult, explored: Explored) -> str:
     """Device time against p99 of TTFT, with the configurations that none beats in both; "" where it is not known."""
     if explored.today is None or not explored.felt:
         return ""
@@ -221,7 +229,7 @@ def _cost_and_ttft(explored: Explored) -> str:
         axes.plot(*zip(*shown, strict=True), ".", color=MUTED, alpha=0.35, ms=4)
         axes.step([p99_ms for _, p99_ms in front], [ratio for ratio, _ in front], color=INK, lw=0.9, where="pre")
         axes.plot(explored.today.ttft_p99, 1.0, "s", color=INK, ms=5)
-        for number, (_, option) in enumerate(_named(explored)):
+        for number, (_, option) in enumerate(_named(found)):
             if option.felt is not None:
                 color = condition_color(COLOURS[number])
                 axes.plot(option.felt.ttft_p99, option.ratio.ratio, "o", color=color, ms=7)
@@ -235,9 +243,9 @@ def _cost_and_ttft(explored: Explored) -> str:
     return f'<figure><div class="scroll">{svg}</div><figcaption>{caption}</figcaption></figure>'
 
 
-def _named(explored: Explored) -> list[tuple[str, Option]]:
+def _named(found: TuneResult) -> list[tuple[str, Option]]:
     """What is measured, the best first; in the order of its colours."""
-    return list(candidates_of(explored).items())[::-1]
+    return list(found.candidates.items())[::-1]
 
 
 def _place(setup: Setup, by: str) -> float:
@@ -246,7 +254,7 @@ def _place(setup: Setup, by: str) -> float:
     return float({"memory": memory or 0, "sizes": len(setup.decode_buckets), "limit": setup.max_num_seqs}[by])
 
 
-def _draw(axes: Axes, explored: Explored, base: Baseline, answer: Answer, *, by: str) -> None:
+def _draw(axes: Axes, found: TuneResult, explored: Explored, by: str) -> None:
     from matplotlib.ticker import MaxNLocator
 
     def place(setup: Setup) -> float:
@@ -257,17 +265,17 @@ def _draw(axes: Axes, explored: Explored, base: Baseline, answer: Answer, *, by:
     shown = [(place(setup), score) for setup, score in explored.screened if score < 1.15 + (1 - least)]
     axes.plot(*zip(*shown, strict=True), ".", color=MUTED, alpha=0.35, ms=4)
     axes.axhline(1.0, color=INK, lw=0.7)
-    axes.plot(place(base.setup), 1.0, "s", color=INK, ms=5)
+    axes.plot(place(found.base.setup), 1.0, "s", color=INK, ms=5)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))
-    for number, (name, option) in enumerate(_named(explored)):
+    for number, (name, option) in enumerate(_named(found)):
         color = condition_color(COLOURS[number])
         axes.plot(place(option.setup), option.ratio.ratio, "o", color=color, ms=7)
         # Beside each other where both have the same memory.
         shift = (1 + number) * (0.02 * max(place(option.setup), 1.0) if by == "memory" else 0.1)
-        for each in answer.measured:
+        for each in found.answer.measured:
             if each.name == name:
                 _measured(axes, place(option.setup) + shift, each, color)
-    axes.set_xlabel(_axis(base, by))
+    axes.set_xlabel(_axis(found.base, by))
 
 
 def _measured(axes: Axes, x: float, each: Confirmed, color: str) -> None:
@@ -297,7 +305,7 @@ def _overturns(found: TuneResult) -> Iterator[str]:
         yield f"Costs: {option.turns}."
     if option is not None and option.unmeasured:
         yield f"Costs that nobody measured: {option.unmeasured}."
-    if costs := assumed(found):
+    if costs := found.assumed:
         yield f"Costs: the search took those of {costs}, which nobody measured on this server."
     if found.answer.misfit:
         yield found.answer.misfit
@@ -312,7 +320,7 @@ def _overturns(found: TuneResult) -> Iterator[str]:
         yield f"Other acceptance: drafts were accepted at the given rates, {drawn}, not by a drafter on your text."
     plans = f"the plans are new draws of this workload ({workload.source}), not of another one"
     yield f"Other sessions: {'every plan sends the same ones' if is_repeated(found.spec) else plans}."
-    if found.diagnosis is not None and modelled(found.spec, found.diagnosis.backend):
+    if found.diagnosis is not None and found.made:
         yield "Another server: what is simulated or emulated decides nothing of a device."
 
 
@@ -326,8 +334,7 @@ def _how(found: TuneResult) -> Iterator[str]:
         return
     if explored.ceiling is not None:
         ceiling = 100 * (1 - explored.ceiling.ratio)
-        costs = assumed(found)
-        by = f" by the costs of {costs}, which nobody measured on this server" if costs else ""
+        by = f" by the costs of {found.assumed}, which nobody measured on this server" if found.assumed else ""
         bound = "every size, memory without end" if explored.baseline.decode_buckets else "memory without end"
         yield f"No configuration is predicted to save more than {ceiling:.1f} %{by} ({bound})."
     alike = f"; {explored.alike_in_words} on every plan, so it was not measured" * bool(explored.alike)
@@ -338,14 +345,15 @@ def _how(found: TuneResult) -> Iterator[str]:
     if answer.measured:
         yield "Fixed the predictions, the rule and the plans before the first run of a candidate (frozen.json)."
         yield (
-            f"{_seen(found).capitalize()}: "
+            f"{found.seen.capitalize()}: "
             + "; ".join(f"{each.name} {each.words} on {each.num_blocks} plans" for each in answer.measured)
             + "."
         )
 
 
-def _numbers(explored: Explored, answer: Answer, base: Baseline, seen: str) -> str:
+def _numbers(found: TuneResult, explored: Explored) -> str:
     """A row for each configuration that was predicted on the last plans; the names are those of the goal."""
+    answer, base = found.answer, found.base
     by_name = {each.name: each for each in answer.measured}
     of_cost = [
         (option.setup, name) for option, name in ((explored.smallest, SMALLEST), (explored.best, BEST)) if option
@@ -356,7 +364,7 @@ def _numbers(explored: Explored, answer: Answer, base: Baseline, seen: str) -> s
     rows = [_row(option, by_setup.get(option.setup, []), by_name) for option in explored.options]
     device = _of_device(base.memory_gib(base.setup), base.compile_s(base.setup))
     today = (base.setup.label, BASE, "1", "", "", *device)
-    heads = ("configuration", "named", "predicted ratio", f"{seen}, ratio (95 %)", "reuse")
+    heads = ("configuration", "named", "predicted ratio", f"{found.seen}, ratio (95 %)", "reuse")
     heads = (*heads, *("GiB a device", "s to compile")[: len(device)])
     table = rows_table("Numbers", heads, [today, *rows], 2)
     best = explored.best

@@ -1,13 +1,13 @@
 """The path of a tune: diagnose, price, explore, confirm, answer, each stage kept in the one folder.
 
-Stages decide and return; ``harness.tune.reporter`` speaks. The same command goes on after any interruption: sealed runs
-are not made again, and a search that ended is read.
+Stages decide and return; words of theirs are in ``harness.tune.reporter``. The same command goes on after any
+interruption: sealed runs are not made again, and a search that ended is read.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
@@ -36,73 +36,21 @@ from harness.runner.progress import predicted_replay_s
 from harness.stacks.rbln.rules.kv_rules import AUTO
 from harness.stacks.vllm.graph_flags import chosen_sizes
 from harness.stacks.vllm.launch import CORE_STEPS, utilization_for
+from harness.tune import confirm, price, sessions
 from harness.tune.answer import answer, commands, sessions_answer, tuned_text, with_declared, without_search
 from harness.tune.compiling import FOLDER, Compiler, Say, about
-from harness.tune.confirm import (
-    BASE,
-    LAST_START,
-    LEAST_BLOCKS,
-    NOT_MEASURED,
-    BudgetTooShortError,
-    Confirmed,
-    Measured,
-    Measurement,
-    base_of,
-    best_is_better,
-    blocks_within,
-    candidates_of,
-    confirm_text,
-    confirmed,
-    freeze,
-    is_repeated,
-    place_key,
-    placed_keys,
-    plans_in_words,
-    refuse_one_address,
-    with_one_condition,
-)
 from harness.tune.diagnose import Diagnosis, diagnose
 from harness.tune.explore import FULL, QUICK, Effort, Explored, explore
 from harness.tune.folder import CAPACITIES, CONFIRM, EXPLORED, TuneFolder, folder_name
 from harness.tune.page import TuneResult, tune_page
 from harness.tune.plans import Question, agents_of, most_at_once, nearby_agents, question_of_run
-from harness.tune.price import (
-    Price,
-    assumed_costs,
-    calibration_of,
-    expected_price,
-    fit_errors,
-    fit_in_words,
-    fitted,
-    misfit_of,
-    names_costs,
-    needs_calibration,
-    price_of,
-    unasked_costs,
-    with_eager_steps,
-)
 from harness.tune.reporter import (
     AGENTS_AHEAD,
     SAME_PLANS,
-    Reporter,
     ServerLife,
     budget_ended,
     commonest_reason,
     first_look,
-)
-from harness.tune.sessions import (
-    MOST_PLANS,
-    ROUNDS,
-    boundary,
-    check_goal,
-    counts_of_run,
-    explore_agents,
-    final,
-    most_agents,
-    next_points,
-    plans_needed,
-    point_of,
-    round_text,
 )
 from harness.tune.setups import Baseline, Setup, checked_levers
 from harness.tune.targets import PROPOSED, Capacity, Targets
@@ -154,10 +102,13 @@ class Tune:
     shown: Mapping[str, Any] = field(default_factory=dict[str, Any])
     repeated_s: float = 0.0
 
-    @cached_property
-    def reporter(self) -> Reporter:
-        """What alone speaks."""
-        return Reporter(self.say)
+    def _detail(self, line: str) -> None:
+        """Say a line of a stage, below its own."""
+        self.say(f"  {line}")
+
+    def _details(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self._detail(line)
 
     @property
     def settings(self) -> TuneSpec:
@@ -166,7 +117,7 @@ class Tune:
     @property
     def first(self) -> PlannedRun:
         """The first run of today's server."""
-        return checked(resolve(with_one_condition(self.spec, self.spec.name, 1))).runs[0]
+        return checked(resolve(confirm.with_one_condition(self.spec, self.spec.name, 1))).runs[0]
 
     @property
     def question(self) -> Question:
@@ -177,7 +128,7 @@ class Tune:
         return replace(
             question,
             server=server,
-            model=with_eager_steps(question.model, server) if self.borrowed else question.model,
+            model=price.with_eager_steps(question.model, server) if self.borrowed else question.model,
             agents=settings.agents,
             memory_gib=settings.memory_gib,
             most_sizes=settings.most_sizes,
@@ -208,49 +159,49 @@ class Tune:
     def forecast(self) -> Explored | None:
         """Say what each stage takes, and how sure the answer can be; the quick search behind it, None without."""
         self._check()
-        settings, run, guess, report = self.settings, self.first, self._guessed, self.reporter
+        settings, run, guess = self.settings, self.first, self._guessed
         run_s = guess._today_s
-        sweeps = checked(resolve(self.sweeps)).runs if needs_calibration(self.spec) else ()
+        sweeps = checked(resolve(self.sweeps)).runs if price.needs_calibration(self.spec) else ()
         price_s = sum(map(self._run_s, sweeps))
-        if is_repeated(self.spec):
-            report.line(SAME_PLANS)
-        report.line(f"budget {settings.budget}; at most:")
+        if confirm.is_repeated(self.spec):
+            self.say(SAME_PLANS)
+        self.say(f"budget {settings.budget}; at most:")
         if run_s:
-            report.detail(f"each run: its replay and {self._life}")
-        report.detail(f"diagnose: {DIAGNOSE_RUNS} runs of what runs today{about(DIAGNOSE_RUNS * run_s)}")
-        report.detail(f"price: {expected_price(self.spec, run.server)}{about(price_s) if price_s else ''}")
-        report.detail(f"explore: simulated, about {SEARCH_S:.0f} s")
+            self._detail(f"each run: its replay and {self._life}")
+        self._detail(f"diagnose: {DIAGNOSE_RUNS} runs of what runs today{about(DIAGNOSE_RUNS * run_s)}")
+        self._detail(f"price: {price.expected_price(self.spec, run.server)}{about(price_s) if price_s else ''}")
+        self._detail(f"explore: simulated, about {SEARCH_S:.0f} s")
         quick = None
         if settings.goal == "cost":
             with suppress(HarnessError):
                 quick = explore(guess.question, QUICK)
         compile_s = self._forecast_compiles(quick)
         if settings.goal == "sessions":
-            report.detail(AGENTS_AHEAD)
+            self._detail(AGENTS_AHEAD)
             return None
-        left_s = LAST_START * settings.budget_s - (price_s + DIAGNOSE_RUNS * run_s + SEARCH_S + compile_s)
-        blocks = blocks_within(left_s, 3 * run_s, settings.budget_s - left_s)
-        report.detail(
+        left_s = confirm.LAST_START * settings.budget_s - (price_s + DIAGNOSE_RUNS * run_s + SEARCH_S + compile_s)
+        blocks = confirm.blocks_within(left_s, 3 * run_s, settings.budget_s - left_s)
+        self._detail(
             f"confirm: {blocks} plans, each with today's server and at most two candidates"
             f"{about(3 * blocks * run_s)}; it ends when the answer is known"
         )
         if quick:
             costs = "" if guess is self else f", as if it cost what {guess.spec.server.cost_model!r} says"
-            report.detail(f"a first look{costs}: {first_look(quick, blocks, self.spec)}")
+            self._detail(f"a first look{costs}: {first_look(quick, blocks, self.spec)}")
         return quick
 
     @property
     def _guessed(self) -> Tune:
         """With assumed costs where nobody named any; itself where they are named."""
-        costs = assumed_costs(self.first.server)
-        if names_costs(self.spec) or costs == self.first.server.cost_model:
+        costs = price.assumed_costs(self.first.server)
+        if price.names_costs(self.spec) or costs == self.first.server.cost_model:
             return self
         return replace(self, spec=with_costs(self.spec, costs))
 
     def _blocks(self, num_conditions: int, before_s: float = 0.0, most: int = 0) -> int:
         """Plans of a measurement that what is left of the budget has room for, after so many seconds."""
         left_s = max(0.0, self._left_s - before_s)
-        return blocks_within(left_s, num_conditions * self._today_s, self.settings.budget_s - left_s, most)
+        return confirm.blocks_within(left_s, num_conditions * self._today_s, self.settings.budget_s - left_s, most)
 
     @property
     def _store(self) -> RunStore:
@@ -283,13 +234,13 @@ class Tune:
         if self.settings.memory and self.first.server.is_vllm:
             what = "is reckoned for a compiled model on an NPU; a vLLM takes what its device has"
             raise SpecError(what, where="tune.memory", hint="Leave it out, or set server.num_gpu_blocks")
-        if self.candidates and not place_key(self.spec):
+        if self.candidates and not confirm.place_key(self.spec):
             what = f"backend {self.spec.backend} starts the servers of its candidates itself"
             raise SpecError(what, where="--candidate", hint="Leave it out")
-        if place_key(self.spec) == "url":
-            refuse_one_address(self.first.server, self.candidates)
+        if confirm.place_key(self.spec) == "url":
+            confirm.refuse_one_address(self.first.server, self.candidates)
         if self.settings.goal == "sessions":
-            check_goal(self.spec)
+            sessions.check_goal(self.spec)
         if self.spec.slo.itl_ms is not None and self.first.server.is_routed:
             hint = "Set slo.tpot_ms in its place"
             raise SpecError("is not predicted behind a router", where="slo.itl_ms", hint=hint)
@@ -314,7 +265,7 @@ class Tune:
             # The longest part of a prompt that the search can ask for.
             budget = max(server.max_num_batched_tokens or PAGED_STEP_TOKENS, QUICK_SWEEPS["prefill_tokens"][-1])
             server = server.model_copy(update={"max_num_batched_tokens": budget})
-        return calibration_of(self.spec, server)
+        return price.calibration_of(self.spec, server)
 
     def run(self, *, only_explore: bool = False) -> TuneResult:
         """Every stage that is not done, and the answer; HarnessError where a stage cannot be made."""
@@ -337,23 +288,23 @@ class Tune:
             diagnosis = self._diagnose(folder)
             if not diagnosis.has_rules:
                 return self._ended(folder, TuneResult(self.spec, without_search(diagnosis), diagnosis))
-            price = price_of(self.first.server, diagnosis, self._levers)
-            self.reporter.line(f"price: {price.words}")
+            costs = price.price_of(self.first.server, diagnosis, self._levers)
+            self.say(f"price: {costs.words}")
             self.seen_as, self.shown = diagnosis.backend, diagnosis.shown
-            self._priced(price)
+            self._priced(costs)
         else:
-            self.borrowed, self.spec = unasked_costs(self.spec, self.first.server), self._guessed.spec
+            self.borrowed, self.spec = price.unasked_costs(self.spec, self.first.server), self._guessed.spec
         if self.settings.goal == "sessions":
             return self._sessions(folder, diagnosis, only_explore=only_explore)
         question = self.question
         explored = self._explore(folder, lambda: explore(question, self.effort, on_progress=self.on_search))
-        found = Measured(why="only explored")
+        found = confirm.Measured(why="only explored")
         if not only_explore:
             try:
                 found = self._confirm(folder, explored)
-            except BudgetTooShortError as error:
-                found = Measured(why=str(error))
-                self.reporter.detail(found.why)
+            except confirm.BudgetTooShortError as error:
+                found = confirm.Measured(why=str(error))
+                self._detail(found.why)
         given = answer(self.spec, explored, found, backend=self.seen_as, borrowed=self.borrowed)
         if found.declared:
             given = with_declared(given, found.declared)
@@ -361,31 +312,31 @@ class Tune:
 
     def _begin(self, folder: TuneFolder, stage: str, words: str) -> None:
         folder.begin(stage)
-        self.reporter.line(f"{stage}: {words}")
+        self.say(f"{stage}: {words}")
 
     def _calibrate(self, folder: TuneFolder) -> None:
         """Measure today's costs where none are named and the backend can start servers."""
-        if not needs_calibration(self.spec):
+        if not price.needs_calibration(self.spec):
             return
         self._begin(folder, "price", "no costs are named; a quick calibration of today's server")
         sweeps = self.sweeps
         self._performed(sweeps, folder)
-        path = fitted(folder.path, list(self._store.sealed(sweeps.name)))
-        self._priced(Price(str(path), False, "a", ""))
-        if errors := fit_in_words(fit_errors(path)):
-            self.reporter.detail(errors)
-        self.reporter.detail(f"diagnose{about(DIAGNOSE_RUNS * self._today_s)}: a run takes its replay and {self._life}")
+        path = price.fitted(folder.path, list(self._store.sealed(sweeps.name)))
+        self._priced(price.Price(str(path), False, "a", ""))
+        if errors := price.fit_in_words(price.fit_errors(path)):
+            self._detail(errors)
+        self._detail(f"diagnose{about(DIAGNOSE_RUNS * self._today_s)}: a run takes its replay and {self._life}")
 
-    def _priced(self, price: Price) -> None:
+    def _priced(self, costs: price.Price) -> None:
         """From here on with these costs; what a measurement counts follows from them."""
-        self.channel = price.channel
-        self.borrowed = price.words if price.is_assumed else ""
-        if price.cost_model != self.first.server.cost_model:
-            self.spec = with_costs(self.spec, price.cost_model)
+        self.channel = costs.channel
+        self.borrowed = costs.words if costs.is_assumed else ""
+        if costs.cost_model != self.first.server.cost_model:
+            self.spec = with_costs(self.spec, costs.cost_model)
 
     def _diagnose(self, folder: TuneFolder) -> Diagnosis:
         self._begin(folder, "diagnose", "what today's server loses")
-        spec = with_one_condition(self.spec, self._diagnose_name, DIAGNOSE_RUNS)
+        spec = confirm.with_one_condition(self.spec, self._diagnose_name, DIAGNOSE_RUNS)
         self._performed(spec, folder)
         runs = list(self._store.sealed(spec.name))
         if not any(run.is_valid for run in runs):
@@ -394,21 +345,21 @@ class Tune:
                 where=spec.name,
                 hint="Give the same command where that is mended, or on a quieter machine: they are made again",
             )
-        found = diagnose(runs, BASE)
-        self.reporter.details(found.lines())
+        found = diagnose(runs, confirm.BASE)
+        self._details(found.lines())
         if self._today_s:
-            self.reporter.detail(f"a run took {self._today_s:.0f} s: its replay and {self._life}")
+            self._detail(f"a run took {self._today_s:.0f} s: its replay and {self._life}")
         return found
 
     def _sessions(self, folder: TuneFolder, diagnosis: Diagnosis | None, *, only_explore: bool) -> TuneResult:
         """The stages of goal = "sessions" after the price."""
         targets, question = self._targets, self.question
         assert targets is not None, "the goal was checked"
-        search = cache(partial(explore_agents, question, targets, self.effort, self.on_search))
+        search = cache(partial(sessions.explore_agents, question, targets, self.effort, self.on_search))
         explored = self._explore(folder, lambda: search()[0])
         capacities = folder.capacities(lambda: search()[1])
         for each in capacities:
-            self.reporter.details(boundary(final(question, targets), each))
+            self._details(sessions.boundary(sessions.final(question, targets), each))
         why = "only explored"
         if not only_explore:
             capacities, why = self._measured_agents(folder, capacities)
@@ -418,27 +369,29 @@ class Tune:
     def _measured_agents(self, folder: TuneFolder, capacities: list[Capacity]) -> tuple[list[Capacity], str]:
         """The capacities with what was measured, round after round until nothing lies between a number that holds and
         one that fails, or the budget ends."""
-        share, most = self.settings.percentile / 100, most_agents(self.question.workload)
-        base = base_of(self.spec, folder.explored())
-        proposed = {each.name: each.setup for each in capacities if each.name != BASE}
+        share, most = self.settings.percentile / 100, sessions.most_agents(self.question.workload)
+        base = confirm.base_of(self.spec, folder.explored())
+        proposed = {each.name: each.setup for each in capacities if each.name != confirm.BASE}
         places, why = self._placed(folder, proposed, base)
-        if len(places) < len(proposed) and place_key(self.spec):
+        if len(places) < len(proposed) and confirm.place_key(self.spec):
             return capacities, why
         numbers = [max(1, each.predicted) for each in capacities]
         run_s = self._today_s * max(1.0, max(numbers) / (agents_of(self.question.workload) or 1))
         # Half of the time is for the rounds after the first.
         left_s = self._left_s / 2
         try:
-            room = blocks_within(left_s, 2 * len(capacities) * run_s, self.settings.budget_s - left_s, MOST_PLANS)
-        except BudgetTooShortError as error:
-            self.reporter.detail(str(error))
+            room = confirm.blocks_within(
+                left_s, 2 * len(capacities) * run_s, self.settings.budget_s - left_s, sessions.MOST_PLANS
+            )
+        except confirm.BudgetTooShortError as error:
+            self._detail(str(error))
             return capacities, str(error)
-        plans = min(room, plans_needed(self.spec.slo, share))
-        for number in range(1, ROUNDS + 1):
+        plans = min(room, sessions.plans_needed(self.spec.slo, share))
+        for number in range(1, sessions.ROUNDS + 1):
             wanted = {
-                each.name: (placed_keys(self.spec, base, each.setup, places.get(each.name)), points)
+                each.name: (confirm.placed_keys(self.spec, base, each.setup, places.get(each.name)), points)
                 for each in capacities
-                if (points := next_points(each, most))
+                if (points := sessions.next_points(each, most))
             }
             round_s = plans * run_s * sum(len(points) for _, points in wanted.values())
             file = f"agents-{number}.toml"
@@ -446,14 +399,14 @@ class Tune:
             has_room = number == 1 or (folder.path / file).is_file() or round_s < self._left_s
             if not wanted or not has_room:
                 break
-            spec = folder.kept_experiment(file, round_text(self.spec, wanted, plans, number))
+            spec = folder.kept_experiment(file, sessions.round_text(self.spec, wanted, plans, number))
             if folder.frozen() is None:
                 folder.freeze({}, ["agents-1.toml", EXPLORED, CAPACITIES])
             listed = "; ".join(f"{name} with {' and '.join(map(str, points))}" for name, (_, points) in wanted.items())
             self._begin(
                 folder,
                 "confirm",
-                f"{listed} agents at a time, {plans_in_words(spec, spec.replicates)} each{about(round_s)}",
+                f"{listed} agents at a time, {confirm.plans_in_words(spec, spec.replicates)} each{about(round_s)}",
             )
             self._performed(spec, folder, fixed_by=folder.check_frozen(self._store.sealed()))
             capacities = self._with_points(capacities, spec, share)
@@ -470,9 +423,9 @@ class Tune:
                 runs = [run for run in valid if run.condition == condition.name]
                 if name != each.name or not runs:
                     continue
-                point = point_of(int(agents), [counts_of_run(run, spec.slo) for run in runs], share)
+                point = sessions.point_of(int(agents), [sessions.counts_of_run(run, spec.slo) for run in runs], share)
                 points.append(point)
-                self.reporter.detail(f"{each.name}: {point.words}")
+                self._detail(f"{each.name}: {point.words}")
             made.append(replace(each, points=tuple(points)))
         return made
 
@@ -481,28 +434,28 @@ class Tune:
             self._begin(folder, "explore", "simulating configurations")
             found = folder.keep_explored(search())
         else:
-            self.reporter.line("explore: as found before")
-        self.reporter.details(found.lines())
+            self.say("explore: as found before")
+        self._details(found.lines())
         return found
 
-    def _confirm(self, folder: TuneFolder, explored: Explored) -> Measured:
-        candidates, base = candidates_of(explored), base_of(self.spec, explored)
+    def _confirm(self, folder: TuneFolder, explored: Explored) -> confirm.Measured:
+        candidates, base = confirm.candidates_of(explored), confirm.base_of(self.spec, explored)
         if not candidates:
-            return NOT_MEASURED
+            return confirm.NOT_MEASURED
         places, why = self._placed(folder, {name: option.setup for name, option in candidates.items()}, base)
-        without = [name for name in candidates if place_key(self.spec) and name not in places]
+        without = [name for name in candidates if confirm.place_key(self.spec) and name not in places]
         candidates = {name: option for name, option in candidates.items() if name not in without}
         if not candidates:
-            return Measured(why=why)
-        why = f"not measured, as it has no {place_key(self.spec)}: {', '.join(without)}" if without else ""
-        most = 0 if self._targets is None else plans_needed(*self._targets)
-        blocks = LEAST_BLOCKS if folder.frozen() else self._blocks(1 + len(candidates), most=most)
-        wanted = Measurement(candidates, blocks, base, places, self.channel)
+            return confirm.Measured(why=why)
+        why = f"not measured, as it has no {confirm.place_key(self.spec)}: {', '.join(without)}" if without else ""
+        most = 0 if self._targets is None else sessions.plans_needed(*self._targets)
+        blocks = confirm.LEAST_BLOCKS if folder.frozen() else self._blocks(1 + len(candidates), most=most)
+        wanted = confirm.Measurement(candidates, blocks, base, places, self.channel)
         self._hold(wanted)
-        spec = freeze(folder, self.spec, wanted)
+        spec = confirm.freeze(folder, self.spec, wanted)
         beside = f"{len(candidates)} candidate{'s' * (len(candidates) != 1)}"
         most_s = (1 + len(candidates)) * spec.replicates * self._today_s
-        what = f"today's server and {beside} on at most {plans_in_words(spec, spec.replicates)}{about(most_s)}"
+        what = f"today's server and {beside} on at most {confirm.plans_in_words(spec, spec.replicates)}{about(most_s)}"
         self._begin(folder, "confirm", what)
         fixed_by, left_s = folder.check_frozen(self._store.sealed(spec.name)), self._left_s
         self._performed(spec, folder, until_decided=True, fixed_by=fixed_by)
@@ -510,32 +463,34 @@ class Tune:
         status = sequential_status(spec, runs, spec.stop) if runs and spec.stop else None
         if self.is_over and not (status and status.is_decided):
             given_s = self.settings.budget_s
-            minutes = max(math.ceil((given_s - left_s + most_s / LAST_START) / 60), int(given_s // 60) + 1)
+            minutes = max(math.ceil((given_s - left_s + most_s / confirm.LAST_START) / 60), int(given_s // 60) + 1)
             has_room = f"--budget {minutes}min has room for all {spec.replicates} plans"
             why = f"{budget_ended(self.settings.budget, status)}; {has_room}"
-            self.reporter.detail(why)
+            self._detail(why)
         if num_invalid := sum(not run.is_valid for run in runs):
             dropped = f"{num_invalid} of {len(runs)} runs are INVALID and do not count"
-            self.reporter.detail(f"{dropped}: {commonest_reason(runs)}")
-        shown = tuple(map(partial(self._with_share, runs), confirmed(spec, runs))) if runs else ()
+            self._detail(f"{dropped}: {commonest_reason(runs)}")
+        shown = tuple(map(partial(self._with_share, runs), confirm.confirmed(spec, runs, status))) if status else ()
         for each in shown:
-            self.reporter.details(each.lines())
-        return Measured(shown, bool(runs) and best_is_better(spec, runs), why, declared_by(runs))
+            self._details(each.lines())
+        return confirm.Measured(shown, bool(status) and confirm.best_is_better(status), why, declared_by(runs))
 
-    def _with_share(self, runs: Sequence[SealedRun], shown: Confirmed) -> Confirmed:
+    def _with_share(self, runs: Sequence[SealedRun], shown: confirm.Confirmed) -> confirm.Confirmed:
         """With the share of its runs that met the targets, and today's, where there are any."""
         if self._targets is None:
             return shown
         slo, share = self._targets
         points = [
-            point_of(0, [counts_of_run(run, slo) for run in runs if run.is_valid and run.condition == name], share)
-            for name in (shown.name, BASE)
+            sessions.point_of(
+                0, [sessions.counts_of_run(run, slo) for run in runs if run.is_valid and run.condition == name], share
+            )
+            for name in (shown.name, confirm.BASE)
         ]
         return replace(shown, share=points[0], today=points[1])
 
     def _commands(self, setups: Mapping[str, Setup], base: Baseline) -> list[str]:
         """What starts the server of each candidate."""
-        has_log = self.first.server.step_log and place_key(self.spec) == "url"
+        has_log = self.first.server.step_log and confirm.place_key(self.spec) == "url"
         return [
             f"{name}: {f'{CORE_STEPS.file_variable}={name}.core_steps.jsonl ' if has_log else ''}{line}"
             for name, setup in setups.items()
@@ -549,16 +504,16 @@ class Tune:
         """
         if unknown := sorted(self.candidates.keys() - setups):
             raise unknown_name("candidate", unknown[0], setups)
-        places = {**folder.places(place_key(self.spec)), **self.candidates}
+        places = {**folder.places(confirm.place_key(self.spec)), **self.candidates}
         missing = {name: setup for name, setup in setups.items() if name not in places}
-        if not missing or folder.frozen() or not place_key(self.spec):
+        if not missing or folder.frozen() or not confirm.place_key(self.spec):
             return places, ""
         if compiler := self._compiler(base):
             return self._compiled(folder, compiler, missing, places)
         if places:
             return places, ""
-        self.reporter.details(self._commands(missing, base))
-        is_url = place_key(self.spec) == "url"
+        self._details(self._commands(missing, base))
+        is_url = confirm.place_key(self.spec) == "url"
         what = "start these servers beside today's" if is_url else "compile these models"
         place = "FOLDER" if not is_url else "URL,FILE" if self.first.server.step_log else "URL"
         options = " ".join(f"--candidate {name}={place}" for name in missing)
@@ -566,24 +521,26 @@ class Tune:
 
     def _compiler(self, base: Baseline) -> Compiler | None:
         """What compiles the models of candidates; None where none is compiled here, which is said."""
-        if place_key(self.spec) != "artifact":
+        if confirm.place_key(self.spec) != "artifact":
             return None
         try:
             return Compiler.of(self.spec.backend, base, self.runs / folder_name(self.spec.name) / FOLDER)
         except HarnessError as error:
-            self.reporter.detail(f"nothing is compiled here: {error}")
+            self._detail(f"nothing is compiled here: {error}")
             return None
 
     def _forecast_compiles(self, quick: Explored | None) -> float:
         """Say what will be compiled, as a first look has it; the seconds that it takes, as far as they are known."""
-        base = base_of(self.spec, None)
+        base = confirm.base_of(self.spec, None)
         if (compiler := self._compiler(base)) is None:
             return 0.0
         if quick is None:
-            self.reporter.detail(f"compile: a candidate's model{compiler.time_of(base.setup)}")
+            self._detail(f"compile: a candidate's model{compiler.time_of(base.setup)}")
             return compiler.seconds(base.setup)
-        setups = {name: option.setup for name, option in candidates_of(quick).items() if name not in self.candidates}
-        return compiler.needed(setups, lambda line: self.reporter.detail(f"compile: {line}"))
+        setups = {
+            name: option.setup for name, option in confirm.candidates_of(quick).items() if name not in self.candidates
+        }
+        return compiler.needed(setups, lambda line: self._detail(f"compile: {line}"))
 
     def _compiled(
         self, folder: TuneFolder, compiler: Compiler, setups: Mapping[str, Setup], places: Mapping[str, str]
@@ -591,13 +548,13 @@ class Tune:
         """The places with those of the models that are compiled now, and why the stack refuses others. What may be
         mended raises its error, so that nothing is fixed before the same command tried again."""
         self._begin(folder, "compile", "the models of the candidates")
-        seconds = compiler.needed(setups, self.reporter.detail)
+        seconds = compiler.needed(setups, self._detail)
         if seconds:
             self._blocks(1 + len(setups) + len(places), seconds)
-        made, reason = compiler.made(setups, self.reporter.detail)
+        made, reason = compiler.made(setups, self._detail)
         return {**places, **made}, reason
 
-    def _hold(self, wanted: Measurement) -> None:
+    def _hold(self, wanted: confirm.Measurement) -> None:
         """SpecError where a candidate that has a place is not as it was asked for, before anything is frozen."""
         if not wanted.places:
             return
@@ -607,10 +564,10 @@ class Tune:
                 where="--candidate",
                 hint=f"--candidate {lacking[0]}=URL,FILE, started with {CORE_STEPS.file_variable}=FILE",
             )
-        text = confirm_text(self.spec, wanted)
+        text = confirm.confirm_text(self.spec, wanted)
         try:
             runs = checked(resolve(parse_experiment(tomllib.loads(text), where=CONFIRM))).runs
-            if place_key(self.spec) == "url":
+            if confirm.place_key(self.spec) == "url":
                 refuse_what_is_missing(runs)
         except SpecError as error:
             setups = {name: option.setup for name, option in wanted.candidates.items()}
@@ -647,7 +604,7 @@ class Tune:
     @property
     def until_ns(self) -> int:
         """When the last run of this call may begin, of the monotonic clock; repeats of INVALID runs count apart."""
-        return self._begun_ns + round((LAST_START * self.settings.budget_s + self.repeated_s) * NS_PER_S)
+        return self._begun_ns + round((confirm.LAST_START * self.settings.budget_s + self.repeated_s) * NS_PER_S)
 
     @property
     def is_over(self) -> bool:
@@ -660,16 +617,15 @@ class Tune:
     def _ended(self, folder: TuneFolder, found: TuneResult) -> TuneResult:
         """Write the answer's files; with the losses of the chosen configuration, where it was measured."""
         runs = list(self._store.sealed(f"{self.spec.name[:56]}-confirm"))
-        candidates = {} if found.explored is None else candidates_of(found.explored)
-        chosen = next((name for name, option in candidates.items() if option == found.answer.option), "")
+        chosen = next((name for name, option in found.candidates.items() if option == found.answer.option), "")
         if any(run.is_valid and run.condition == chosen for run in runs):
-            found = found._replace(before=diagnose(runs, BASE), after=diagnose(runs, chosen))
+            found = found._replace(before=diagnose(runs, confirm.BASE), after=diagnose(runs, chosen))
         places = {} if found.answer.option is None else folder.places("artifact")
-        misfit = misfit_of(self.first.server.cost_model) if found.explored and not self.borrowed else ""
+        misfit = price.misfit_of(self.first.server.cost_model) if found.explored and not self.borrowed else ""
         made = replace(found.answer, artifact=places.get(chosen) or places.get(PROPOSED, ""), misfit=misfit)
         made = replace(made, rests=" ".join(filter(None, (made.rests, misfit, self._memory_in_words(found)))))
         found = found._replace(answer=made)
-        folder.end(made.state, tuned_text(self.spec, made, base_of(self.spec, found.explored)), tune_page(found))
+        folder.end(made.state, tuned_text(self.spec, made, found.base), tune_page(found))
         return found
 
     def _memory_in_words(self, found: TuneResult) -> str:

@@ -1,16 +1,15 @@
-"""What a tune says while it works; it decides nothing."""
+"""The words of a tune while it works; nothing is decided here."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from harness.analysis.compare.stopping import SequentialStatus
 from harness.kinds import kind_named
 from harness.measure.records.run import SealedRun
 from harness.model.spec import ExperimentSpec
-from harness.tune.compiling import Say
 from harness.tune.confirm import is_repeated, power
 from harness.tune.explore import Explored
 
@@ -19,20 +18,6 @@ SAME_PLANS = (
     "workload.num_sessions draws fewer sessions of a recording, others each time"
 )
 AGENTS_AHEAD = "confirm: the predicted most agents at a time and one step beyond, then further out, then between"
-
-
-class Reporter:
-    """Says the lines of a tune, those of a stage below its own."""
-
-    def __init__(self, say: Say) -> None:
-        self.line = say
-
-    def detail(self, line: str) -> None:
-        self.line(f"  {line}")
-
-    def details(self, lines: Iterable[str]) -> None:
-        for line in lines:
-            self.detail(line)
 
 
 class ServerLife(NamedTuple):
