@@ -74,6 +74,12 @@ def test_a_lost_prefix_goes_to_whoever_first_took_its_slot(between: tuple[dict[s
     assert found.lost == {GENERATED: 50, PART_OF_BLOCK: 44, cause: 256}
 
 
+def test_the_log_of_a_vllm_does_not_say_who_took_a_prefix() -> None:
+    requests = requests_table(answered(0, 0, 0, 300), answered(0, 1, 5, 400))
+    lost = ceilings(requests, events(), plan_of(TWICE)).lost
+    assert lost == {GENERATED: 50, PART_OF_BLOCK: 44, "not in the log": 256}
+
+
 THRICE = (*TWICE, RequestPlan(410, 50, 10))
 
 

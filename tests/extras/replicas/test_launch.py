@@ -25,8 +25,8 @@ from harness.runner import run_experiment
 from harness.runner.progress import ProgressEvent, RequestFinished
 from tests.runner.backends.test_vllm import experiment
 from tests.support.as_simulated import held_to_the_simulator, other_decisions
+from tests.support.emulated_vllm import emulated_vllm
 from tests.support.experiments import UNHURRIED, small_experiment
-from tests.support.fake_vllm import fake_vllm
 from tests.support.processes import is_alive, servers_of_ours
 
 # What another Python can change of a router is in test_router.
@@ -203,7 +203,7 @@ def test_a_port_of_one_server_is_refused_for_several() -> None:
 def test_the_number_of_each_replica_of_a_vllm_is_in_its_environment_and_arguments(tmp_path: Path) -> None:
     numbered = {"env": {"MINE": "{replica}"}, "extra_args": ["--seed", "{replica}"]}
     routed_vllm = {"replicas": 2, "router": {"policy": "least-requests"}, **numbered}
-    spec = experiment(fake_vllm(tmp_path / "env"), {}, **routed_vllm)
+    spec = experiment(emulated_vllm(tmp_path / "env"), {}, **routed_vllm)
     (run,) = run_experiment(spec, runs_root=tmp_path / "runs").runs
     assert "setting-differs" not in {finding.code for finding in run.manifest.findings}
     assert other_decisions(run) == (run.table("requests").num_rows, 0)
