@@ -6,6 +6,7 @@ Its file is written, and fixed with the predictions, before the first of its run
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -390,3 +391,16 @@ def base_of(spec: ExperimentSpec, explored: Explored | None) -> Baseline:
 def base_condition(spec: ExperimentSpec) -> ConditionSpec:
     """What runs today."""
     return next(one for one in spec.condition if one.name == spec.baseline_name)
+
+
+def budget_ended(budget: str, status: SequentialStatus | None) -> str:
+    """That the budget ended a measurement, and what it left undecided."""
+    undecided = [each.condition for each in (status.comparisons if status else ()) if not each.verdict.is_final]
+    on = f" on {', '.join(undecided)}" if undecided else ""
+    return f"the budget of {budget} ended before the rule had decided{on}"
+
+
+def commonest_reason(runs: Sequence[SealedRun]) -> str:
+    """The commonest reason why runs are INVALID."""
+    reasons = Counter(reason.partition(":")[0] for run in runs for reason in run.invalid_reasons)
+    return reasons.most_common(1)[0][0]

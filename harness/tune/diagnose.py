@@ -134,8 +134,8 @@ def diagnose(runs: Sequence[SealedRun], condition: str = "") -> Diagnosis:
         raise SpecError(f"condition {name!r} has no valid run", where=runs[0].experiment, hint="Run it first")
     summary = summarise(valid)
     figures = summary.condition(name)
-    unknown = next((why for is_missing, why in _unknowns(valid) if is_missing), "")
     by_run = [run_figures(run) for run in valid]
+    unknown = next((why for is_missing, why in _unknowns(valid, by_run) if is_missing), "")
     device_ns = None if unknown else figures.a_ns
     losses = () if device_ns is None else tuple(_losses(valid, by_run))
     return Diagnosis(
@@ -166,9 +166,8 @@ def _shown(run: SealedRun) -> dict[str, Any]:
     return {key: getattr(server, key) for key in sorted(PAGED_KEYS)} if server.is_vllm and server.is_paged else {}
 
 
-def _unknowns(valid: Sequence[SealedRun]) -> Iterator[tuple[bool, str]]:
+def _unknowns(valid: Sequence[SealedRun], figures: Sequence[RunFigures]) -> Iterator[tuple[bool, str]]:
     """(whether this is missing, why there is no advice then), the first cause first."""
-    figures = [run_figures(run) for run in valid]
     server = valid[0].server
     drafts = (
         "it decodes speculatively, and nothing says how many drafts are accepted: server.synthetic_acceptance_rates"
@@ -199,16 +198,15 @@ def has_rules(run: SealedRun) -> bool:
 def _losses(valid: Sequence[SealedRun], figures: Sequence[RunFigures]) -> Iterator[Loss]:
     """The losses whose parts the records show, the largest first."""
     device_ns = [run.a_ns or 0 for run in figures]
-    parts = {
-        "lost reuse": [_lost_ns(run, each) for run, each in zip(valid, figures, strict=True)],
-        "padding": [_padding_ns(run, each).total() for run, each in zip(valid, figures, strict=True)],
-    }
-    words = {"lost reuse": _reuse_in_words(figures), "padding": _padding_in_words(valid, figures)}
+    pairs = list(zip(valid, figures, strict=True))
+    padding = [_padding_ns(*pair) for pair in pairs]
+    losses = [
+        _loss("lost reuse", _reuse_in_words(figures), [_lost_ns(*pair) for pair in pairs], device_ns),
+        _loss("padding", _padding_in_words(padding), [each.total() for each in padding], device_ns),
+    ]
     if any(eager := [_eager(run) for run in valid]):
-        price_ns = valid[0].cost_model.eager_ns
-        parts["steps without a graph"] = [count * price_ns for count in eager]
-        words["steps without a graph"] = f"{sum(eager):,} decode steps ran without one"
-    losses = [_loss(kind, words[kind], lost_ns, device_ns) for kind, lost_ns in parts.items()]
+        words, price_ns = f"{sum(eager):,} decode steps ran without one", valid[0].cost_model.eager_ns
+        losses.append(_loss("steps without a graph", words, [count * price_ns for count in eager], device_ns))
     yield from sorted(losses, key=lambda loss: -loss.share)
 
 
@@ -216,12 +214,10 @@ def _loss(kind: str, words: str, lost_ns: Sequence[int], device_ns: Sequence[int
     """The share of the summed device time, with the t interval over runs of a ratio of sums."""
     total = sum(device_ns)
     share, num = sum(lost_ns) / total if total else 0.0, len(lost_ns)
-    if num < 2 or not total:
-        return Loss(kind, words, sum(lost_ns) / NS_PER_S, share)
-    mean = total / num
+    mean = total / num or 1.0
     left = [(lost - share * device) / mean for lost, device in zip(lost_ns, device_ns, strict=True)]
-    if not any(left):
-        # Every run lost the same share, mostly none: an interval of no width would say that it is known.
+    if num < 2 or not total or not any(left):
+        # Where every run lost the same share, mostly none, an interval of no width would say that it is known.
         return Loss(kind, words, sum(lost_ns) / NS_PER_S, share)
     half = t_quantile(LEVEL, num - 1) * math.sqrt(sum(each * each for each in left) / (num - 1) / num)
     return Loss(kind, words, sum(lost_ns) / NS_PER_S, share, max(0.0, share - half), share + half)
@@ -298,11 +294,11 @@ def _reuse_in_words(figures: Sequence[RunFigures]) -> str:
     return f"{lost} of {len(again)} returning requests computed {tokens:,} tokens again{by}"
 
 
-def _padding_in_words(valid: Sequence[SealedRun], figures: Sequence[RunFigures]) -> str:
+def _padding_in_words(padding: Sequence[Counter[int]]) -> str:
     """The sizes that lose most, each with the steps that it ran for fewer requests."""
     by_size = Counter[int]()
-    for run, each in zip(valid, figures, strict=True):
-        by_size.update(_padding_ns(run, each))
+    for of_run in padding:
+        by_size.update(of_run)
     total = by_size.total()
     if total <= 0:
         return "every step ran at its own size"

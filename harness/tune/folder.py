@@ -85,9 +85,7 @@ class TuneFolder:
     def keep_explored(self, found: Explored) -> Explored:
         """Write what a search found; returns it as it will be read again."""
         self._write(EXPLORED, {"found": _EXPLORED.dump_python(found, mode="json")})
-        kept = self.explored()
-        assert kept is not None
-        return kept
+        return self._value(EXPLORED, _EXPLORED)
 
     def forget(self) -> None:
         """Remove what a search found before any run, which may show other costs and settings."""

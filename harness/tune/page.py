@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
-from harness.html import code, listing, page, rows_table, section, text
+from harness.html import code, figure, listing, page, rows_table, section, text
 from harness.model.spec import ExperimentSpec, TuneSpec
 from harness.present.report.svg import INK, MUTED, PAGE_WIDTH_IN, Sheet, condition_color
 from harness.table import interval_text, with_error
@@ -127,11 +127,14 @@ def _bars(found: TuneResult) -> str:
         rows.append(_bar(option.setup.label, after, _share_in_answer(found, option) or mean))
         note += " Both on the same plans."
     kinds = [loss.kind for loss in before.losses]
-    keys = "".join(
-        f'<span><i class="key {name}"></i>{escape(words)}</span>'
-        for name, words in [("work", "work"), *((CLASSES[kind], kind) for kind in kinds)]
-    )
-    return f'<div class="bars">{"".join(rows)}</div><p class="legend">{keys}</p><p class="caption">{escape(note)}</p>'
+    legend = _legend([("work", "work"), *((CLASSES[kind], kind) for kind in kinds)])
+    return f'<div class="bars">{"".join(rows)}</div>{legend}{text(note, "caption")}'
+
+
+def _legend(keys: Iterable[tuple[str, str]]) -> str:
+    """The meaning of each colour. keys: its class in the style sheet, and the words."""
+    spans = "".join(f'<span><i class="key {kind}"></i>{escape(words)}</span>' for kind, words in keys)
+    return f'<p class="legend">{spans}</p>'
 
 
 def _share_in_answer(found: TuneResult, option: Option) -> float | None:
@@ -188,26 +191,20 @@ def _frontier(found: TuneResult, explored: Explored) -> str:
     with Sheet() as sheet:
         svgs: list[str] = []
         for width, height, rows in ((PAGE_WIDTH_IN, 3.5, 1), (NARROW_IN, 3.2 * len(kinds), len(kinds))):
-            figure = sheet.figure(width, height)
-            drawn = figure.subplots(rows, len(kinds) // rows, sharey=rows == 1, squeeze=False).flat
+            drawing = sheet.figure(width, height)
+            drawn = drawing.subplots(rows, len(kinds) // rows, sharey=rows == 1, squeeze=False).flat
             for place, (axes, by) in enumerate(zip(drawn, kinds, strict=True)):
                 _draw(axes, found, explored, by)
                 if rows > 1 or not place:
                     axes.set_ylabel("device time, of today's")
-            svgs.append(sheet.render(figure, name="wide" if rows == 1 else "narrow", label=label))
+            svgs.append(sheet.render(drawing, name="wide" if rows == 1 else "narrow", label=label))
     caption = (
         "Grey: predicted by the first pass. Filled: predicted on plans that chose nothing. "
         f"Open, with its 95 % interval: {found.seen}. The square and the line are what runs today."
     )
-    keys = "".join(
-        f'<span><i class="key k{place}"></i>{name}: {escape(option.setup.label)}</span>'
-        for place, (name, option) in enumerate(_named(found))
-    )
-    return (
-        f'<p class="legend">{keys}</p><figure><div class="scroll wide-only">{svgs[0]}</div>'
-        f'<div class="narrow-only">{svgs[1]}</div>'
-        f"<figcaption>{caption}</figcaption></figure>"
-    )
+    keys = [(f"k{place}", f"{name}: {option.setup.label}") for place, (name, option) in enumerate(_named(found))]
+    pictures = f'<div class="scroll wide-only">{svgs[0]}</div><div class="narrow-only">{svgs[1]}</div>'
+    return _legend(keys) + figure(pictures, caption)
 
 
 def _cost_and_ttft(found: TuneResult, explored: Explored) -> str:
@@ -222,8 +219,8 @@ def _cost_and_ttft(found: TuneResult, explored: Explored) -> str:
             least = p99_ms
     label = "Predicted device time against the p99 of TTFT, with the front of both"
     with Sheet() as sheet:
-        figure = sheet.figure(PAGE_WIDTH_IN, 3.2)
-        axes = figure.subplots()
+        drawing = sheet.figure(PAGE_WIDTH_IN, 3.2)
+        axes = drawing.subplots()
         # Points that no eye tells apart are one.
         shown = {(float(f"{p99_ms:.3g}"), round(ratio, 3)) for ratio, p99_ms in explored.felt if ratio < 1.5}
         axes.plot(*zip(*shown, strict=True), ".", color=MUTED, alpha=0.35, ms=4)
@@ -235,12 +232,12 @@ def _cost_and_ttft(found: TuneResult, explored: Explored) -> str:
                 axes.plot(option.felt.ttft_p99, option.ratio.ratio, "o", color=color, ms=7)
         axes.set_xlabel("p99 of TTFT, ms")
         axes.set_ylabel("device time, of today's")
-        svg = sheet.render(figure, name="cost-ttft", label=label)
+        svg = sheet.render(drawing, name="cost-ttft", label=label)
     caption = (
         "Grey: predicted by the first pass. The line: no configuration has less of one without more of the other. "
         "Filled: predicted on plans that chose nothing. The square is what runs today."
     )
-    return f'<figure><div class="scroll">{svg}</div><figcaption>{caption}</figcaption></figure>'
+    return figure(f'<div class="scroll">{svg}</div>', caption)
 
 
 def _named(found: TuneResult) -> list[tuple[str, Option]]:

@@ -1,7 +1,6 @@
 """The path of a tune: diagnose, price, explore, confirm, answer, each stage kept in the one folder.
 
-Stages decide and return; words of theirs are in ``harness.tune.reporter``. The same command goes on after any
-interruption: sealed runs are not made again, and a search that ended is read.
+The same command goes on after any interruption: sealed runs are not made again, and a search that ended is read.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from harness.analysis.compare.stopping import sequential_status
 from harness.clock import NS_PER_S, Clock, MonotonicClock
@@ -37,21 +36,13 @@ from harness.stacks.rbln.rules.kv_rules import AUTO
 from harness.stacks.vllm.graph_flags import chosen_sizes
 from harness.stacks.vllm.launch import CORE_STEPS, utilization_for
 from harness.tune import confirm, price, sessions
-from harness.tune.answer import answer, commands, sessions_answer, tuned_text, with_declared, without_search
+from harness.tune.answer import answer, commands, first_look, sessions_answer, tuned_text, with_declared, without_search
 from harness.tune.compiling import FOLDER, Compiler, Say, about
 from harness.tune.diagnose import Diagnosis, diagnose
 from harness.tune.explore import FULL, QUICK, Effort, Explored, explore
 from harness.tune.folder import CAPACITIES, CONFIRM, EXPLORED, TuneFolder, folder_name
 from harness.tune.page import TuneResult, tune_page
 from harness.tune.plans import Question, agents_of, most_at_once, nearby_agents, question_of_run
-from harness.tune.reporter import (
-    AGENTS_AHEAD,
-    SAME_PLANS,
-    ServerLife,
-    budget_ended,
-    commonest_reason,
-    first_look,
-)
 from harness.tune.setups import Baseline, Setup, checked_levers
 from harness.tune.targets import PROPOSED, Capacity, Targets
 
@@ -64,6 +55,11 @@ SEARCH_S = 20.0
 """Seconds that a search is said to take, before it was tried."""
 MOST_SWEPT_SEQS = 64
 """Requests at once in a calibration where today's server takes fewer: its KV memory must hold them."""
+SAME_PLANS = (
+    "every plan replays the same requests, so that an interval holds for these alone; "
+    "workload.num_sessions draws fewer sessions of a recording, others each time"
+)
+AGENTS_AHEAD = "confirm: the predicted most agents at a time and one step beyond, then further out, then between"
 
 
 class Perform(Protocol):
@@ -76,6 +72,17 @@ class Perform(Protocol):
 
 class TuneStoppedError(Exception):
     """A person ended the tune; the same command goes on."""
+
+
+class ServerLife(NamedTuple):
+    """Wall seconds of a run besides its replay, and how many runs took them; of none they are assumed."""
+
+    seconds: float
+    num_runs: int
+
+    def __str__(self) -> str:
+        source = f"as {self.num_runs} runs here took" if self.num_runs else "assumed"
+        return f"{self.seconds:.0f} s for its server, {source}"
 
 
 @dataclass
@@ -204,8 +211,13 @@ class Tune:
         return confirm.blocks_within(left_s, num_conditions * self._today_s, self.settings.budget_s - left_s, most)
 
     @property
+    def folder(self) -> TuneFolder:
+        """Where every stage is kept."""
+        return TuneFolder(self.runs / folder_name(self.spec.name))
+
+    @property
     def _store(self) -> RunStore:
-        return RunStore(self.runs / folder_name(self.spec.name))
+        return RunStore(self.folder.path)
 
     @property
     def _today_s(self) -> float:
@@ -275,19 +287,19 @@ class Tune:
         settings = self.settings.model_dump(mode="json", exclude={"budget"}, exclude_defaults=True)
         asked = {"experiment": self.spec.model_dump(mode="json", exclude_defaults=True), "tune": settings}
         with one_at_a_time(self.runs, folder_name(self.spec.name), f"tuning {self.spec.name}"):
-            folder = TuneFolder.begun(self.runs, self.spec.name, asked)
-            found = self._run(folder, only_explore=only_explore)
+            TuneFolder.begun(self.runs, self.spec.name, asked)
+            found = self._run(only_explore=only_explore)
             if only_explore:
-                folder.forget()
+                self.folder.forget()
             return found
 
-    def _run(self, folder: TuneFolder, *, only_explore: bool) -> TuneResult:
+    def _run(self, *, only_explore: bool) -> TuneResult:
         diagnosis = None
         if not only_explore:
-            self._calibrate(folder)
-            diagnosis = self._diagnose(folder)
+            self._calibrate()
+            diagnosis = self._diagnose()
             if not diagnosis.has_rules:
-                return self._ended(folder, TuneResult(self.spec, without_search(diagnosis), diagnosis))
+                return self._ended(TuneResult(self.spec, without_search(diagnosis), diagnosis))
             costs = price.price_of(self.first.server, diagnosis, self._levers)
             self.say(f"price: {costs.words}")
             self.seen_as, self.shown = diagnosis.backend, diagnosis.shown
@@ -295,33 +307,33 @@ class Tune:
         else:
             self.borrowed, self.spec = price.unasked_costs(self.spec, self.first.server), self._guessed.spec
         if self.settings.goal == "sessions":
-            return self._sessions(folder, diagnosis, only_explore=only_explore)
+            return self._sessions(diagnosis, only_explore=only_explore)
         question = self.question
-        explored = self._explore(folder, lambda: explore(question, self.effort, on_progress=self.on_search))
+        explored = self._explore(lambda: explore(question, self.effort, on_progress=self.on_search))
         found = confirm.Measured(why="only explored")
         if not only_explore:
             try:
-                found = self._confirm(folder, explored)
+                found = self._confirm(explored)
             except confirm.BudgetTooShortError as error:
                 found = confirm.Measured(why=str(error))
                 self._detail(found.why)
         given = answer(self.spec, explored, found, backend=self.seen_as, borrowed=self.borrowed)
         if found.declared:
             given = with_declared(given, found.declared)
-        return self._ended(folder, TuneResult(self.spec, given, diagnosis, explored))
+        return self._ended(TuneResult(self.spec, given, diagnosis, explored))
 
-    def _begin(self, folder: TuneFolder, stage: str, words: str) -> None:
-        folder.begin(stage)
+    def _begin(self, stage: str, words: str) -> None:
+        self.folder.begin(stage)
         self.say(f"{stage}: {words}")
 
-    def _calibrate(self, folder: TuneFolder) -> None:
+    def _calibrate(self) -> None:
         """Measure today's costs where none are named and the backend can start servers."""
         if not price.needs_calibration(self.spec):
             return
-        self._begin(folder, "price", "no costs are named; a quick calibration of today's server")
+        self._begin("price", "no costs are named; a quick calibration of today's server")
         sweeps = self.sweeps
-        self._performed(sweeps, folder)
-        path = price.fitted(folder.path, list(self._store.sealed(sweeps.name)))
+        self._performed(sweeps)
+        path = price.fitted(self.folder.path, list(self._store.sealed(sweeps.name)))
         self._priced(price.Price(str(path), False, "a", ""))
         if errors := price.fit_in_words(price.fit_errors(path)):
             self._detail(errors)
@@ -334,14 +346,14 @@ class Tune:
         if costs.cost_model != self.first.server.cost_model:
             self.spec = with_costs(self.spec, costs.cost_model)
 
-    def _diagnose(self, folder: TuneFolder) -> Diagnosis:
-        self._begin(folder, "diagnose", "what today's server loses")
+    def _diagnose(self) -> Diagnosis:
+        self._begin("diagnose", "what today's server loses")
         spec = confirm.with_one_condition(self.spec, self._diagnose_name, DIAGNOSE_RUNS)
-        self._performed(spec, folder)
+        self._performed(spec)
         runs = list(self._store.sealed(spec.name))
         if not any(run.is_valid for run in runs):
             raise SpecError(
-                f"none of {len(runs)} runs is valid: {commonest_reason(runs)}",
+                f"none of {len(runs)} runs is valid: {confirm.commonest_reason(runs)}",
                 where=spec.name,
                 hint="Give the same command where that is mended, or on a quieter machine: they are made again",
             )
@@ -351,28 +363,28 @@ class Tune:
             self._detail(f"a run took {self._today_s:.0f} s: its replay and {self._life}")
         return found
 
-    def _sessions(self, folder: TuneFolder, diagnosis: Diagnosis | None, *, only_explore: bool) -> TuneResult:
+    def _sessions(self, diagnosis: Diagnosis | None, *, only_explore: bool) -> TuneResult:
         """The stages of goal = "sessions" after the price."""
         targets, question = self._targets, self.question
         assert targets is not None, "the goal was checked"
         search = cache(partial(sessions.explore_agents, question, targets, self.effort, self.on_search))
-        explored = self._explore(folder, lambda: search()[0])
-        capacities = folder.capacities(lambda: search()[1])
+        explored = self._explore(lambda: search()[0])
+        capacities = self.folder.capacities(lambda: search()[1])
         for each in capacities:
             self._details(sessions.boundary(sessions.final(question, targets), each))
         why = "only explored"
         if not only_explore:
-            capacities, why = self._measured_agents(folder, capacities)
+            capacities, why = self._measured_agents(capacities)
         given = sessions_answer(self.spec, explored, capacities, why, self.seen_as, self.borrowed)
-        return self._ended(folder, TuneResult(self.spec, given, diagnosis, explored))
+        return self._ended(TuneResult(self.spec, given, diagnosis, explored))
 
-    def _measured_agents(self, folder: TuneFolder, capacities: list[Capacity]) -> tuple[list[Capacity], str]:
+    def _measured_agents(self, capacities: list[Capacity]) -> tuple[list[Capacity], str]:
         """The capacities with what was measured, round after round until nothing lies between a number that holds and
         one that fails, or the budget ends."""
         share, most = self.settings.percentile / 100, sessions.most_agents(self.question.workload)
-        base = confirm.base_of(self.spec, folder.explored())
+        base = confirm.base_of(self.spec, self.folder.explored())
         proposed = {each.name: each.setup for each in capacities if each.name != confirm.BASE}
-        places, why = self._placed(folder, proposed, base)
+        places, why = self._placed(proposed, base)
         if len(places) < len(proposed) and confirm.place_key(self.spec):
             return capacities, why
         numbers = [max(1, each.predicted) for each in capacities]
@@ -396,19 +408,18 @@ class Tune:
             round_s = plans * run_s * sum(len(points) for _, points in wanted.values())
             file = f"agents-{number}.toml"
             # What was begun is ended, or read.
-            has_room = number == 1 or (folder.path / file).is_file() or round_s < self._left_s
+            has_room = number == 1 or (self.folder.path / file).is_file() or round_s < self._left_s
             if not wanted or not has_room:
                 break
-            spec = folder.kept_experiment(file, sessions.round_text(self.spec, wanted, plans, number))
-            if folder.frozen() is None:
-                folder.freeze({}, ["agents-1.toml", EXPLORED, CAPACITIES])
+            spec = self.folder.kept_experiment(file, sessions.round_text(self.spec, wanted, plans, number))
+            if self.folder.frozen() is None:
+                self.folder.freeze({}, ["agents-1.toml", EXPLORED, CAPACITIES])
             listed = "; ".join(f"{name} with {' and '.join(map(str, points))}" for name, (_, points) in wanted.items())
             self._begin(
-                folder,
                 "confirm",
                 f"{listed} agents at a time, {confirm.plans_in_words(spec, spec.replicates)} each{about(round_s)}",
             )
-            self._performed(spec, folder, fixed_by=folder.check_frozen(self._store.sealed()))
+            self._performed(spec, fixed_by=self.folder.check_frozen(self._store.sealed()))
             capacities = self._with_points(capacities, spec, share)
         return capacities, ""
 
@@ -429,47 +440,47 @@ class Tune:
             made.append(replace(each, points=tuple(points)))
         return made
 
-    def _explore(self, folder: TuneFolder, search: Callable[[], Explored]) -> Explored:
-        if (found := folder.explored()) is None:
-            self._begin(folder, "explore", "simulating configurations")
-            found = folder.keep_explored(search())
+    def _explore(self, search: Callable[[], Explored]) -> Explored:
+        if (found := self.folder.explored()) is None:
+            self._begin("explore", "simulating configurations")
+            found = self.folder.keep_explored(search())
         else:
             self.say("explore: as found before")
         self._details(found.lines())
         return found
 
-    def _confirm(self, folder: TuneFolder, explored: Explored) -> confirm.Measured:
+    def _confirm(self, explored: Explored) -> confirm.Measured:
         candidates, base = confirm.candidates_of(explored), confirm.base_of(self.spec, explored)
         if not candidates:
             return confirm.NOT_MEASURED
-        places, why = self._placed(folder, {name: option.setup for name, option in candidates.items()}, base)
+        places, why = self._placed({name: option.setup for name, option in candidates.items()}, base)
         without = [name for name in candidates if confirm.place_key(self.spec) and name not in places]
         candidates = {name: option for name, option in candidates.items() if name not in without}
         if not candidates:
             return confirm.Measured(why=why)
         why = f"not measured, as it has no {confirm.place_key(self.spec)}: {', '.join(without)}" if without else ""
         most = 0 if self._targets is None else sessions.plans_needed(*self._targets)
-        blocks = confirm.LEAST_BLOCKS if folder.frozen() else self._blocks(1 + len(candidates), most=most)
+        blocks = confirm.LEAST_BLOCKS if self.folder.frozen() else self._blocks(1 + len(candidates), most=most)
         wanted = confirm.Measurement(candidates, blocks, base, places, self.channel)
         self._hold(wanted)
-        spec = confirm.freeze(folder, self.spec, wanted)
+        spec = confirm.freeze(self.folder, self.spec, wanted)
         beside = f"{len(candidates)} candidate{'s' * (len(candidates) != 1)}"
         most_s = (1 + len(candidates)) * spec.replicates * self._today_s
         what = f"today's server and {beside} on at most {confirm.plans_in_words(spec, spec.replicates)}{about(most_s)}"
-        self._begin(folder, "confirm", what)
-        fixed_by, left_s = folder.check_frozen(self._store.sealed(spec.name)), self._left_s
-        self._performed(spec, folder, until_decided=True, fixed_by=fixed_by)
+        self._begin("confirm", what)
+        fixed_by, left_s = self.folder.check_frozen(self._store.sealed(spec.name)), self._left_s
+        self._performed(spec, until_decided=True, fixed_by=fixed_by)
         runs = list(self._store.sealed(spec.name))
         status = sequential_status(spec, runs, spec.stop) if runs and spec.stop else None
         if self.is_over and not (status and status.is_decided):
             given_s = self.settings.budget_s
             minutes = max(math.ceil((given_s - left_s + most_s / confirm.LAST_START) / 60), int(given_s // 60) + 1)
             has_room = f"--budget {minutes}min has room for all {spec.replicates} plans"
-            why = f"{budget_ended(self.settings.budget, status)}; {has_room}"
+            why = f"{confirm.budget_ended(self.settings.budget, status)}; {has_room}"
             self._detail(why)
         if num_invalid := sum(not run.is_valid for run in runs):
             dropped = f"{num_invalid} of {len(runs)} runs are INVALID and do not count"
-            self._detail(f"{dropped}: {commonest_reason(runs)}")
+            self._detail(f"{dropped}: {confirm.commonest_reason(runs)}")
         shown = tuple(map(partial(self._with_share, runs), confirm.confirmed(spec, runs, status))) if status else ()
         for each in shown:
             self._details(each.lines())
@@ -497,19 +508,19 @@ class Tune:
             for line in commands(self.spec, setup, base, self.seen_as)
         ]
 
-    def _placed(self, folder: TuneFolder, setups: Mapping[str, Setup], base: Baseline) -> tuple[dict[str, str], str]:
+    def _placed(self, setups: Mapping[str, Setup], base: Baseline) -> tuple[dict[str, str], str]:
         """The address or the compiled model of each candidate that has one, and why others have none.
 
         Those that were given or measured before stay; what can be compiled here is compiled.
         """
         if unknown := sorted(self.candidates.keys() - setups):
             raise unknown_name("candidate", unknown[0], setups)
-        places = {**folder.places(confirm.place_key(self.spec)), **self.candidates}
+        places = {**self.folder.places(confirm.place_key(self.spec)), **self.candidates}
         missing = {name: setup for name, setup in setups.items() if name not in places}
-        if not missing or folder.frozen() or not confirm.place_key(self.spec):
+        if not missing or self.folder.frozen() or not confirm.place_key(self.spec):
             return places, ""
         if compiler := self._compiler(base):
-            return self._compiled(folder, compiler, missing, places)
+            return self._compiled(compiler, missing, places)
         if places:
             return places, ""
         self._details(self._commands(missing, base))
@@ -524,7 +535,7 @@ class Tune:
         if confirm.place_key(self.spec) != "artifact":
             return None
         try:
-            return Compiler.of(self.spec.backend, base, self.runs / folder_name(self.spec.name) / FOLDER)
+            return Compiler.of(self.spec.backend, base, self.folder.path / FOLDER)
         except HarnessError as error:
             self._detail(f"nothing is compiled here: {error}")
             return None
@@ -543,11 +554,11 @@ class Tune:
         return compiler.needed(setups, lambda line: self._detail(f"compile: {line}"))
 
     def _compiled(
-        self, folder: TuneFolder, compiler: Compiler, setups: Mapping[str, Setup], places: Mapping[str, str]
+        self, compiler: Compiler, setups: Mapping[str, Setup], places: Mapping[str, str]
     ) -> tuple[dict[str, str], str]:
         """The places with those of the models that are compiled now, and why the stack refuses others. What may be
         mended raises its error, so that nothing is fixed before the same command tried again."""
-        self._begin(folder, "compile", "the models of the candidates")
+        self._begin("compile", "the models of the candidates")
         seconds = compiler.needed(setups, self._detail)
         if seconds:
             self._blocks(1 + len(setups) + len(places), seconds)
@@ -575,20 +586,20 @@ class Tune:
             where = f"{'--candidate ' * bool(self.candidates)}{error.where or ''}".strip() or None
             raise SpecError(error.what, where=where, hint=hint) from error
 
-    def _performed(self, spec: ExperimentSpec, folder: TuneFolder, **options: Any) -> ExperimentOutcome:
+    def _performed(self, spec: ExperimentSpec, **options: Any) -> ExperimentOutcome:
         """The experiment with all its runs; runs that a busy machine made INVALID are repeated.
 
         RunInvalidError where the server makes every run INVALID; the next call makes such runs again.
         """
         before = self._store.sealed(spec.name)
         mended = {"retry_invalid": True} if any(lasting_fault(run) or failed_alike(run) for run in before) else {}
-        outcome = self.perform(spec, folder.path, self.until_ns, **options, **mended)
+        outcome = self.perform(spec, self.folder.path, self.until_ns, **options, **mended)
         # Under a rule they were repeated before it looked.
         for _ in range(0 if options.get("until_decided") else RETRIES):
             if outcome.was_interrupted or all(will_fail_again(run) for run in outcome.invalid_runs):
                 break
             self.repeated_s += sum(map(sum, wall_seconds(outcome.invalid_runs)))
-            outcome = self.perform(spec, folder.path, self.until_ns, retry_invalid=True, **options)
+            outcome = self.perform(spec, self.folder.path, self.until_ns, retry_invalid=True, **options)
         if outcome.ended_by:
             hint = "Then give the same command; of a changed file with --runs of a new folder"
             raise RunInvalidError(outcome.ended_by, where=spec.name, hint=hint)
@@ -614,18 +625,18 @@ class Tune:
     def _left_s(self) -> float:
         return max(0.0, (self.until_ns - self.clock.now_ns()) / NS_PER_S)
 
-    def _ended(self, folder: TuneFolder, found: TuneResult) -> TuneResult:
+    def _ended(self, found: TuneResult) -> TuneResult:
         """Write the answer's files; with the losses of the chosen configuration, where it was measured."""
         runs = list(self._store.sealed(f"{self.spec.name[:56]}-confirm"))
         chosen = next((name for name, option in found.candidates.items() if option == found.answer.option), "")
         if any(run.is_valid and run.condition == chosen for run in runs):
             found = found._replace(before=diagnose(runs, confirm.BASE), after=diagnose(runs, chosen))
-        places = {} if found.answer.option is None else folder.places("artifact")
+        places = {} if found.answer.option is None else self.folder.places("artifact")
         misfit = price.misfit_of(self.first.server.cost_model) if found.explored and not self.borrowed else ""
         made = replace(found.answer, artifact=places.get(chosen) or places.get(PROPOSED, ""), misfit=misfit)
         made = replace(made, rests=" ".join(filter(None, (made.rests, misfit, self._memory_in_words(found)))))
         found = found._replace(answer=made)
-        folder.end(made.state, tuned_text(self.spec, made, found.base), tune_page(found))
+        self.folder.end(made.state, tuned_text(self.spec, made, found.base), tune_page(found))
         return found
 
     def _memory_in_words(self, found: TuneResult) -> str:

@@ -207,7 +207,8 @@ class Space:
         for place, rung in enumerate(rungs):
             setup = start._replace(**{self.memory: rung})
             if not self._fits(setup):
-                self._note_misfit(setup)
+                needs = f"{self.base.memory_gib(setup):.1f} GiB of {self.question.memory_gib:g} GiB per device"
+                self._misfit = self._misfit or f"more do not fit ({needs})"
                 setup = self._largest_that_fits(setup, rungs[place - 1]) if place else setup
             if not self._fits(setup):
                 return
@@ -216,10 +217,6 @@ class Space:
                 yield setup
             if getattr(setup, self.memory) != rung or self.value(self._bound(setup)) - least <= SAME * abs(least):
                 return
-
-    def _note_misfit(self, setup: Setup) -> None:
-        needs = f"{self.base.memory_gib(setup):.1f} GiB of {self.question.memory_gib:g} GiB per device"
-        self._misfit = self._misfit or f"more do not fit ({needs})"
 
     def _largest_that_fits(self, setup: Setup, low: int) -> Setup:
         """Between ``low``, which fits, and the memory of ``setup``, which does not."""

@@ -12,13 +12,12 @@ from harness.analysis.compare.drawn import DrawnRatio
 from harness.errors import ExitCode, RecordsError
 from harness.model.spec import ExperimentSpec, parse_experiment
 from harness.model.spec.base import tomllib
-from harness.tune.answer import answer, to_copy, tuned_text
+from harness.tune.answer import answer, first_look, to_copy, tuned_text
 from harness.tune.confirm import BEST, SMALLEST, Confirmed, Measured, base_of
 from harness.tune.explore import Explored
 from harness.tune.folder import TuneFolder
 from harness.tune.page import TuneResult, tune_page, unbroken
 from harness.tune.predict import Option
-from harness.tune.reporter import first_look
 from harness.tune.setups import Baseline, Setup
 from harness.tune.targets import Capacity
 from tests.tune.test_price import SEEN
