@@ -112,23 +112,17 @@ def calibrate(
 
 def _tables(experiment: Path | None, changes: Sequence[str]) -> tuple[ServerSpec, dict[str, Any], float]:
     """The server to calibrate, further tables of the sweeps' experiment, and the time scale of the given one."""
-
-    from pydantic import ValidationError
-
-    from harness.model.spec import ServerSpec, describe_validation_error, load_toml
+    from harness.model.spec import ServerSpec, load_toml
     from harness.model.spec.changes import override_table
     from harness.runner.calibrate import SECTIONS
 
     table = {} if experiment is None else load_toml(experiment)
-    try:
-        named = [change if change.startswith(("server.", *SECTIONS)) else f"server.{change}" for change in changes]
-        given = override_table({"server": table.get("server", {})}, named)
-        server = ServerSpec.model_validate(given.pop("server"))
-        if server.is_paged and "cost_model" not in server.model_fields_set:
-            server = server.model_copy(update={"cost_model": PACE_OF_VLLM})
-    except ValidationError as error:
-        hint = "See `harness explain experiment` for every key"
-        raise SpecError(describe_validation_error(error), where="server", hint=hint) from error
+    named = [change if change.startswith(("server.", *SECTIONS)) else f"server.{change}" for change in changes]
+    given = override_table({"server": table.get("server", {})}, named)
+    hint = "See `harness explain experiment` for every key"
+    server = ServerSpec.from_table(given.pop("server"), where="server", hint=hint)
+    if server.is_paged and "cost_model" not in server.model_fields_set:
+        server = server.model_copy(update={"cost_model": PACE_OF_VLLM})
     return server, given, float(table.get("time_scale", 1.0))
 
 

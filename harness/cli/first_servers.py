@@ -60,17 +60,12 @@ class Shown:
         return not is_paged(self.values.get("rules", "")) or "cost_model" in self.values
 
 
-@dataclass(frozen=True)
-class StackEvidence:
-    """What is known of a server beside what it shows. stack: as the user says. recorded: the server of a recording."""
-
-    stack: ServingStack | None = None
-    recorded: RecordedServer | None = None
-
-
-def experiment_on(urls: Sequence[str], api_key_env: str, wait_s: float, evidence: StackEvidence) -> FirstExperiment:
+def experiment_on(
+    urls: Sequence[str], api_key_env: str, wait_s: float, stack: ServingStack | None, recorded: RecordedServer | None
+) -> FirstExperiment:
     """A first experiment on one server, or on two that are compared. A server that is starting is waited for.
 
+    stack: as the user says. recorded: the server of a recording.
     Raises ServerError where one cannot be measured, SpecError where they are too many or the same, or where nothing
     shows which stack serves.
     """
@@ -85,7 +80,7 @@ def experiment_on(urls: Sequence[str], api_key_env: str, wait_s: float, evidence
     for server in servers:
         await_server(server, wait_s)
     reports, form = _probed(servers)
-    shown = [_shown(server, report, evidence) for server, report in zip(servers, reports, strict=True)]
+    shown = [_shown(server, report, stack, recorded) for server, report in zip(servers, reports, strict=True)]
     start = FirstExperiment(
         about=ABOUT,
         limits=() if all(report.has_metrics for report in reports) else (NO_METRICS,),
@@ -147,15 +142,17 @@ def _names(first: str, second: str) -> tuple[str, str]:
     return "first", "second"
 
 
-def _shown(server: ServerSpec, report: ProbeReport, evidence: StackEvidence) -> Shown:
+def _shown(
+    server: ServerSpec, report: ProbeReport, said: ServingStack | None, recording: RecordedServer | None
+) -> Shown:
     """What one server shows of its settings; what it does not show, as its recording does."""
     from harness.runner.backends.attached import AttachedBackend, facts_of
     from harness.runner.backends.base import SLOT_TOKENS
 
     facts = facts_of(server)
-    stack = _stack_of(server, evidence, facts)
+    stack = _stack_of(server, said, recording, facts)
     values = shown = AttachedBackend().all_shown(server, stack, facts)
-    recorded = evidence.recorded.settings if evidence.recorded is not None and stack is ServingStack.vllm else {}
+    recorded = recording.settings if recording is not None and stack is ServingStack.vllm else {}
     comments = dict.fromkeys(recorded.keys() - values.keys(), "by its recording, not shown now")
     differing = {key: value for key, value in recorded.items() if key in values and values[key] != value}
     comments |= {key: f"shown by the server; when it was recorded: {value}" for key, value in differing.items()}
@@ -209,19 +206,20 @@ def _longest(settings: Mapping[str, Any]) -> tuple[int, bool]:
     return longest, 256 <= longest <= MOST_CONTEXT_TOKENS and longest % 128 == 0
 
 
-def _stack_of(server: ServerSpec, evidence: StackEvidence, facts: LaunchFacts) -> ServingStack | None:
+def _stack_of(
+    server: ServerSpec, said: ServingStack | None, recording: RecordedServer | None, facts: LaunchFacts
+) -> ServingStack | None:
     """Which stack serves; None where it is no vLLM. SpecError where a vLLM shows neither, or another than is said."""
     from harness.runner.backends.attached import AttachedBackend
 
     found, by = AttachedBackend().stack_shown(server, facts)
-    recorded = None if evidence.recorded is None else evidence.recorded.stack
-    said = {"--stack": evidence.stack, "the recording": recorded}
-    for where, stack in said.items():
+    recorded = None if recording is None else recording.stack
+    for where, stack in (("--stack", said), ("the recording", recorded)):
         if stack and found and stack != found:
             names = {ServingStack.vllm: "vLLM itself", ServingStack.rbln: "vllm-rbln"}
             what = f"is {names[found]} by {by}, and {names[stack]} by {where}"
             raise SpecError(what, where=server.url, hint="Name the server that was meant, or leave the other out")
-    stack = found or evidence.stack or recorded
+    stack = found or said or recorded
     if stack is None and by:
         raise SpecError(
             "nothing that it shows tells vLLM itself from vllm-rbln",

@@ -63,31 +63,23 @@ def drawn(start: FirstExperiment) -> Workload:
     return Workload(tuple(lines))
 
 
-@dataclass(frozen=True)
-class Recordings:
-    """What is asked of recorded agents.
-
-    agents: so many at once, several of them with one recording; 0: each recording once. takes_rules: whether the server
-    takes other rules without being another one.
-    """
-
-    agents: int = 0
-    takes_rules: bool = False
-
-
-def recorded(wanted: Recordings, read: ReadTrace, start: FirstExperiment, predicted: Predicted) -> Workload:
+def recorded(
+    read: ReadTrace, start: FirstExperiment, predicted: Predicted, agents: int = 0, *, takes_rules: bool = False
+) -> Workload:
     """The sessions of a recorded trace. read: from ``read_trace_of``.
 
     Lengths are divided where they are too long. Where the whole takes longer than some minutes, less of it is replayed.
+    agents: so many at once, several of them with one recording; 0: each recording once. takes_rules: whether the server
+    takes other rules without being another one.
     """
     from harness.model.spec.server import MOST_CONTEXT_TOKENS
     from harness.runner.backends.base import SLOT_TOKENS
 
-    agents, (written, trace, notes) = wanted.agents, read
+    written, trace, notes = read
     requests = [request for recording in trace.recordings for request in recording.requests]
     longest = max(request.prompt_tokens + request.generate_tokens for request in requests)
     shared = _shared(trace)
-    server = _reusing(shared) if wanted.takes_rules and shared >= SHARED_SHARE else ()
+    server = _reusing(shared) if takes_rules and shared >= SHARED_SHARE else ()
     room_tokens = MOST_CONTEXT_TOKENS if server else start.room_tokens
     # Lengths are rounded up, prompt and answer each.
     divisor = 1 if longest <= room_tokens else -(-longest // (room_tokens - 2))

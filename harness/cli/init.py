@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from harness.cli.doctor import DEFAULT_WAIT, StackOption, WaitOption, seconds_to_wait
-from harness.cli.first_sessions import Recordings, Workload, drawn, imported_file, read_trace_of, recorded
+from harness.cli.first_sessions import Workload, drawn, imported_file, read_trace_of, recorded
 from harness.cli.inputs import (
     BlockTokensOption,
     LengthsOption,
@@ -205,7 +205,7 @@ def to_be_tuned(draft: Draft) -> Draft:
 
 def _draft(name: str, asked: DraftInputs) -> Draft:
     """The first experiment of a server or a backend, on drawn or recorded sessions."""
-    from harness.cli.first_servers import StackEvidence, experiment_on, started_as_recorded
+    from harness.cli.first_servers import experiment_on, started_as_recorded
     from harness.model.traces.account import ReadOptions
     from harness.runner.backends import backend_named
     from harness.stacks.vllm.step_log import recorded_server
@@ -216,18 +216,21 @@ def _draft(name: str, asked: DraftInputs) -> Draft:
     server = recorded_server(Path(asked.source)) if asked.source else None
     read = read_trace_of(asked.source, name, asked.options or ReadOptions()) if asked.source else None
     if asked.urls:
-        start = experiment_on(asked.urls, asked.api_key_env, asked.wait_s, StackEvidence(asked.stack, server))
+        start = experiment_on(asked.urls, asked.api_key_env, asked.wait_s, asked.stack, server)
     elif kind_named(kind).has_observer and server is not None and server.stack is ServingStack.vllm:
         start = started_as_recorded(start, server)
     if read is None:
         return Draft(name, kind, start, drawn(start))
     takes_rules = start.sets_slot_tokens and not kind_named(kind).has_stack
-    wanted = Recordings(asked.agents, takes_rules)
     is_recorded = server is not None and (len(asked.urls) == 1 or kind_named(kind).has_observer)
     has_costs = not is_recorded or any("cost_model" in line for line, _ in start.server)
     lines, note = ((), "") if has_costs else _recorded_costs(name, asked.source)
     start = replace(start, server=(*start.server, *lines))
-    workload = recorded(wanted, read, start, lambda tried: Draft(name, kind, start, tried).predicted_s())
+
+    def predicted_s(tried: Workload) -> float:
+        return Draft(name, kind, start, tried).predicted_s()
+
+    workload = recorded(read, start, predicted_s, asked.agents, takes_rules=takes_rules)
     return Draft(name, kind, start, replace(workload, notes=(*workload.notes, *start.notes, *filter(None, [note]))))
 
 
@@ -348,13 +351,12 @@ def _with_best_change(draft: Draft) -> Draft:
 
     (run,) = draft.planned().by_condition["base"]
     memory = "num_gpu_blocks" if run.server.is_paged else "kv_slots"
+    proposal, note = None, f"simulated: no change of memory or sizes saves {100 * MARGIN:g} % on it"
     try:
-        found = explore(question_of_run(run, (memory, "decode_buckets")), QUICK)
+        proposal = explore(question_of_run(run, (memory, "decode_buckets")), QUICK).smallest
     except SpecError:
         note = "these are more requests than a quick search takes"
-        return draft.asking(draft.start.question, draft.start.other, f"{note}; the file asks: {draft.start.question}")
-    if (proposal := found.smallest) is None:
-        note = f"simulated: no change of memory or sizes saves {100 * MARGIN:g} % on it"
+    if proposal is None:
         return draft.asking(draft.start.question, draft.start.other, f"{note}; the file asks: {draft.start.question}")
     return _with_keys(
         draft, Baseline(run.server).keys(proposal.setup), proposal.words, f"simulated: {proposal.sentence}"

@@ -9,6 +9,7 @@ import re
 import shlex
 import textwrap
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -93,8 +94,6 @@ RecordedWaitsOption = Annotated[
 LengthsOption = Annotated[
     str, typer.Option(help="What input_length counts in sessions without names of blocks: new or whole.")
 ]
-
-
 SinceOption = Annotated[
     str, typer.Option("--since", metavar="TIME", help="Sessions that begin so long after the first: 90s, 5min, 26h.")
 ]
@@ -126,43 +125,31 @@ def trace_import(
 
     Example: `harness trace import ~/.claude/projects -o my-agents.jsonl`
     """
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+
     from harness.inputs import standard_input_as_file
-    from harness.model.traces.importing import check_new
+    from harness.model.traces.importing import check_new, import_trace
     from harness.model.traces.recording import is_trace
 
     check_trace_format(kind)
     options = read_options(block_tokens, time_unit, waits, lengths, since, until)
     if not is_trace(output):
         check_new(output, may_replace=force)
-    if Path("-") not in sources:
-        _import(sources, output, kind, name, options, may_replace=force)
-        return
-    with standard_input_as_file() as piped:
+    columns, console = (BarColumn(), DownloadColumn(), TimeRemainingColumn()), new_console(stderr=True)
+    with standard_input_as_file() if Path("-") in sources else nullcontext(Path("-")) as piped:
         files = [piped if source == Path("-") else source for source in sources]
-        _import(files, output, kind, name, options, may_replace=force)
-
-
-def _import(
-    sources: list[Path], output: Path, kind: str, name: str, options: ReadOptions, *, may_replace: bool
-) -> None:
-    """Import with a progress bar, and print what was read."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
-
-    from harness.model.traces.importing import import_trace
-
-    total = sum(path.stat().st_size for source in sources for path in _files(source))
-    console = new_console(stderr=True)
-    with Progress(BarColumn(), DownloadColumn(), TimeRemainingColumn(), console=console, transient=True) as bar:
-        task = bar.add_task("", total=total)
-        head, notes = import_trace(
-            sources,
-            output,
-            name=name or output.stem,
-            kind=kind,
-            progress=lambda done: bar.advance(task, done),
-            options=options,
-            may_replace=may_replace,
-        )
+        total = sum(path.stat().st_size for source in files for path in _files(source))
+        with Progress(*columns, console=console, transient=True) as bar:
+            task = bar.add_task("", total=total)
+            head, notes = import_trace(
+                files,
+                output,
+                name=name or output.stem,
+                kind=kind,
+                progress=lambda done: bar.advance(task, done),
+                options=options,
+                may_replace=force,
+            )
     for line in import_notes(output, head, notes):
         print_folded(line)
     _show(str(output))
@@ -200,15 +187,16 @@ def trace_formats(name: Annotated[str, typer.Argument(help="A format; without, a
     """
     from harness.model.traces.importing import TRACE_FORMATS
 
-    if name:
-        check_trace_format(name)
-    for each in [name] if name and name != "auto" else TRACE_FORMATS:
-        print_folded(f"{each}: {TRACE_FORMATS[each].description}")
-        if held_to := TRACE_FORMATS[each].held_to:
-            print_folded(f"  held to: {held_to}; rows of a newer release are labelled")
-        for line in TRACE_FORMATS[each].not_promised:
+    check_trace_format(name or "auto")
+    for each, form in TRACE_FORMATS.items():
+        if name not in ("", "auto", each):
+            continue
+        print_folded(f"{each}: {form.description}")
+        if form.held_to:
+            print_folded(f"  held to: {form.held_to}; rows of a newer release are labelled")
+        for line in form.not_promised:
             print_folded(f"  not promised: {line}")
-        for kind, reason in TRACE_FORMATS[each].passed.items():
+        for kind, reason in form.passed.items():
             print_folded(f"  passed over: {kind}: {reason}")
 
 
@@ -285,18 +273,11 @@ def trace_export(
 
 def _show_what_fits(trace: str, max_context: int, scale: str) -> None:
     """What a plan with this scale and context takes of the trace, and what it leaves out."""
-    from pydantic import ValidationError
-
     from harness.model.experiment import build_plan
     from harness.model.spec import WorkloadSpec
-    from harness.model.spec.base import describe_validation_error
 
     given = {"source": "trace", "trace": trace, "scale": scale, "max_context_tokens": max_context}
-    try:
-        workload = WorkloadSpec.model_validate(given)
-    except ValidationError as error:
-        raise SpecError(describe_validation_error(error, WorkloadSpec), where="--scale, --max-context") from error
-    plan = build_plan(workload, 0, 0)
+    plan = build_plan(WorkloadSpec.from_table(given, where="--scale, --max-context"), 0, 0)
     print_folded(f"at scale {scale}: {plan.num_requests} requests in {plan.num_sessions} sessions")
     print_folded(f"  left out: {plan.provenance['left_out'] or 'nothing'}")
 

@@ -104,7 +104,7 @@ def table(
         return
     summary = _summarised(held_to(sealed, session_target), time_in_steps=time_in_steps, costs=costs)
     if form is not TableForm.text:
-        print_text(_figures_written(summary, form, figures), end="")
+        print_text(figures_written(summary, form, figures), end="")
         return
     out = terminal()
     if standing := standing_of(archive_of(sealed[0]) or runs):
@@ -115,13 +115,6 @@ def table(
     for shown in _tables(summary, figures):
         out.print(on_terminal(shown, out.width))
         out.print()
-
-
-def conditions_written(sealed: Sequence[SealedRun], form: TableForm) -> str:
-    """A row per condition: every column for programs, the terminal's tables for documents."""
-    from harness.analysis.summary import summarise
-
-    return _figures_written(summarise(sealed), form, "conditions")
 
 
 def _summarised(sealed: Sequence[SealedRun], *, time_in_steps: bool, costs: str) -> ExperimentSummary:
@@ -145,7 +138,8 @@ def _summarised(sealed: Sequence[SealedRun], *, time_in_steps: bool, costs: str)
     return summary
 
 
-def _figures_written(summary: ExperimentSummary, form: TableForm, figures: Figures) -> str:
+def figures_written(summary: ExperimentSummary, form: TableForm, figures: Figures = "conditions") -> str:
+    """A row per condition: every column for programs, the terminal's tables for documents."""
     from harness.present.report.terminal import for_documents
 
     if form in (TableForm.csv, TableForm.json):

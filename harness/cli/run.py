@@ -136,8 +136,9 @@ def perform(
 
     again: the command that continues it. options: of ``run_experiment``.
     """
+    from harness.analysis.summary import summarise
     from harness.cli.progress import watched
-    from harness.cli.results import conclude, conditions_written
+    from harness.cli.results import conclude, figures_written
     from harness.present.report.page import check_report_page
     from harness.runner import run_experiment
 
@@ -152,7 +153,7 @@ def perform(
     if outcome.runs:
         suggested = conclude(console, outcome.runs, page, spec.title or spec.name, source=source)
         if form is not TableForm.text:
-            print_text(conditions_written(outcome.runs, form), end="")
+            print_text(figures_written(summarise(outcome.runs), form), end="")
     code = _exit_code(console, outcome, f"{again} --runs {runs}")
     if code is ExitCode.PASS and options.get("authorization") is not None:
         say(console, f"decide it: harness decide {spec.name} --runs {runs}", markup=False)

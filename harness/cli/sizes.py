@@ -60,19 +60,16 @@ def sizes(
         known = ", ".join(GraphFlags.model_fields)
         raise SpecError(f"{others[0]!r} sets no flag of captured sizes", where="--set", hint=f"Known: {known}")
     given = override_table({}, own) | ({"release": release} if release else {})
-    seen: dict[str, list[str]] = {}
-    shown: dict[str, Any] = {}
-    named = [*_servers(experiment, others, url, recording)]
-    for name, values in (("--set", {}), *named):
+    seen: dict[GraphFlags, list[str]] = {}
+    for name, values in (("--set", {}), *_servers(experiment, others, url, recording)):
         try:
             flags = graph_flags({**values, **given})
         except ValueError as error:
             raise SpecError(str(error), where=f"flags of {name}", hint=BY_HAND) from error
         if name != "--set":
-            shown[repr(flags)] = flags
-            seen.setdefault(repr(flags), []).append(name)
-    for key, names in seen.items():
-        _print(", ".join(names), shown[key])
+            seen.setdefault(flags, []).append(name)
+    for flags, names in seen.items():
+        _print(", ".join(names), flags)
     if experiment is not None:
         _print_compiled(experiment_with(experiment, others)[0], given)
     if recording and (config := _recorded_acceptance(Path(recording))):

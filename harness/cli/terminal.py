@@ -60,9 +60,10 @@ def print_bytes(data: bytes) -> None:
         sys.stdout.buffer.write(data)
 
 
-def terminal_width() -> int:
-    """Columns of standard output, for what is drawn without rich."""
-    return shutil.get_terminal_size().columns if _has_width(sys.stdout) else PIPE_WIDTH
+def terminal_width(*, is_error: bool = False) -> int:
+    """Columns of standard output, or error, for what is drawn without rich."""
+    has_width = _has_width(sys.stderr if is_error else sys.stdout)
+    return shutil.get_terminal_size().columns if has_width else PIPE_WIDTH
 
 
 def _has_width(stream: TextIO) -> bool:
@@ -85,10 +86,8 @@ def say(
 
 def print_folded(text: str = "", *, hang: int | None = None, is_error: bool = False) -> None:
     """Print lines for people, folded between words where the output has a width; hang: spaces before what folds."""
-    stream = sys.stderr if is_error else sys.stdout
-    width = shutil.get_terminal_size().columns if _has_width(stream) else PIPE_WIDTH
     for line in escape_controls(text).split("\n"):
-        print(*folded(line, width, hang), sep="\n", file=stream, flush=True)
+        print_text("\n".join(folded(line, terminal_width(is_error=is_error), hang)), is_error=is_error)
 
 
 def print_with_comment(line: str, comment: str, *, gap: int = 4) -> None:

@@ -105,11 +105,10 @@ def tune(
         tell(note)
     with time_left("searching") as on_search:
         made = Tune(spec, runs, _performer(source), tell, on_search, candidates=_places(candidate or []))
+        if dry_run or only is None:
+            made.forecast()
         if dry_run:
-            made.forecast()
             return
-        if only is None:
-            made.forecast()
         try:
             found = made.run(only_explore=only == "explore").answer
         except (TuneStoppedError, KeyboardInterrupt):

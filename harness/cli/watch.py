@@ -66,15 +66,16 @@ def view(runs: Path, width: int) -> RenderableType:
     for experiment in sorted({run.experiment for run in sealed} | {folder.parent.parent.name for folder in making}):
         mine = [run for run in sealed if run.experiment == experiment]
         num_invalid = sum(not run.is_valid for run in mine)
-        folders = [folder for folder in making if folder.parent.parent.name == experiment] or [None]
+        folders = [folder for folder in making if folder.parent.parent.name == experiment]
         for folder in folders:
-            seen = None if folder is None else glance(folder)
-            label = "" if folder is None else f"{folder.parent.name}/{folder.name.removesuffix(layout.PARTIAL)}"
-            mark = None if folder is None else living_mark(folder)
-            label = label if mark is None else f"dev{mark['device']} {label}"
-            done = "" if seen is None or seen.num_finished is None else str(seen.num_finished)
-            now = "nothing" if seen is None else ": ".join(filter(None, (seen.stand_in, seen.in_words())))
+            seen, label = glance(folder), f"{folder.parent.name}/{folder.name.removesuffix(layout.PARTIAL)}"
+            if (mark := living_mark(folder)) is not None:
+                label = f"dev{mark['device']} {label}"
+            done = "" if seen.num_finished is None else str(seen.num_finished)
+            now = ": ".join(filter(None, (seen.stand_in, seen.in_words())))
             rows.append((experiment, len(mine), num_invalid, label, done, now))
+        if not folders:
+            rows.append((experiment, len(mine), num_invalid, "", "", "nothing"))
     caption = "n, bucket: of the latest decode step; done: requests, as the server counts them"
     columns = ("experiment", "sealed", "INVALID", "running", "done", "now")
     return to_rich(Table(f"Runs in {runs}", caption, columns, tuple(rows)), width)

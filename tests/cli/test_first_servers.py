@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
-from harness.cli.first_servers import StackEvidence, experiment_on
+from harness.cli.first_servers import experiment_on
 from harness.cli.tree import app
 from harness.errors import SpecError
 from harness.kinds import ServingStack
@@ -111,8 +111,8 @@ def test_each_drawn_difference_of_a_server_and_its_recording_is_named_with_both_
             labels = {LABELS.get(name, name): shown[name] for name in VALUES if name != "slot_tokens"}
             again = a_vllm(cast("int", shown["slot_tokens"]), **labels)
             server.metrics, server.max_model_len = again.metrics, again.max_model_len
-            evidence = StackEvidence(None, RecordedServer("0.32.0", ServingStack.vllm, recorded, is_eager=False))
-            found = experiment_on([running.url], "", 0.0, evidence)
+            server_then = RecordedServer("0.32.0", ServingStack.vllm, recorded, is_eager=False)
+            found = experiment_on([running.url], "", 0.0, None, server_then)
             assert found.notes == (f"{running.url}: {key} = {recorded[key]} when it was recorded, {shown[key]} now",)
             named = [(line, comment) for line, comment in found.server if "when it was recorded" in comment]
             assert named == [

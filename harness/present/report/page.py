@@ -32,17 +32,9 @@ from harness.kinds import kind_of_run
 from harness.measure.records.run import SealedRun
 from harness.model.spec import factors_text
 from harness.outputs import check_output, write_atomic
-from harness.present.report import glossary
+from harness.present.report import glossary, plots
 from harness.present.report.answers import DASH, answers, bound_words, count, fixed, interval_legend, short_ms
 from harness.present.report.latency_plots import lateness_plot, serving_plot, sweep_plot
-from harness.present.report.plots import (
-    cost_plot,
-    device_plot,
-    reuse_by_wait_plot,
-    reuse_plot,
-    sequence_plot,
-    step_histograms,
-)
 from harness.present.report.svg import Sheet
 from harness.present.report.terminal import for_documents, sessions_tables, share_cells
 from harness.present.report.timeline import (
@@ -65,17 +57,17 @@ def plots_of(view: ReportView) -> dict[str, str]:
     """Each plot as SVG by its name; "" where there is nothing to draw."""
     limits = (_limit(view, LAG_P99), _limit(view, START_SPREAD))
     draw: dict[str, Callable[[Sheet], str]] = {
-        "cost": lambda sheet: cost_plot(sheet, view),
-        "cost_narrow": lambda sheet: cost_plot(sheet, view, is_narrow=True),
-        "steps": lambda sheet: step_histograms(sheet, view),
+        "cost": lambda sheet: plots.cost_plot(sheet, view),
+        "cost_narrow": lambda sheet: plots.cost_plot(sheet, view, is_narrow=True),
+        "steps": lambda sheet: plots.step_histograms(sheet, view),
         "serving": lambda sheet: serving_plot(sheet, view),
-        "reuse_by_wait": lambda sheet: reuse_by_wait_plot(sheet, view),
-        "reuse_by_wait_narrow": lambda sheet: reuse_by_wait_plot(sheet, view, is_narrow=True),
-        "reuse": lambda sheet: reuse_plot(sheet, view),
+        "reuse_by_wait": lambda sheet: plots.reuse_by_wait_plot(sheet, view),
+        "reuse_by_wait_narrow": lambda sheet: plots.reuse_by_wait_plot(sheet, view, is_narrow=True),
+        "reuse": lambda sheet: plots.reuse_plot(sheet, view),
         "lateness": lambda sheet: lateness_plot(sheet, view, limits),
         "sweep": lambda sheet: sweep_plot(sheet, view),
-        "sequence": lambda sheet: sequence_plot(sheet, view.status, view.summary.place_of),
-        "devices": lambda sheet: device_plot(sheet, view.summary),
+        "sequence": lambda sheet: plots.sequence_plot(sheet, view.status, view.summary.place_of),
+        "devices": lambda sheet: plots.device_plot(sheet, view.summary),
     }
     names = list(draw)
     with Sheet() as sheet:

@@ -41,6 +41,11 @@ if TYPE_CHECKING:
 
 VERDICT_STYLES = {"withheld": "red", "cannot tell": "yellow"}
 STOP_COLORS = {Verdict.GO_ON: "cyan", Verdict.INCONCLUSIVE: "yellow", Verdict.WITHHELD: "yellow", Verdict.HIGHER: "red"}
+AGREEMENTS = {
+    Agreement.NO_CONFLICT: "No conflict: B would have noticed a contradiction as large as the effect",
+    Agreement.SILENT: "Silent: the channels could not notice a contradiction as large as the effect",
+    Agreement.S_ALONE: "S alone: B holds the steps, so it cannot confirm them",
+}
 LATE_LEGEND = "Below a figure, \u2265 and \u2264: what it can be, as the client read tokens late"
 # (metric, percentile) of the short table.
 SHOWN = (("ttft", 0.5), ("ttft", 0.99), ("itl", 0.5), ("itl", 0.99), ("e2e", 0.5), ("e2e", 0.99), ("queue", 0.99))
@@ -98,28 +103,17 @@ def _legend(summary: ExperimentSummary) -> str:
     first = next((each.heading for each in channels if any(each.basis == one.channel for one in main)), "A")
     intervals = [one.interval for one in main if one.interval is not None]
     given = GIVEN_COSTS if any(interval.is_given_costs for interval in intervals) else ""
+    verdicts, agreements = {one.verdict for one in main}, {each.agreement for each in compared}
     marks = {
-        f" Below {first}/base: {interval_legend(summary)}{given}.": bool(intervals),
-        " No interval below three replicates.": any(one.verdict is Verdict.TOO_FEW for one in main),
-        " No interval where nothing varied.": any(one.verdict is Verdict.NOTHING_VARIED for one in main),
-        " \u2020: per generated token, as the work differs.": not all(each.is_same_work for each in compared),
-        f" Withheld: the ratios of {first} and {_asked(compared)} contradict each other.": any(
-            each.agreement is Agreement.DIFFER for each in compared
-        ),
-        f" Cannot tell: {first} does not explain B, or exceeds it.": any(
-            each.agreement is Agreement.CANNOT_TELL for each in compared
-        ),
-        " No conflict: B would have noticed a contradiction as large as the effect.": any(
-            each.agreement is Agreement.NO_CONFLICT for each in compared
-        ),
-        " Silent: the channels could not notice a contradiction as large as the effect.": any(
-            each.agreement is Agreement.SILENT for each in compared
-        ),
-        " S alone: B holds the steps, so it cannot confirm them.": any(
-            each.agreement is Agreement.S_ALONE for each in compared
-        ),
+        f"Below {first}/base: {interval_legend(summary)}{given}": bool(intervals),
+        "No interval below three replicates": Verdict.TOO_FEW in verdicts,
+        "No interval where nothing varied": Verdict.NOTHING_VARIED in verdicts,
+        "\u2020: per generated token, as the work differs": not all(each.is_same_work for each in compared),
+        f"Withheld: the ratios of {first} and {_asked(compared)} contradict each other": Agreement.DIFFER in agreements,
+        f"Cannot tell: {first} does not explain B, or exceeds it": Agreement.CANNOT_TELL in agreements,
+        **{words: kind in agreements for kind, words in AGREEMENTS.items()},
     }
-    return f" Ratios are against {against}.{''.join(text for text, is_so in marks.items() if is_so)}"
+    return "".join(f" {words}." for words, is_so in {f"Ratios are against {against}": True, **marks}.items() if is_so)
 
 
 def _asked(compared: Sequence[Comparison]) -> str:
