@@ -27,7 +27,7 @@ from harness.model.experiment import build_plan, resolve
 from harness.model.plan.model import Plan
 from harness.model.sim.kernel.arrays import new_outcome, new_scratch
 from harness.model.sim.plans import plan_arrays
-from harness.model.sim.simulate import run_paged
+from harness.model.sim.simulate import run_batch
 from harness.model.spec import ServerSpec, load_experiment
 from harness.model.traces.lower import Lowering, sessions_of
 from harness.shipped import find_shipped
@@ -106,10 +106,10 @@ def recorded() -> Figure:
     server = ServerSpec(rules=PAGED, cost_model=COSTS, max_num_seqs=64, slot_tokens=32_768, num_gpu_blocks=20_000)
     plan, head = trace_of(sessions, block_tokens), trace_of(sessions[:NAIVE_SESSIONS], block_tokens)
     arrays, config, costs = plan_arrays([plan]), EngineConfig.from_server(server), load_cost_model(COSTS)
-    outcome = run_paged(arrays, config, [costs])
+    outcome = run_batch(arrays, config, costs)
     steps = int(outcome.totals["decode_steps"][0] + outcome.totals["prefills"][0])
     measured = in_turns(
-        lambda: plan.num_requests / cpu_s(lambda: run_paged(arrays, config, [costs])),
+        lambda: plan.num_requests / cpu_s(lambda: run_batch(arrays, config, costs)),
         lambda: head.num_requests / cpu_s(lambda: naive_walk(head, server, costs)),
         REPEATS,
         f"the naive walk of its first {head.num_requests} requests",
@@ -127,10 +127,7 @@ def linearity() -> Figure:
     arrays = [plan_arrays([build_plan(closed_population(size), 1, 0)]) for size in SIZES]
     spent_s = np.array(
         [
-            [
-                1 / per_cpu_s(lambda plans=plans: len(run_paged(plans, config, [costs]).requests), 0.02)
-                for plans in arrays
-            ]
+            [1 / per_cpu_s(lambda plans=plans: len(run_batch(plans, config, costs).requests), 0.02) for plans in arrays]
             for _ in range(REPEATS)
         ]
     )

@@ -14,7 +14,7 @@ from harness.extras.search.windows import window_figures
 from harness.model.engine import EngineConfig, load_cost_model
 from harness.model.experiment import build_plan
 from harness.model.sim import plan_arrays, simulate
-from harness.model.sim.draws import perturbation_of
+from harness.model.sim.draws import nominal, perturbation_of
 
 
 def space(**changes: Any) -> SpaceSpec:
@@ -67,7 +67,9 @@ def test_emulated_runs_are_counted_in_the_window_as_simulated_ones_are() -> None
         load_cost_model("paper"),
         build_plan(spec.inputs.workload_of(4), 1, 0),
     )
-    alone = window_figures(plan_arrays([plan]), 0, EngineConfig.of_shape(candidate, spec.rules), costs, spec.window)
+    alone = window_figures(
+        nominal(plan_arrays([plan]), costs), EngineConfig.of_shape(candidate, spec.rules), spec.window
+    )
     assert figures(plan, candidate, spec, costs) == (alone.device_ns, alone.completed)
 
 

@@ -35,7 +35,7 @@ from harness.model.sim.draws import Draws, noise_table
 from harness.model.sim.driver import Key
 from harness.model.sim.kernel import arrays as layout
 from harness.model.sim.plans import plan_arrays
-from harness.model.sim.simulate import run_paged
+from harness.model.sim.simulate import run_batch
 from harness.model.spec import ServerSpec
 from harness.model.spec.server import RETENTION_KEYS
 from harness.stacks.rbln.rules.kv_rules import PAGED
@@ -210,7 +210,7 @@ class Case(NamedTuple):
             return
         arrays, models, seeds, noise = self.draws
         for most in (FAR, 1):
-            yield run_paged(arrays, self.config, models, seeds, noise, with_records=True, max_steps=most)
+            yield run_batch(arrays, self.config, models, seeds, noise, with_records=True, max_steps=most)
 
     def counted(self) -> Counter[str]:
         """What happened."""

@@ -298,11 +298,7 @@ def _drawn_results(
 
 def run_draw(draws: Draws, config: EngineConfig, plan: int) -> tuple[layout.PlanArrays, layout.SimOutcome]:
     """One plan of the draws, with every step and eviction recorded."""
-    alone = draws._replace(
-        arrays=one_plan(draws.arrays, plan),
-        models=draws.models[plan : plan + 1],
-        noise_seeds=draws.noise_seeds[plan : plan + 1],
-    )
+    alone = draws.alone(plan)
     return alone.arrays, run_draws(alone, config, with_records=True)
 
 

@@ -61,7 +61,7 @@ class DrawsOnReplicas:
                 for place, outcome in enumerate(outcomes)
             ]
         else:
-            in_slots = draws.costs(config)
+            in_slots = layout.cost_arrays(config, draws.models, draws.noise_seeds, draws.noise)
             runs = [
                 SlotRun(
                     arrays, new_state(config, num_rows, with_events=False), scratch, outcome, _costs_of(in_slots, place)

@@ -24,11 +24,12 @@ from harness.model.engine.cost import load_cost_model
 from harness.model.engine.steps import FAR
 from harness.model.experiment import build_plan
 from harness.model.plan.model import Plan
+from harness.model.sim.draws import nominal
 from harness.model.sim.kernel import arrays as layout
 from harness.model.sim.kernel.arrivals import SlotRun
 from harness.model.sim.kernel.loop import run_plans
 from harness.model.sim.plans import check_slots, check_times, most_sessions_at_once, plan_arrays, sharing_key
-from harness.model.sim.simulate import run_paged
+from harness.model.sim.simulate import run_batch
 from harness.model.spec import ServerShape, WindowSpec
 
 MOST_STATES = 64
@@ -236,7 +237,7 @@ class Evaluator:
             return [self._windows(config, group, self.space.window) for group in groups]
         check_times(self._arrays, config, [self._cost_model])
         run_plans, tables = self._memory(config)
-        layout.copy_costs(layout.cost_arrays(config, self._cost_model), tables.cost)
+        layout.copy_costs(layout.cost_arrays(config, [self._cost_model]), tables.cost)
         run_plans(first, last, FAR)
         outcome = tables.outcome
         if outcome.totals["stuck_session"][first:last].max() >= 0:
@@ -249,15 +250,13 @@ class Evaluator:
 
     def _paged(self, config: EngineConfig, group: PlanGroup) -> GroupFigures:
         arrays = self._arrays._replace(plans=self._arrays.plans[group.first : group.last])
-        outcome = run_paged(arrays, config, [self._cost_model])
+        outcome = run_batch(arrays, config, self._cost_model)
         requests = outcome.requests[group.first_request : group.last_request]
         return _sums(outcome.totals, requests["completed_ns"] - requests["arrival_ns"])
 
     def _windows(self, config: EngineConfig, group: PlanGroup, window: WindowSpec) -> GroupFigures:
-        of_plans = [
-            window_figures(self._arrays, plan, config, self._cost_model, window)
-            for plan in range(group.first, group.last)
-        ]
+        draws = nominal(self._arrays, self._cost_model)
+        of_plans = [window_figures(draws.alone(plan), config, window, plan) for plan in range(group.first, group.last)]
         latencies = np.concatenate([figures.latencies_ns for figures in of_plans])
         return GroupFigures(
             device_ns=sum(figures.device_ns for figures in of_plans),
@@ -276,7 +275,7 @@ class Evaluator:
             if len(self._states) >= MOST_STATES:
                 del self._states[next(iter(self._states))]
             state, scratch = new_state(config, self._most_requests), layout.new_scratch(self._arrays)
-            outcome, cost = layout.new_outcome(self._arrays, config), layout.cost_arrays(config, self._cost_model)
+            outcome, cost = layout.new_outcome(self._arrays, config), layout.cost_arrays(config, [self._cost_model])
             tables = SlotRun(self._arrays, state, scratch, outcome, cost)
             memory = bind(run_plans, tables), tables
         self._states[key] = memory

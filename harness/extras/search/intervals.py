@@ -28,9 +28,9 @@ from harness.judge.planning.deciding import (
 )
 from harness.model.engine.config import EngineConfig
 from harness.model.engine.cost import CostModel, load_cost_model
-from harness.model.sim.draws import artifact_key, jittered_draw, perturbation_of, perturbed
+from harness.model.sim.draws import Draws, artifact_key, jittered_draw, nominal, perturbation_of, perturbed
 from harness.model.sim.kernel import arrays as layout
-from harness.model.sim.plans import Input, check_slots, input_arrays, joined
+from harness.model.sim.plans import Input, input_arrays, joined
 from harness.model.sim.simulate import run_batch
 from harness.model.spec import ServerShape, Treatment
 
@@ -208,7 +208,7 @@ class SpacePredictor:
         model = costs_change.of(self._model)
         truths = [perturbed(model, perturbation, number, artifact_key(config)) for number in range(num_draws)]
         draws = jittered_draw(drawn, [truth for truth in truths for _plan in range(plans_each)], perturbation, role)
-        return self._simulate(draws.arrays, config, draws.costs(config), changed, plans_each=plans_each)
+        return self._simulate(draws, config, changed, plans_each=plans_each)
 
     def _draw_plans(self, users: tuple[int, ...], treatment: Treatment) -> layout.PlanArrays:
         """The plans of the draws, draw after draw: new plans for each draw, or the space's evaluation plans for all."""
@@ -250,8 +250,7 @@ class SpacePredictor:
         plans = self._evaluation_plans(users, self._treatment(changed))
         for shape in pair:
             config = EngineConfig.of_shape(shape, changed.rules or space.rules)
-            nominal = layout.cost_arrays(config, self._model)
-            costs.append(self._simulate(plans, config, nominal, changed, plans_each=1))
+            costs.append(self._simulate(nominal(plans, self._model), config, changed, plans_each=1))
         return costs
 
     def _pinned(self, arrays: layout.PlanArrays, changed: Ablation) -> layout.PlanArrays:
@@ -264,24 +263,19 @@ class SpacePredictor:
     def _treatment(self, changed: Ablation) -> Treatment:
         return self.space.inputs.treatment if changed.treatment == "as-drawn" else changed.treatment
 
-    def _simulate(
-        self,
-        arrays: layout.PlanArrays,
-        config: EngineConfig,
-        costs: layout.CostArrays,
-        changed: Ablation,
-        *,
-        plans_each: int,
-    ) -> FloatArray:
+    def _simulate(self, draws: Draws, config: EngineConfig, changed: Ablation, *, plans_each: int) -> FloatArray:
         """Device ns, summed over every ``plans_each`` plans; with a window, per request that completed in it."""
-        arrays, window = self._pinned(arrays, changed), self.space.window
+        draws, window = draws._replace(arrays=self._pinned(draws.arrays, changed)), self.space.window
         if window is None:
-            outcome = run_batch(arrays, config, costs, evicts_by_last_use=changed.is_lru_slots)
+            outcome = run_batch(
+                draws.arrays,
+                config,
+                draws.models,
+                draws.noise_seeds,
+                draws.noise,
+                evicts_by_last_use=changed.is_lru_slots,
+            )
             return outcome.device_ns.reshape(-1, plans_each).sum(axis=1).astype(np.float64)
-        check_slots(arrays, config)
-        of_plans = [
-            window_figures(arrays, plan, config, layout.costs_of_plan(costs, plan), window)
-            for plan in range(len(arrays.plans))
-        ]
+        of_plans = [window_figures(draws.alone(plan), config, window, plan) for plan in range(len(draws.arrays.plans))]
         sums = np.array([(each.device_ns, each.completed) for each in of_plans]).reshape(-1, plans_each, 2).sum(axis=1)
         return sums[:, 0] / np.maximum(sums[:, 1], 1)

@@ -14,12 +14,10 @@ from harness.clock import NS_PER_S
 from harness.compiled.records import IntArray, Records
 from harness.errors import PlanError
 from harness.model.engine.config import EngineConfig
-from harness.model.engine.cost import CostModel
 from harness.model.engine.state import STEP_PREFILL
 from harness.model.plan.event_queue import UserTimelines, users_of
+from harness.model.sim.draws import Draws, run_draws
 from harness.model.sim.kernel import arrays as layout
-from harness.model.sim.plans import check_slots, one_plan
-from harness.model.sim.simulate import run_batch
 from harness.model.spec import WindowSpec
 
 
@@ -40,16 +38,13 @@ class WindowFigures(NamedTuple):
     latencies_ns: IntArray
 
 
-def window_figures(
-    arrays: layout.PlanArrays, plan: int, config: EngineConfig, costs: CostModel | layout.CostArrays, window: WindowSpec
-) -> WindowFigures:
+def window_figures(draws: Draws, config: EngineConfig, window: WindowSpec, number: int = 0) -> WindowFigures:
     """Simulate one plan and count what happens in its window; without ``measure_s`` until a user has no requests left.
 
+    draws: of that plan alone. number: of the plan, for messages.
     Raises PlanError when a user never finishes ``after_requests`` requests, or runs out of requests inside the window.
     """
-    alone = one_plan(arrays, plan)
-    check_slots(alone, config)
-    outcome = run_batch(alone, config, costs, with_records=True)
+    alone, outcome = draws.arrays, run_draws(draws, config, with_records=True)
     user = users_of(alone.sessions["after"])[alone.requests["session"]]
     timelines = UserTimelines.of(user, outcome.requests["completed_ns"])
     full_until_ns = timelines.last_full_ns()
@@ -60,7 +55,7 @@ def window_figures(
         raise PlanError(
             f"the window ends {end_ns / NS_PER_S:.1f} s after the start, when a user has already left "
             f"({full_until_ns / NS_PER_S:.1f} s)",
-            where=f"plan {plan}",
+            where=f"plan {number}",
             hint="Give each user more sessions, or a shorter window",
         )
     return window_stats(alone, outcome, start_ns, end_ns)

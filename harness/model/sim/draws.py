@@ -27,8 +27,8 @@ from harness.model.engine.cost import FS_PER_MS, CostModel, find_cost_file
 from harness.model.plan.build import derive_seed
 from harness.model.plan.model import Plan
 from harness.model.sim.kernel import arrays as layout
-from harness.model.sim.plans import check_slots, check_times, joined
-from harness.model.sim.simulate import run_batch, run_paged
+from harness.model.sim.plans import joined, one_plan
+from harness.model.sim.simulate import run_batch
 from harness.model.spec import ExperimentSpec, PerturbationSpec, ServerSpec, load_toml
 from harness.plugins import service
 
@@ -172,9 +172,10 @@ class Draws(NamedTuple):
     noise_seeds: Sequence[int]
     noise: IntArray
 
-    def costs(self, config: EngineConfig) -> layout.CostArrays:
-        """The costs of each plan, as the compiled simulator reads them."""
-        return layout.drawn_cost_arrays(config, self.models, self.noise_seeds, self.noise)
+    def alone(self, plan: int) -> Draws:
+        """One of the plans by itself, with its costs and noise."""
+        models, seeds = self.models[plan : plan + 1], self.noise_seeds[plan : plan + 1]
+        return Draws(one_plan(self.arrays, plan), models, seeds, self.noise)
 
 
 def nominal(arrays: layout.PlanArrays, model: CostModel) -> Draws:
@@ -229,11 +230,7 @@ def run_draws(draws: Draws, config: EngineConfig, *, with_records: bool = False)
     with_records: steps and evictions of the last plan. Raises PlanError when a request does not fit a slot or can never
     be admitted.
     """
-    if config.rule_set.is_paged:
-        check_slots(draws.arrays, config)
-        return run_paged(draws.arrays, config, draws.models, draws.noise_seeds, draws.noise, with_records=with_records)
-    check_times(draws.arrays, config, draws.models)
-    return run_batch(draws.arrays, config, draws.costs(config), with_records=with_records)
+    return run_batch(draws.arrays, config, draws.models, draws.noise_seeds, draws.noise, with_records=with_records)
 
 
 def simulator_of(server: ServerSpec) -> Callable[[Draws, EngineConfig], layout.SimOutcome]:

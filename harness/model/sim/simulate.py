@@ -6,7 +6,7 @@ when a request does not fit the server.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -95,7 +95,9 @@ def simulate(
 def run_batch(  # noqa: PLR0913  # what a call of the kernel depends on
     arrays: layout.PlanArrays,
     config: EngineConfig,
-    costs: CostModel | layout.CostArrays,
+    costs: CostModel | Sequence[CostModel],
+    noise_seeds: Sequence[int] = (),
+    noise: IntArray = layout.NO_NOISE,
     *,
     with_records: bool = False,
     max_steps: int = FAR,
@@ -103,59 +105,45 @@ def run_batch(  # noqa: PLR0913  # what a call of the kernel depends on
 ) -> layout.SimOutcome:
     """Many plans, each on a fresh server: their sums and every request.
 
-    costs: a model under paged rules; tables may differ from plan to plan. with_records: steps and evictions of the last
-    plan. max_steps: see ``simulate``. evicts_by_last_use: slots go by last use (filled, read by a look-up, or finished)
-    instead of by allocation, which no released server does.
+    costs: of each plan, or of all. noise_seeds: of each plan, see ``CostArrays``; default: no noise. with_records:
+    steps and evictions of the last plan. max_steps: see ``simulate``. evicts_by_last_use: slots go by last use (filled,
+    read by a look-up, or finished) instead of by allocation, which no released server does.
     Raises PlanError when a request does not fit a slot or can never be admitted.
     """
+    models = [costs] if isinstance(costs, CostModel) else costs
     check_slots(arrays, config)
-    if config.rule_set.is_paged:
-        assert isinstance(costs, CostModel), "tables of costs are for the compiled simulator"
-        return run_paged(arrays, config, [costs], with_records=with_records, max_steps=max_steps)
-    if isinstance(costs, CostModel):
-        check_times(arrays, config, [costs])
-    cost = layout.cost_arrays(config, costs) if isinstance(costs, CostModel) else costs
-    num_requests = len(arrays.requests)
-    step_room = 8 * num_requests + 64
-    if len(cost.noise) > 1 or cost.other["context_fs"][0]:
-        # Almost every decode step has its own duration, so few steps share a record.
-        step_room = min(int(arrays.requests["generate"].sum()) + step_room, 5 * step_room)
+    check_times(arrays, config, models)
+    num_plans, num_requests, is_paged = len(arrays.plans), len(arrays.requests), config.rule_set.is_paged
     most_requests = int(arrays.plans["num_requests"].max())
-    state = new_state(config, most_requests, with_events=False, evicts_by_last_use=evicts_by_last_use)
-    scratch = layout.new_scratch(arrays)
-    return _played(
-        lambda outcome: run_plans(SlotRun(arrays, state, scratch, outcome, cost), 0, len(arrays.plans), max_steps),
-        arrays,
-        config,
-        room=(step_room, 2 * num_requests + 64) if with_records else None,
-        hint="Give more kv_slots or shorter prompts",
-    )
-
-
-def _played(
-    play: Callable[[layout.SimOutcome], None],
-    arrays: layout.PlanArrays,
-    config: EngineConfig,
-    *,
-    room: tuple[int, int] | None,
-    hint: str,
-) -> layout.SimOutcome:
-    """What ``play`` gives; anew with more room until it holds every step and eviction of the last plan.
-
-    room: for how many of each to begin with; None: nobody asks for them. hint: to PlanError where a request can never
-    be admitted.
-    """
+    scratch = layout.new_scratch(arrays, knows_returns=bool(config.keep_kv_ns))
+    room = (8 * num_requests + 64, 2 * num_requests + 64) if with_records else (0, 0)
+    if with_records and (len(noise) > 1 or models[0].context_fs):
+        # Almost every decode step has its own duration, so few steps share a record.
+        room = min(int(arrays.requests["generate"].sum()) + room[0], 5 * room[0]), room[1]
+    outcome = layout.new_outcome(arrays, config, *room)
+    if is_paged:
+        most_decodes = min(config.max_num_seqs, int(arrays.plans["num_sessions"].max()))
+        in_blocks = paged_costs(config.paged, models, most_decodes, noise_seeds, noise)
+        run = PagedRun(arrays, new_paged_state(config.paged, most_requests), scratch, outcome, in_blocks)
+    else:
+        state = new_state(config, most_requests, evicts_by_last_use=evicts_by_last_use)
+        run = SlotRun(arrays, state, scratch, outcome, layout.cost_arrays(config, models, noise_seeds, noise))
     while True:
-        outcome = layout.new_outcome(arrays, config, *(room or (0, 0)))
-        play(outcome)
-        check_admitted(outcome, hint)
-        if room is None:
+        if isinstance(run, PagedRun):
+            run_paged_plans(run, 0, num_plans, max_steps)
+        else:
+            run_plans(run, 0, num_plans, max_steps)
+        check_admitted(outcome, f"Give more {'num_gpu_blocks' if is_paged else 'kv_slots'} or shorter prompts")
+        if not with_records:
             return outcome
-        used = record_as_dict(outcome.totals, len(arrays.plans) - 1)
+        used = record_as_dict(outcome.totals, num_plans - 1)
         needed = used["num_step_records"], used["num_eviction_records"]
         if needed[0] <= room[0] and needed[1] <= room[1]:
             return outcome._replace(steps=outcome.steps[: needed[0]], evictions=outcome.evictions[: needed[1]])
+        # Anew with room for every step and eviction of the last plan.
         room = needed
+        outcome = layout.new_outcome(arrays, config, *room)
+        run = run._replace(outcome=outcome)
 
 
 def _result(arrays: layout.PlanArrays, outcome: layout.SimOutcome, interpolated: tuple[int, ...]) -> SimResult:
@@ -226,38 +214,6 @@ def _eviction_table(evictions: Records[layout.EvictionRecord]) -> pa.Table:
     at_ns = pa.array(evictions["at_ns"], pa.int64())
     return pa.table(
         {"at_ns": at_ns, "slot": slot, "caller": callers.cast(pa.string()), "session": session, "request": request}
-    )
-
-
-def run_paged(  # noqa: PLR0913  # what a call of the kernel depends on
-    arrays: layout.PlanArrays,
-    config: EngineConfig,
-    cost_models: Sequence[CostModel],
-    noise_seeds: Sequence[int] = (),
-    noise: IntArray = layout.NO_NOISE,
-    *,
-    with_records: bool = False,
-    max_steps: int = FAR,
-) -> layout.SimOutcome:
-    """Each plan on a fresh server, at its own costs: the tables that the compiled simulator gives of other rules.
-
-    cost_models: one for each plan, or one for all. noise_seeds: one for each plan, see ``CostArrays``; default: no
-    noise. with_records: steps and evictions of the last plan. max_steps: see ``simulate``.
-    Raises PlanError when a request can never be admitted.
-    """
-    check_times(arrays, config, cost_models)
-    most_decodes = min(config.max_num_seqs, int(arrays.plans["num_sessions"].max()))
-    cost = paged_costs(config.paged, cost_models, most_decodes, noise_seeds, noise)
-    state = new_paged_state(config.paged, int(arrays.plans["num_requests"].max()))
-    scratch = layout.new_scratch(arrays, knows_returns=bool(config.keep_kv_ns))
-    return _played(
-        lambda outcome: run_paged_plans(
-            PagedRun(arrays, state, scratch, outcome, cost), 0, len(arrays.plans), max_steps
-        ),
-        arrays,
-        config,
-        room=(len(arrays.requests) * 16 + 64, 0) if with_records else None,
-        hint="Give more num_gpu_blocks or shorter prompts",
     )
 
 

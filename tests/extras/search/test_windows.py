@@ -17,6 +17,7 @@ from harness.model.engine import EngineConfig, load_cost_model
 from harness.model.experiment import build_plan
 from harness.model.plan.model import Plan, RequestPlan, SessionPlan
 from harness.model.sim import plan_arrays, simulate
+from harness.model.sim.draws import nominal
 from harness.model.sim.kernel.arrays import PlanArrays
 from harness.model.sim.simulate import run_batch
 from harness.model.spec import WindowSpec, WorkloadSpec
@@ -70,7 +71,7 @@ def test_windows_side_by_side_add_up_to_the_whole() -> None:
 def test_the_window_begins_when_every_user_has_finished_so_many_requests() -> None:
     plan = closed(5, 6)
     arrays = plan_arrays([plan])
-    found = window_figures(arrays, 0, EIGHT, COST, WindowSpec(after_requests=4, measure_s=3.0))
+    found = window_figures(nominal(arrays, COST), EIGHT, WindowSpec(after_requests=4, measure_s=3.0))
     user = users_of(arrays.sessions["after"])[arrays.requests["session"]]
     completed = run_batch(arrays, EIGHT, COST, with_records=True).requests["completed_ns"]
     finished = [int((completed[user == one] <= found.start_ns).sum()) for one in range(5)]
@@ -81,13 +82,13 @@ def test_the_window_begins_when_every_user_has_finished_so_many_requests() -> No
 def test_a_window_that_outlasts_a_user_is_refused() -> None:
     arrays = plan_arrays([closed(4, 2)])
     with pytest.raises(PlanError, match="already left"):
-        window_figures(arrays, 0, EIGHT, COST, WindowSpec(after_requests=1, measure_s=1000.0))
+        window_figures(nominal(arrays, COST), EIGHT, WindowSpec(after_requests=1, measure_s=1000.0))
     with pytest.raises(PlanError, match="fewer than"):
-        window_figures(arrays, 0, EIGHT, COST, WindowSpec(after_requests=7, measure_s=1.0))
+        window_figures(nominal(arrays, COST), EIGHT, WindowSpec(after_requests=7, measure_s=1.0))
 
 
 def device_s_per_request_of_halves(arrays: PlanArrays) -> list[float]:
-    whole = window_figures(arrays, 0, EIGHT, COST, WindowSpec(after_requests=6, measure_s=60))
+    whole = window_figures(nominal(arrays, COST), EIGHT, WindowSpec(after_requests=6, measure_s=60))
     outcome = run_batch(arrays, EIGHT, COST, with_records=True)
     edges = np.linspace(whole.start_ns, whole.end_ns, 3).astype(np.int64).tolist()
     halves = [window_stats(arrays, outcome, *part) for part in pairwise(edges)]

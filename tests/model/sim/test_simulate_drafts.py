@@ -16,7 +16,7 @@ from harness.model.experiment import build_plan
 from harness.model.plan.model import Plan, RequestPlan, SessionPlan
 from harness.model.sim import simulate
 from harness.model.sim.plans import plan_arrays
-from harness.model.sim.simulate import run_paged
+from harness.model.sim.simulate import run_batch
 from harness.model.spec import ServerSpec, WorkloadSpec
 from tests.support.paged_in_steps import LONGEST, drawn_plan, drawn_server, has_own_prompts
 from tests.support.virtual_emulator import assert_same_run, run_virtually
@@ -134,7 +134,7 @@ def test_no_drafts_are_the_server_without_any() -> None:
 def test_draws_of_a_plan_accept_differently() -> None:
     plan, spec = one_request(40, 500), server(3, 0.7, 0.5, 0.3)
     arrays, config, costs = plan_arrays([plan]), EngineConfig.from_server(spec), load_cost_model("emulated-gpu")
-    ends = {int(run_paged(arrays, config, [costs], [seed]).totals["end_ns"][0]) for seed in range(8)}
+    ends = {int(run_batch(arrays, config, costs, [seed]).totals["end_ns"][0]) for seed in range(8)}
     assert len(ends) > 4
 
 

@@ -7,7 +7,7 @@ from harness.model.engine.config import EngineConfig
 from harness.model.experiment import build_plan
 from harness.model.sim import simulate
 from harness.model.sim.plans import plan_arrays
-from harness.model.sim.simulate import run_paged
+from harness.model.sim.simulate import run_batch
 from harness.model.spec import ServerSpec, WorkloadSpec
 
 
@@ -23,7 +23,7 @@ def test_long_prompts_are_simulated_alike_by_steps_and_compiled() -> None:
     )
     server = ServerSpec(rules="vllm-paged", cost_model="emulated-gpu", slot_tokens=262_144, num_gpu_blocks=40_000)
     plan, config, model = build_plan(workload, 5, 0), EngineConfig.from_server(server), load_cost_model("emulated-gpu")
-    stepped, compiled = simulate(plan, config, model), run_paged(plan_arrays([plan]), config, [model])
+    stepped, compiled = simulate(plan, config, model), run_batch(plan_arrays([plan]), config, model)
     totals = compiled.totals
     assert stepped.device_ns == int(totals["decode_ns"][0] + totals["prefill_ns"][0])
     cached = stepped.requests["cached_tokens"].to_pylist()

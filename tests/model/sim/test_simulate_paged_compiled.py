@@ -9,7 +9,7 @@ import pytest
 from harness.errors import SpecError
 from harness.model.engine.cost import CostModel
 from harness.model.sim.plans import one_plan
-from harness.model.sim.simulate import run_paged
+from harness.model.sim.simulate import run_batch
 from tests.support.naive_replicas import differences, drawn_alone
 
 
@@ -28,9 +28,9 @@ def test_drawn_plans_on_drawn_servers_take_the_same_steps_as_in_python() -> None
 
     case = next(case for case in map(drawn_alone, range(100)) if len(case.draws.models) == 3)
     arrays, models, seeds, noise = case.draws
-    together = run_paged(arrays, case.config, models, seeds, noise).totals.tolist()
+    together = run_batch(arrays, case.config, models, seeds, noise).totals.tolist()
     alone = [
-        run_paged(one_plan(arrays, place), case.config, [model], [seed], noise).totals.tolist()[0]
+        run_batch(one_plan(arrays, place), case.config, [model], [seed], noise).totals.tolist()[0]
         for place, (model, seed) in enumerate(zip(models, seeds, strict=True))
     ]
 
@@ -47,4 +47,4 @@ def test_costs_of_prompts_of_a_million_tokens_do_not_overflow() -> None:
 def test_a_cost_model_without_parts_of_prompts_is_refused_by_name() -> None:
     case = drawn_alone(0)
     with pytest.raises(SpecError, match=r"cost model of RBLN.*has no \[chunked_prefill\]"):
-        run_paged(case.draws.arrays, case.config, [CostModel("of RBLN", "none", {1: 1})] * len(case.draws.models))
+        run_batch(case.draws.arrays, case.config, [CostModel("of RBLN", "none", {1: 1})] * len(case.draws.models))

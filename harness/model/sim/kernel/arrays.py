@@ -267,53 +267,28 @@ NO_NOISE = np.zeros(1, dtype=np.int64)
 NO_BATCH, NO_OTHER = new_records(BatchCost, 0), new_records(OtherCost, 0)
 
 
-def cost_arrays(config: EngineConfig, cost_model: CostModel) -> CostArrays:
-    """A cost model's coefficients for one configuration."""
-    batch, other = _costs(config, [cost_model], 0)
-    return CostArrays(batch, other, NO_NOISE, NO_BATCH, NO_OTHER)
+def cost_arrays(
+    config: EngineConfig, models: Sequence[CostModel], noise_seeds: Sequence[int] = (), noise: IntArray = NO_NOISE
+) -> CostArrays:
+    """Coefficients of the costs of each plan of a call, or of one model for all. noise_seeds: below 2**32."""
+    sizes = np.searchsorted(config.decode_buckets, np.arange(config.max_num_seqs + 1))
+    buckets = np.array(config.decode_buckets)[sizes]
+    buckets[0] = 0
+    batch = new_records(BatchCost, len(buckets) * len(models))
+    batch["bucket"][:] = np.tile(buckets, len(models))
+    batch["base_fs"][:] = np.concatenate([model.decode_base_fs(config) for model in models])
+    coefficients = ("chunk_tokens", "call_fs", "token_fs", "position_fs", "context_fs")
+    columns = {name: [getattr(model, name) for model in models] for name in coefficients}
+    other = records_of(OtherCost, {**columns, "noise_seed": list(noise_seeds) or 0}, len(models))
+    if len(models) == 1:
+        return CostArrays(batch, other, noise, NO_BATCH, NO_OTHER)
+    return CostArrays(batch[: len(buckets)].copy(), other[:1].copy(), noise, batch, other)
 
 
 def copy_costs(costs: CostArrays, into: CostArrays) -> None:
     """Write the coefficients into the tables of other costs for a server of the same limit."""
     for table, other in ((costs.batch, into.batch), (costs.other, into.other)):
         np.copyto(cast("NDArray[np.void]", other), cast("NDArray[np.void]", table))
-
-
-def drawn_cost_arrays(
-    config: EngineConfig, cost_models: Sequence[CostModel], noise_seeds: Sequence[int] = (), noise: IntArray = NO_NOISE
-) -> CostArrays:
-    """Coefficients of a cost model for each plan of a call. noise_seeds: below 2**32, one a plan; default 0."""
-    batch, other = _costs(config, cost_models, noise_seeds or 0)
-    return CostArrays(batch[: config.max_num_seqs + 1].copy(), other[:1].copy(), noise, batch, other)
-
-
-def _costs(
-    config: EngineConfig, cost_models: Sequence[CostModel], noise_seeds: Sequence[int] | int
-) -> tuple[Records[BatchCost], Records[OtherCost]]:
-    """For each model in turn: a record for each number of requests, and a record of the other coefficients."""
-    buckets = np.array(config.decode_buckets)[
-        np.searchsorted(config.decode_buckets, np.arange(config.max_num_seqs + 1))
-    ]
-    buckets[0] = 0
-    batch = new_records(BatchCost, len(buckets) * len(cost_models))
-    batch["bucket"][:] = np.tile(buckets, len(cost_models))
-    batch["base_fs"][:] = np.concatenate([model.decode_base_fs(config) for model in cost_models])
-    coefficients = ("chunk_tokens", "call_fs", "token_fs", "position_fs", "context_fs")
-    other = {name: [getattr(model, name) for model in cost_models] for name in coefficients}
-    return batch, records_of(OtherCost, {**other, "noise_seed": noise_seeds}, len(cost_models))
-
-
-def costs_of_plan(costs: CostArrays, plan: int) -> CostArrays:
-    """The costs of one plan of a call, for a separate call."""
-    if len(costs.drawn_other) == 0:
-        return costs
-    size = len(costs.batch)
-    return costs._replace(
-        batch=costs.drawn_batch[plan * size : (plan + 1) * size].copy(),
-        other=costs.drawn_other[plan : plan + 1].copy(),
-        drawn_batch=NO_BATCH,
-        drawn_other=NO_OTHER,
-    )
 
 
 def new_scratch(plans: PlanArrays, *, knows_returns: bool = False) -> Scratch:
