@@ -34,21 +34,25 @@ LARGEST_FS = 10**15
 LARGEST_EXPONENT = 60
 """No duration in any unit has more digits before or behind the point."""
 
-# Coefficients of a cost file but its sizes: the field of ``CostModel``, and how much of it is one of their unit.
-COEFFICIENTS: Mapping[str, tuple[str, int]] = {
+# Coefficients of a cost file but its sizes: the field of ``CostModel``, and how much of it is one of their unit. First
+# those of decode steps, then those of prompts.
+OF_DECODES: Mapping[str, tuple[str, int]] = {
     "alpha_ms": ("alpha_fs", FS_PER_MS),
     "beta_ms_per_request": ("beta_fs", FS_PER_MS),
-    "per_call_ms": ("call_fs", FS_PER_MS),
-    "per_step_ms": ("chunk_step_fs", FS_PER_MS),
-    "eager_ms": ("eager_ns", FS_PER_MS // FS_PER_NS),
-    "per_step_eager_ms": ("chunk_eager_ns", FS_PER_MS // FS_PER_NS),
-    "per_pass_ms": ("draft_pass_ns", FS_PER_MS // FS_PER_NS),
     "context_us_per_token": ("context_fs", FS_PER_US),
+    "eager_ms": ("eager_ns", FS_PER_MS // FS_PER_NS),
+    "per_pass_ms": ("draft_pass_ns", FS_PER_MS // FS_PER_NS),
+}
+OF_PROMPTS: Mapping[str, tuple[str, int]] = {
+    "per_call_ms": ("call_fs", FS_PER_MS),
     "per_call_us_per_token": ("token_fs", FS_PER_US),
     "per_call_us_per_position": ("position_fs", FS_PER_US),
+    "per_step_ms": ("chunk_step_fs", FS_PER_MS),
     "per_token_us": ("chunk_token_fs", FS_PER_US),
     "per_attended_token_ns": ("attended_fs", FS_PER_NS),
+    "per_step_eager_ms": ("chunk_eager_ns", FS_PER_MS // FS_PER_NS),
 }
+COEFFICIENTS = {**OF_DECODES, **OF_PROMPTS}
 
 # Of a log ratio: a cost without an error that moves it by less does not matter.
 NEGLIGIBLE_CHANGE = 1e-6
@@ -158,8 +162,9 @@ class CostModel:
         prefill = decode if prefill is None else prefill
         if decode == prefill == 1:
             return self
-        of_decode = ("alpha_fs", "beta_fs", "context_fs", "eager_ns")
-        of_prefill = ("call_fs", "token_fs", "position_fs", "chunk_token_fs", "attended_fs", "chunk_eager_ns")
+        factors = [(field, decode) for field, _ in OF_DECODES.values()]
+        factors += [(field, prefill) for field, _ in OF_PROMPTS.values()]
+        stated = [(field, value, factor) for field, factor in factors if (value := getattr(self, field)) is not None]
         return replace(
             self,
             f_fs={bucket: round(value * decode) for bucket, value in self.f_fs.items()},
@@ -169,10 +174,7 @@ class CostModel:
             },
             errors=(),
             _filled_fs={},
-            chunk_step_fs=None if self.chunk_step_fs is None else round(self.chunk_step_fs * prefill),
-            draft_pass_ns=None if self.draft_pass_ns is None else round(self.draft_pass_ns * decode),
-            **{name: round(getattr(self, name) * decode) for name in of_decode},
-            **{name: round(getattr(self, name) * prefill) for name in of_prefill},
+            **{field: round(value * factor) for field, value, factor in stated},
         )
 
     def rescaled(self, sizes: Iterable[int], factor: float) -> CostModel:
@@ -482,30 +484,28 @@ def load_cost_model(name_or_path: str | Path) -> CostModel:
 
 def cost_model_from(table: CostFile) -> CostModel:
     """A checked cost file's values as exact integers."""
-    decode, prefill, chunked = table.decode, table.prefill, table.chunked_prefill
+    decode, prefill = table.decode, table.prefill
+    parts = [part for part in (decode, prefill, table.chunked_prefill, table.drafts) if part is not None]
+    stated = {name: value for part in parts for name, value in part if name in COEFFICIENTS}
+    in_units: dict[str, Any] = {
+        # Of ns, what is less than one is cut off.
+        field: to_fs(value, unit) if field.endswith("_fs") else to_fs(value, unit * FS_PER_NS) // FS_PER_NS
+        for name, (field, unit) in COEFFICIENTS.items()
+        if (value := stated.get(name)) is not None
+    }
     model = CostModel(
         name=table.name,
         source=table.source,
         f_fs={bucket: to_fs(value, FS_PER_MS) for bucket, value in sorted(decode.f_ms.items())},
-        alpha_fs=to_fs(decode.alpha_ms, FS_PER_MS),
-        beta_fs=to_fs(decode.beta_ms_per_request, FS_PER_MS),
-        context_fs=to_fs(decode.context_us_per_token, FS_PER_US),
         chunk_tokens=prefill.chunk_tokens,
-        call_fs=to_fs(prefill.per_call_ms, FS_PER_MS),
-        token_fs=to_fs(prefill.per_call_us_per_token, FS_PER_US),
-        position_fs=to_fs(prefill.per_call_us_per_position, FS_PER_US),
         fitted_context_tokens=decode.fitted_context_tokens,
         fitted_prefill_tokens=prefill.fitted_tokens,
-        chunk_step_fs=None if chunked is None else to_fs(chunked.per_step_ms, FS_PER_MS),
-        chunk_token_fs=0 if chunked is None else to_fs(chunked.per_token_us, FS_PER_US),
-        attended_fs=0 if chunked is None else to_fs(chunked.per_attended_token_ns, FS_PER_NS),
         eager_ns=table.eager.step_ns,
-        chunk_eager_ns=0 if chunked is None else to_fs(chunked.per_step_eager_ms, FS_PER_MS) // FS_PER_NS,
-        draft_pass_ns=None if table.drafts is None else to_fs(table.drafts.per_pass_ms, FS_PER_MS) // FS_PER_NS,
         query_fs={
             query: {bucket: to_fs(value, FS_PER_MS) for bucket, value in sorted(f_ms.items())}
             for query, f_ms in decode.f_ms_by_query.items()
         },
+        **in_units,
     )
     model = replace(model, errors=tuple(_errors(each, model) for each in table.errors), _filled_fs={})
     check_magnitudes(model)
