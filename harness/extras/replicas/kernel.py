@@ -17,7 +17,6 @@ from harness.model.sim.kernel.arrivals import (
     AnyRun,
     arrive,
     begin,
-    clear,
     has_enough,
     heap_pop,
     leave,
@@ -124,7 +123,7 @@ def run_plan(  # noqa: C901  # one compiled loop
     for place in range(len(router.replicas)):
         reset_server(runs[place].state)
         if place > 0:
-            clear(runs[place].outcome.totals[plan])
+            runs[place].outcome.totals[plan] = scratch.no_totals[0]
     while True:
         while expected > 0 and scratch.heap[0].at_ns <= now_ns:
             session = heap_pop(scratch.heap, expected)

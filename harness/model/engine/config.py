@@ -17,7 +17,18 @@ import numpy as np
 
 from harness.compiled.records import IntArray, Records, new_records, record_fields, records_of
 from harness.errors import SpecError
-from harness.model.engine.state import EVENT_HEADER, Block, EngineState, Eviction, Place, Prefix, Row, Server, Slot
+from harness.model.engine.state import (
+    EVENT_HEADER,
+    Block,
+    EngineState,
+    Eviction,
+    Place,
+    Prefix,
+    Row,
+    Server,
+    Slot,
+    new_queues,
+)
 from harness.model.spec import ServerShape, ServerSpec
 from harness.model.spec.server import DEFAULTS, HARNESS_KEYS, SERVER_KEYS
 from harness.stacks.rbln.rules.decode_graphs import decode_queries
@@ -648,6 +659,7 @@ def new_state(
     state = EngineState(
         server=_fresh_server(config, block_tokens, num_blocks, table_size - 1),
         rows=new_records(Row, num_rows),
+        queues=new_queues(1),
         places=new_records(Place, limit),
         slots=new_records(Slot, num_slots),
         blocks=new_records(Block, num_blocks + 1),
@@ -683,8 +695,6 @@ def _fresh_server(config: EngineConfig, block_tokens: int, num_blocks: int, tabl
         "table_mask": table_mask,
         # Flags of the rules that compiled functions read have the same names there.
         **{name: value for name, value in vars(rules).items() if name in record_fields(Server)},
-        "wait_head": -1,
-        "wait_tail": -1,
         "free_blocks": num_blocks,
         # Blocks never handed out are not linked: they precede every freed block, in ascending order.
         "fresh_block": 1,

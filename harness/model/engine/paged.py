@@ -18,7 +18,7 @@ from harness.errors import PlanError
 from harness.model.engine import paged_steps
 from harness.model.engine.config import EngineConfig, PagedConfig
 from harness.model.engine.cost import CostModel
-from harness.model.engine.paged_state import NO_PIN, PagedPart, PagedRow, PagedState, new_paged_state
+from harness.model.engine.paged_state import NO_PIN, SKIPPED, PagedPart, PagedRow, PagedState, new_paged_state
 from harness.model.engine.scheduler import (
     DECODE,
     FIRST_ROWS,
@@ -32,7 +32,7 @@ from harness.model.engine.scheduler import (
     Step,
     StepPart,
 )
-from harness.model.engine.state import ROW_GONE
+from harness.model.engine.state import QUEUED, ROW_GONE
 from harness.stacks.vllm.graph_rules import Graph
 
 _FUNCTIONS: Any = (
@@ -223,7 +223,7 @@ class PagedScheduler(SchedulerRows[PagedState]):
     @property
     def waiting(self) -> tuple[int, ...]:
         """Waiting requests, head first."""
-        return (*self._queued("skipped_head"), *self._queued("wait_head"))
+        return (*self._queued(SKIPPED), *self._queued(QUEUED))
 
     @property
     def free_blocks(self) -> int:

@@ -11,9 +11,14 @@ import numpy as np
 
 from harness.compiled.records import IntArray, Records, new_records, record_fields, records_of
 from harness.model.engine.config import PagedConfig
+from harness.model.engine.state import Queue, new_queues
 
 ROW_SKIPPED = 3
 """Status of a row that waits for a token of a step before its preemption; the others are those of ``state``."""
+
+# Places of ``PagedState.queues``; the first is ``QUEUED`` of ``state``.
+SKIPPED = 1
+ASIDE = 2
 
 # Block.chain of a block without a key, and of one that is not the first registered under its key.
 NO_KEY = -2
@@ -26,7 +31,7 @@ class PagedServer:
     """The scalars: first what the configuration fixes, then what changes, then those of the step being decided.
 
     num_blocks: with the placeholder. chunk_limit: most tokens of a prompt in a step, 0: as many as fit.
-    num_waiting: of both queues. ``skipped`` come before ``wait``; ``aside``: those that this step passes over.
+    num_waiting: of all queues. Of those SKIPPED come before those QUEUED; ASIDE: those that this step passes over.
     current: the place of the running step among ``PagedState.steps``; is_ahead: the other one is decided too.
     keep_kv_ns: longest that blocks are pinned. second_room: blocks of the second memory; num_second: of them in use.
     num_drafts: tokens drafted for a request in each decode step; lookahead_tokens: more that its blocks have room for.
@@ -65,12 +70,6 @@ class PagedServer:
 
     num_running: int
     num_waiting: int
-    wait_head: int
-    wait_tail: int
-    skipped_head: int
-    skipped_tail: int
-    aside_head: int
-    aside_tail: int
     free_seats: int
     num_free: int
     num_evicted: int
@@ -219,17 +218,19 @@ class PagedSecond:
 class PagedState(NamedTuple):
     """All tables of one server.
 
-    server (2,): the live scalars, and those of a fresh server. rows (num_rows,). places (limit,). steps (2,): the
-    running one and the one after it. parts (4 x limit,): lists of the first step, then of the other. blocks
-    (num_blocks,). prefix (blocks of the longest request,). buckets (a power of 2,): by key, the first registered block
-    of each key; 0: none. seat_blocks, seat_keys (limit, blocks of the longest request): what running requests hold.
-    pins (num_blocks,), second (its blocks + 1,), second_buckets (a power of 2,): empty where the server has neither.
-    rates (drafts,): of 2**32 draws so many accept at least the first draft, the first two, and so on; empty: what is
-    accepted is told.
+    server (2,): the live scalars, and those of a fresh server. rows (num_rows,); fresh_row (1,): one that nobody used.
+    places (limit,). steps (3,): the running one and the one after it, in turn, and an empty one. parts (4 x limit,):
+    lists of the first step, then of the other. blocks (num_blocks,). prefix (blocks of the longest request,). buckets
+    (a power of 2,): by key, the first registered block of each key; 0: none. seat_blocks, seat_keys (limit, blocks of
+    the longest request): what running requests hold. queues (3,): see ``PagedServer``. pins (num_blocks,), second (its
+    blocks + 1,), second_buckets (a power of 2,): empty where the server has neither. rates (drafts,): of 2**32 draws so
+    many accept at least the first draft, the first two, and so on; empty: what is accepted is told.
     """
 
     server: Records[PagedServer]
     rows: Records[PagedRow]
+    fresh_row: Records[PagedRow]
+    queues: Records[Queue]
     places: Records[PagedPlace]
     steps: Records[PagedStep]
     parts: Records[PagedPart]
@@ -266,20 +267,16 @@ def new_paged_state(config: PagedConfig, num_rows: int) -> PagedState:
         # What is decided by how it drafts has the same names there.
         **{name: value for name, value in vars(config.drafts).items() if name in record_fields(PagedServer)},
         "never_mixes": config.never_mixes,
-        "wait_head": -1,
-        "wait_tail": -1,
-        "skipped_head": -1,
-        "skipped_tail": -1,
-        "aside_head": -1,
-        "aside_tail": -1,
         "free_seats": limit,
         "num_free": config.num_usable_blocks,
     }
     return PagedState(
         server=records_of(PagedServer, scalars, 2),
         rows=new_records(PagedRow, num_rows),
+        fresh_row=records_of(PagedRow, {"seat": -1}, 1),
+        queues=new_queues(3),
         places=new_records(PagedPlace, limit),
-        steps=new_records(PagedStep, 2),
+        steps=new_records(PagedStep, 3),
         parts=new_records(PagedPart, 4 * limit),
         blocks=new_records(PagedBlock, config.num_gpu_blocks),
         prefix=new_records(PagedPrefix, longest),

@@ -18,10 +18,10 @@ from harness.model.engine.blocks import (
     reset_blocks,
     take_block,
 )
-from harness.model.engine.paged_state import ROW_SKIPPED, PagedState
+from harness.model.engine.paged_state import ASIDE, ROW_SKIPPED, SKIPPED, PagedState
 from harness.model.engine.retention import match_second
-from harness.model.engine.state import ROW_GONE, ROW_RUNNING, ROW_WAITING
-from harness.model.engine.steps import queue_last, requeue_first
+from harness.model.engine.state import QUEUED, ROW_GONE, ROW_RUNNING, ROW_WAITING
+from harness.model.engine.steps import empty_queues, queue_first, queue_last, unqueue
 
 
 @jit
@@ -29,35 +29,25 @@ def reset_paged(state: PagedState) -> None:
     """Make ``state`` a freshly started server. Rows are left alone: ``submit_paged`` writes them whole."""
     state.server[0] = state.server[1]
     for step in range(2):
-        state.steps[step].num_scheduled = 0
-        state.steps[step].num_preempted = 0
+        state.steps[step] = state.steps[2]
     limit = state.server[0].limit
     for seat in range(limit):
         state.places[seat].free_seat = limit - 1 - seat
+    empty_queues(state)
     reset_blocks(state)
 
 
 @jit
 def submit_paged(state: PagedState, row: int, prompt: int, max_tokens: int, stop_tokens: int) -> None:
     """Queue a request at the tail. ``stop_tokens`` is its true output length; nothing is scheduled by it."""
+    state.rows[row] = state.fresh_row[0]
     server, request = state.server[0], state.rows[row]
     request.prompt = prompt
-    request.output = 0
     request.end_output = min(stop_tokens, max_tokens, server.max_model_len - prompt)
     request.most_output = max_tokens
-    request.computed = 0
-    request.in_flight = 0
-    request.stale = 0
-    request.placeholders = 0
-    request.registered = 0
-    request.num_blocks = 0
-    request.keep_ns = 0
-    request.drafts = 0
-    request.is_part = 0
-    request.was_preempted = 0
     request.status = ROW_WAITING
     request.seat = -1
-    queue_last(state, row)
+    queue_last(state, row, QUEUED)
 
 
 @jit
@@ -69,54 +59,24 @@ def keep_paged(state: PagedState, row: int, keep_ns: int) -> None:
 @jit
 def unqueue_paged(state: PagedState, row: int) -> None:
     """Take a request out of its queue, wherever it stands."""
-    server, rows = state.server[0], state.rows
-    before, after = rows[row].prev, rows[row].next
-    is_skipped = rows[row].status == ROW_SKIPPED
-    if before >= 0:
-        rows[before].next = after
-    elif is_skipped:
-        server.skipped_head = after
-    else:
-        server.wait_head = after
-    if after >= 0:
-        rows[after].prev = before
-    elif is_skipped:
-        server.skipped_tail = before
-    else:
-        server.wait_tail = before
-    server.num_waiting -= 1
+    unqueue(state, row, SKIPPED if state.rows[row].status == ROW_SKIPPED else QUEUED)
 
 
 @jit
 def set_aside(state: PagedState, row: int) -> None:
     """The step being decided passes over the head of the queue."""
     unqueue_paged(state, row)
-    server, rows = state.server[0], state.rows
-    rows[row].status = ROW_SKIPPED
-    rows[row].next = -1
-    rows[row].prev = server.aside_tail
-    if server.aside_tail >= 0:
-        rows[server.aside_tail].next = row
-    else:
-        server.aside_head = row
-    server.aside_tail = row
-    server.num_waiting += 1
+    state.rows[row].status = ROW_SKIPPED
+    queue_last(state, row, ASIDE)
 
 
 @jit
 def queue_aside(state: PagedState) -> None:
     """Those that were passed over come first, in their order."""
-    server, rows = state.server[0], state.rows
-    if server.aside_head < 0:
-        return
-    rows[server.aside_tail].next = server.skipped_head
-    if server.skipped_head >= 0:
-        rows[server.skipped_head].prev = server.aside_tail
-    else:
-        server.skipped_tail = server.aside_tail
-    server.skipped_head = server.aside_head
-    server.aside_head = -1
-    server.aside_tail = -1
+    while state.queues[ASIDE].tail >= 0:
+        row = int(state.queues[ASIDE].tail)
+        unqueue(state, row, ASIDE)
+        queue_first(state, row, SKIPPED)
 
 
 @jit
@@ -144,7 +104,8 @@ def preempt_last(state: PagedState) -> int:
     request.stale = request.in_flight
     request.placeholders = 0
     request.drafts = 0
-    requeue_first(state, row)
+    request.status = ROW_WAITING
+    queue_first(state, row, QUEUED)
     return row
 
 
@@ -289,17 +250,9 @@ def begin_step(state: PagedState, which: int, num_preempted: int) -> None:
 
     num_preempted: rows that the lists of the step name already. Source: scheduler.py, schedule().
     """
+    state.steps[which] = state.steps[2]
     server, step = state.server[0], state.steps[which]
-    step.num_scheduled = 0
-    step.num_decodes = 0
-    step.draft_tokens = 0
-    step.num_chunk_tokens = 0
-    step.context_tokens = 0
-    step.attended_tokens = 0
     step.num_preempted = num_preempted
-    step.num_admitted = 0
-    step.num_loaded = 0
-    step.asked_tokens = 0
     server.budget = server.max_step_tokens - server.draft_slots
     server.num_newly_preempted = 0
     server.has_parts = 0
@@ -339,9 +292,9 @@ def next_to_admit(state: PagedState, which: int) -> int:
     if server.num_newly_preempted > 0 or (server.never_mixes and step.num_chunk_tokens > 0):
         return -1
     while server.budget > 0 and server.num_running < server.limit:
-        row = int(server.skipped_head)
+        row = int(state.queues[SKIPPED].head)
         if row < 0:
-            row = int(server.wait_head)
+            row = int(state.queues[QUEUED].head)
         if row >= 0 and server.never_mixes and step.num_admitted > 0:
             # Who comes after a request that decodes at once is taken for a prompt before its prefix is looked up.
             return row if state.rows[row].prompt + state.rows[row].output == 1 else -1

@@ -26,6 +26,7 @@ from harness.model.engine.state import (
     EV_MAPPING_SEARCH,
     EV_PREEMPT,
     EVENT_HEADER,
+    QUEUED,
     ROW_GONE,
     STEP_DECODE,
     STEP_IDLE,
@@ -171,16 +172,16 @@ class SchedulerRows(Generic[_State]):
     @property
     def waiting(self) -> tuple[int, ...]:
         """Waiting requests, head first."""
-        return self._queued("wait_head")
+        return self._queued(QUEUED)
 
     def output_tokens(self, request: int) -> int:
         """Tokens generated so far by a request that waits or runs."""
         return int(self._state.rows["output"][self._rows[request]])
 
-    def _queued(self, head: str) -> tuple[int, ...]:
+    def _queued(self, queue: int) -> tuple[int, ...]:
         """The requests of a queue in their order."""
         rows: list[int] = []
-        row = int(self._state.server[head][0])
+        row = int(self._state.queues["head"][queue])
         while row >= 0:
             rows.append(row)
             row = int(self._state.rows["next"][row])
@@ -275,7 +276,7 @@ class Scheduler(SchedulerRows[EngineState]):
     def schedule(self) -> Step:
         """Decide the next step. Its requests stay in it until finish_step()."""
         state = self._state
-        head = int(state.server["wait_head"][0])
+        head = int(state.queues["head"][QUEUED])
         if head >= 0 and self.config.prefix_caching:
             self._load_keys(head)
         kind = self._schedule()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from harness.compiled.records import IntArray, Records
+from harness.compiled.records import IntArray, Records, records_of
 
 # Costs are summed in femtoseconds before the one rounding to nanoseconds.
 FS_PER_NS = 1_000_000
@@ -21,6 +21,9 @@ STEP_DECODE = 2
 ROW_GONE = 0
 ROW_WAITING = 1
 ROW_RUNNING = 2
+
+# The place of those who wait among the queues.
+QUEUED = 0
 
 # Slot.status
 SLOT_INACTIVE = 0
@@ -76,8 +79,6 @@ class Server:
 
     num_running: int
     num_waiting: int
-    wait_head: int
-    wait_tail: int
     free_blocks: int
     free_block_head: int
     free_block_tail: int
@@ -121,6 +122,13 @@ class Row:
     next: int
     prev: int
     session: int
+
+
+class Queue:
+    """The first and the last row of a queue; -1: none."""
+
+    head: int
+    tail: int
 
 
 class Place:
@@ -190,15 +198,16 @@ class Eviction:
 class EngineState(NamedTuple):
     """All tables of one server.
 
-    server (2,): the live scalars, and those of a fresh server. rows (num_rows,). places (limit,). slots (num_slots,).
-    blocks (num_blocks + 1,). prefix (blocks per request,). evicted: of the last call. buckets (a power of two,): by
-    chain key, the first of the chained blocks that are most recent holders; 0: none.
+    server (2,): the live scalars, and those of a fresh server. rows (num_rows,). queues (1,). places (limit,).
+    slots (num_slots,). blocks (num_blocks + 1,). prefix (blocks per request,). evicted: of the last call. buckets (a
+    power of two,): by chain key, the first of the chained blocks that are most recent holders; 0: none.
     seat_blocks (limit, blocks per request), seat_slots (limit, slots per request): what running requests hold.
     slot_blocks (num_slots, blocks per slot): inner blocks in order. events: variable-length records.
     """
 
     server: Records[Server]
     rows: Records[Row]
+    queues: Records[Queue]
     places: Records[Place]
     slots: Records[Slot]
     blocks: Records[Block]
@@ -209,3 +218,8 @@ class EngineState(NamedTuple):
     seat_slots: IntArray
     slot_blocks: IntArray
     events: IntArray
+
+
+def new_queues(count: int) -> Records[Queue]:
+    """Queues in which nobody waits."""
+    return records_of(Queue, {"head": -1, "tail": -1}, count)

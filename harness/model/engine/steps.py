@@ -12,6 +12,7 @@ from harness.model.engine.pools import make_room
 from harness.model.engine.rules import paper_admit, paper_release, vendor_admit, vendor_grow, vendor_release
 from harness.model.engine.state import (
     CALLER_DUMMY,
+    QUEUED,
     ROW_GONE,
     ROW_RUNNING,
     ROW_WAITING,
@@ -32,6 +33,7 @@ IDLE_STEP_NS = 1_000_000
 def reset(state: EngineState) -> None:
     """Make ``state`` a freshly started server. Rows are left alone: `submit` writes them whole."""
     state.server[0] = state.server[1]
+    empty_queues(state)
     server = state.server[0]
     for slot in range(server.num_slots):
         state.slots[slot].free = slot
@@ -54,52 +56,59 @@ def submit(state: EngineState, row: int, prompt: int, max_tokens: int, stop_toke
     rows[row].status = ROW_WAITING
     rows[row].seat = -1
     rows[row].session = session
-    queue_last(state, row)
+    queue_last(state, row, QUEUED)
 
 
 @jit
-def queue_last(state: EngineState | PagedState, row: int) -> None:
-    """Put a request behind everyone who waits."""
-    server, rows = state.server[0], state.rows
+def queue_last(state: EngineState | PagedState, row: int, queue: int) -> None:
+    """Put a request behind everyone in a queue."""
+    rows, ends = state.rows, state.queues[queue]
     rows[row].next = -1
-    rows[row].prev = server.wait_tail
-    if server.wait_tail >= 0:
-        rows[server.wait_tail].next = row
+    rows[row].prev = ends.tail
+    if ends.tail >= 0:
+        rows[ends.tail].next = row
     else:
-        server.wait_head = row
-    server.wait_tail = row
-    server.num_waiting += 1
+        ends.head = row
+    ends.tail = row
+    state.server[0].num_waiting += 1
 
 
 @jit
-def unqueue(state: EngineState, row: int) -> None:
-    """Take a request out of the waiting queue, wherever it stands."""
-    server, rows = state.server[0], state.rows
+def queue_first(state: EngineState | PagedState, row: int, queue: int) -> None:
+    """Put a request before everyone in a queue. One that was preempted keeps its generated tokens, not its KV."""
+    rows, ends = state.rows, state.queues[queue]
+    rows[row].prev = -1
+    rows[row].next = ends.head
+    if ends.head >= 0:
+        rows[ends.head].prev = row
+    else:
+        ends.tail = row
+    ends.head = row
+    state.server[0].num_waiting += 1
+
+
+@jit
+def unqueue(state: EngineState | PagedState, row: int, queue: int) -> None:
+    """Take a request out of its queue, wherever it stands."""
+    rows, ends = state.rows, state.queues[queue]
     before, after = rows[row].prev, rows[row].next
     if before >= 0:
         rows[before].next = after
     else:
-        server.wait_head = after
+        ends.head = after
     if after >= 0:
         rows[after].prev = before
     else:
-        server.wait_tail = before
-    server.num_waiting -= 1
+        ends.tail = before
+    state.server[0].num_waiting -= 1
 
 
 @jit
-def requeue_first(state: EngineState | PagedState, row: int) -> None:
-    """Put a preempted request before everyone who waits; it keeps its generated tokens, not its KV."""
-    server, rows = state.server[0], state.rows
-    rows[row].status = ROW_WAITING
-    rows[row].prev = -1
-    rows[row].next = server.wait_head
-    if server.wait_head >= 0:
-        rows[server.wait_head].prev = row
-    else:
-        server.wait_tail = row
-    server.wait_head = row
-    server.num_waiting += 1
+def empty_queues(state: EngineState | PagedState) -> None:
+    """Nobody waits."""
+    for queue in range(len(state.queues)):
+        state.queues[queue].head = -1
+        state.queues[queue].tail = -1
 
 
 @jit
@@ -140,9 +149,9 @@ def schedule(state: EngineState) -> int:
     """
     server, rows = state.server[0], state.rows
     forget_last_step(state)
-    row = server.wait_head
+    row = int(state.queues[QUEUED].head)
     if row >= 0 and server.num_running < server.active_limit and admit(state, row):
-        unqueue(state, row)
+        unqueue(state, row, QUEUED)
         rows[row].status = ROW_RUNNING
         state.places[server.num_running].running = row
         server.num_running += 1
@@ -171,7 +180,8 @@ def schedule_decode(state: EngineState) -> int:
             server.num_running -= 1
             victim = int(state.places[server.num_running].running)
             vendor_release(state, victim, 1)
-            requeue_first(state, victim)
+            rows[victim].status = ROW_WAITING
+            queue_first(state, victim, QUEUED)
             state.places[server.num_preempted].preempted = victim
             server.num_preempted += 1
             is_out = victim == row
@@ -252,7 +262,7 @@ def abort(state: EngineState, row: int) -> None:
     server, rows = state.server[0], state.rows
     server.events_len = 0
     if rows[row].status == ROW_WAITING:
-        unqueue(state, row)
+        unqueue(state, row, QUEUED)
         if state.server[0].is_caching:
             log_free_request(state, row, 0, 0, 0)
     elif rows[row].status == ROW_RUNNING:

@@ -167,13 +167,15 @@ class Scratch(NamedTuple):
     """Working memory for the largest plan. sessions (sessions,); heap (sessions,): next arrivals, earliest first.
 
     num_watched (1,): how many sessions have a current request that the client may leave. returns (sessions,) where KV
-    is kept until a session returns, else (0,).
+    is kept until a session returns, else (0,). no_totals, no_result (1,): of a plan and a request that have not begun.
     """
 
     sessions: Records[SessionScratch]
     heap: Records[Arrival]
     num_watched: IntArray
     returns: Records[SessionReturn]
+    no_totals: Records[PlanTotals]
+    no_result: Records[RequestResult]
 
 
 class RequestResult:
@@ -299,6 +301,8 @@ def new_scratch(plans: PlanArrays, *, knows_returns: bool = False) -> Scratch:
         heap=new_records(Arrival, num_sessions),
         num_watched=np.zeros(1, dtype=np.int64),
         returns=new_records(SessionReturn, num_sessions if knows_returns else 0),
+        no_totals=records_of(PlanTotals, {"stuck_session": -1}, 1),
+        no_result=records_of(RequestResult, dict.fromkeys(("admitted_ns", "first_token_ns", "aborted_tokens"), -1), 1),
     )
 
 

@@ -14,14 +14,13 @@ from harness.compiled.records import Records
 from harness.model.engine.paged_state import PagedState
 from harness.model.engine.paged_steps import abort_paged, keep_paged, submit_paged
 from harness.model.engine.retention import PIN_FACTOR
-from harness.model.engine.state import ROW_RUNNING, EngineState
+from harness.model.engine.state import QUEUED, ROW_RUNNING, EngineState
 from harness.model.engine.steps import FAR, abort, submit
 from harness.model.sim.kernel.arrays import (
     OWNER_STRIDE,
     Arrival,
     CostArrays,
     PlanArrays,
-    PlanTotals,
     Scratch,
     SimOutcome,
 )
@@ -217,7 +216,7 @@ def load_keys(plans: PlanArrays, plan: int, state: AnyState, row: int, num_token
 def load_head_keys(plans: PlanArrays, plan: int, state: EngineState, row_with_keys: int) -> int:
     """Load the keys of the queue's head if it may be admitted; returns the row whose keys are loaded."""
     server = state.server[0]
-    row = int(server.wait_head)
+    row = int(state.queues[QUEUED].head)
     if row < 0 or row == row_with_keys or server.num_running >= server.active_limit or not server.has_inner_blocks:
         return row_with_keys
     load_keys(plans, plan, state, row, int(state.rows[row].prompt + state.rows[row].output), 0)
@@ -247,13 +246,8 @@ def note_arrival(run: AnyRun, plan: int, session: int) -> int:
     """The next request of a session arrives: nothing is known of its end. Returns its row."""
     place = int(run.plans.plans[plan].first_session + session)
     request = int(run.plans.sessions[place].first_request + run.scratch.sessions[session].next_request)
+    run.outcome.requests[request] = run.scratch.no_result[0]
     run.outcome.requests[request].arrival_ns = run.scratch.sessions[session].arrival_ns
-    run.outcome.requests[request].admitted_ns = -1
-    run.outcome.requests[request].first_token_ns = -1
-    run.outcome.requests[request].preemptions = 0
-    run.outcome.requests[request].cached_tokens = 0
-    run.outcome.requests[request].hash_hit_tokens = 0
-    run.outcome.requests[request].aborted_tokens = -1
     watch(run, session, request)
     return int(request - run.plans.plans[plan].first_request)
 
@@ -319,27 +313,9 @@ def complete(run: AnyRun, plan: int, waiting: int, row: int, now_ns: int) -> int
 
 
 @jit
-def clear(totals: PlanTotals) -> None:
-    """Set the sums of a plan to their initial values."""
-    totals.decode_ns = 0
-    totals.prefill_ns = 0
-    totals.wait_ns = 0
-    totals.end_ns = 0
-    totals.decode_steps = 0
-    totals.prefills = 0
-    totals.evictions = 0
-    totals.computed_tokens = 0
-    totals.cached_tokens = 0
-    totals.preemptions = 0
-    totals.num_step_records = 0
-    totals.num_eviction_records = 0
-    totals.stuck_session = -1
-
-
-@jit
 def begin(run: AnyRun, plan: int, limit: int) -> int:
     """The first arrivals of a plan, and nothing counted; returns how many arrivals are expected."""
-    clear(run.outcome.totals[plan])
+    run.outcome.totals[plan] = run.scratch.no_totals[0]
     for i in range(limit + 1):
         run.outcome.histogram[plan, i] = 0
     run.scratch.num_watched[0] = 0

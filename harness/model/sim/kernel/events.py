@@ -6,7 +6,7 @@ Steps and evictions are recorded as far as the given tables have room.
 from __future__ import annotations
 
 from harness.compiled import always_inline, jit
-from harness.model.engine.state import FS_PER_NS, STEP_DECODE, STEP_IDLE, STEP_PREFILL, EngineState
+from harness.model.engine.state import FS_PER_NS, QUEUED, STEP_DECODE, STEP_IDLE, STEP_PREFILL, EngineState
 from harness.model.engine.steps import finish_steps, schedule
 from harness.model.sim.kernel.arrays import CostArrays, SimOutcome, noise_place
 from harness.model.sim.kernel.arrivals import SlotRun, load_head_keys
@@ -220,7 +220,7 @@ def has_work_in_slots(state: EngineState) -> int:
 @jit
 def stuck_in_slots(state: EngineState) -> int:
     """The row of a request that can never be admitted."""
-    return int(state.server[0].wait_head)
+    return int(state.queues[QUEUED].head)
 
 
 @jit

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.compiled import always_inline, jit
-from harness.model.engine.paged_state import PagedState
+from harness.model.engine.paged_state import SKIPPED, PagedState
 from harness.model.engine.paged_steps import (
     decide_running,
     decide_waiting,
@@ -13,7 +13,7 @@ from harness.model.engine.paged_steps import (
     skip_steps,
     take_ahead,
 )
-from harness.model.engine.state import CALLER_REQUEST, ROW_GONE, STEP_DECODE, STEP_PREFILL
+from harness.model.engine.state import CALLER_REQUEST, QUEUED, ROW_GONE, STEP_DECODE, STEP_PREFILL
 from harness.model.engine.steps import FAR
 from harness.model.sim.kernel.arrivals import AnyRun, PagedRun, load_keys
 from harness.model.sim.kernel.events import (
@@ -194,4 +194,4 @@ def stuck_paged(state: PagedState) -> int:
     server = state.server[0]
     if server.num_futile > MOST_FUTILE:
         return int(state.places[server.num_running - 1].running)
-    return int(max(server.skipped_head, server.wait_head))
+    return int(max(state.queues[SKIPPED].head, state.queues[QUEUED].head))
