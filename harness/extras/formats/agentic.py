@@ -15,7 +15,7 @@ from harness.extras.formats import blocks
 from harness.extras.formats.mooncake import REPEATED
 from harness.model.plan.model import WAIT_KINDS, WaitKind, has_ended
 from harness.model.traces.account import DrawnWaits, ReadNotes, tokens_in
-from harness.model.traces.base import Progress, read_tables, trace_format
+from harness.model.traces.base import read_tables, trace_format
 from harness.model.traces.links import PARTLY, doubt_of, kept_tokens
 from harness.model.traces.recording import RecordedRequest, Recording, hidden_name
 from harness.model.traces.values import Record, first_of, list_of, seconds_ns, text_of, tokens_of
@@ -66,14 +66,14 @@ class _Call:
         return self.name, session, self.at_ns, self.wait_ns, *lengths, tuple(self.wait_for or ())
 
 
-def _recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Recording]:
+def _recordings(files: Iterable[Path], notes: ReadNotes) -> Iterator[Recording]:
     """One recording for all requests that wait for one another."""
     paths = list(files)
     names, orders = blocks.BlockNames(), [blocks.NameOrder() for _ in paths]
     calls: dict[Key, _Call] = {}
     held: dict[tuple[object, ...], int] = {}
     for place, path in enumerate(paths):
-        rows = list(_calls(path, place, (names, orders[place]), notes, progress))
+        rows = list(_calls(path, place, (names, orders[place]), notes))
         # A file that repeats rows of an earlier one goes on with its ids; others have ids of their own.
         scope = next((held[call.value] for call in rows if call.value in held), place)
         for call in rows:
@@ -99,7 +99,7 @@ def _recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | No
     yield from (replace(recording, start_ns=recording.start_ns - first_ns) for recording in recordings)
 
 
-def _calls(path: Path, place: int, names: Names, notes: ReadNotes, progress: Progress | None) -> Iterator[_Call]:
+def _calls(path: Path, place: int, names: Names, notes: ReadNotes) -> Iterator[_Call]:
     """The rows of a file; one with more block names than its prompt has blocks of any size is broken."""
     unit_ns = notes.unit_ns(NS_PER_MS)
     number = 0
@@ -139,7 +139,7 @@ def _calls(path: Path, place: int, names: Names, notes: ReadNotes, progress: Pro
         told = named, bool(record.get("prefix_reset")), kind, tokens_of(record.get("keep_tokens"))
         return _Call(*own, has_delay, *times, *lengths, *told, left_ns, left_tokens)
 
-    for _, each in blocks.parsed_lines([path], notes, progress, call, "a request without its lengths or times"):
+    for _, each in blocks.parsed_lines([path], notes, call, "a request without its lengths or times"):
         yield each
 
 
@@ -189,17 +189,14 @@ def _follow(sessions: list[list[_Call]], drawn: DrawnWaits, notes: ReadNotes) ->
     for turns in sessions:
         if not any(turn.at_ns is None or turn.wait_for for turn in turns):
             turns[:] = notes.in_order(turns, lambda turn: turn.at_ns or 0, "rows of a session out of order of time")
-    are_new = notes.options.lengths == "new" or (not notes.options.lengths and _name_what_is_new(sessions))
+    # Rows name what is new where they name blocks, and none the block that the row before it begins with.
+    pairs = [pair for turns in sessions for pair in pairwise(turns) if pair[1].wait_for is None]
+    named = [(before.blocks[0], turn.blocks[0]) for before, turn in pairs if before.blocks and turn.blocks]
+    name_new = bool(named) and all(before != turn for before, turn in named)
+    are_new = notes.options.lengths == "new" or (not notes.options.lengths and name_new)
     for turns in sessions:
         _chain(turns, drawn, notes, are_new=are_new)
     _lengthen([turns for turns in sessions if any(turn.is_next for turn in turns)], notes)
-
-
-def _name_what_is_new(sessions: Iterable[list[_Call]]) -> bool:
-    """Whether rows of sessions name blocks, and none the block that the row before it begins with."""
-    pairs = [pair for turns in sessions for pair in pairwise(turns) if pair[1].wait_for is None]
-    named = [(before.blocks[0], turn.blocks[0]) for before, turn in pairs if before.blocks and turn.blocks]
-    return bool(named) and all(before != turn for before, turn in named)
 
 
 def _chain(turns: list[_Call], drawn: DrawnWaits, notes: ReadNotes, *, are_new: bool) -> None:

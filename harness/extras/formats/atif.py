@@ -89,7 +89,8 @@ def _steps(given: list[Record], session: str, at: str, notes: ReadNotes) -> tupl
     """The calls of a trajectory's own steps, and the sub-agents that it names before the first of them."""
     rows = notes.in_order(given, _number, "steps out of order of their id")
     notes.check_numbers([*map(_number, rows)], "steps")
-    steps, started = TrajectoryCalls(len(rows), notes), list[str]()
+    steps, started = TrajectoryCalls(session, notes), list[str]()
+    steps.num_rows = len(rows)
     said = {kind: {text_of(step, "timestamp") for step in rows if text_of(step, "source") == kind} for kind in ASKING}
     for step in rows:
         place, moment_ns = f"{at}, step {_number(step)}", instant_ns(step.get("timestamp"))
@@ -104,7 +105,7 @@ def _steps(given: list[Record], session: str, at: str, notes: ReadNotes) -> tupl
                 call.children |= dict.fromkeys(_children(step), UNTIMED)
             started += [] if steps.calls else _children(step)
         elif text_of(step, "source") != "agent":
-            steps.unread.unknown(f"source {text_of(step, 'source')}", place)
+            steps.row_unknown(f"source {text_of(step, 'source')}", place)
         elif tokens_of(step.get("llm_call_count")) == 0:
             notes.pass_over(f"no call: {PASSED['no call']}")
         elif not isinstance(counts := usage_of(record_of(step, "metrics")), Usage):

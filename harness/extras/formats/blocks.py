@@ -9,7 +9,7 @@ from typing import TypeVar, cast
 
 from harness.errors import SpecError
 from harness.model.traces.account import ReadNotes
-from harness.model.traces.base import Progress, json_records
+from harness.model.traces.base import json_records
 from harness.model.traces.values import Record, first_of, tokens_of
 
 Parsed = TypeVar("Parsed")
@@ -108,13 +108,12 @@ def settled_block_tokens(lengths: Iterable[tuple[int, int]], usual: int, notes: 
 def parsed_lines(
     files: Iterable[Path],
     notes: ReadNotes,
-    progress: Progress | None,
     parse: Callable[[Record, str], Parsed | None],
     broken: str,
 ) -> Iterator[tuple[str, Parsed]]:
     """(place, ``parse(record)``) of every line of ``files``: a call, or ``broken`` where that gives None."""
     for path in files:
-        for _, at, record in json_records(path, notes, progress):
+        for _, at, record in json_records(path, notes):
             value = parse(record, at)
             if value is None:
                 notes.row_broken(broken, at)

@@ -8,7 +8,7 @@ from pathlib import Path
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import by_type, read_tables, trace_format
 from harness.model.traces.calls import BACK, BURST_NS, LATE_NS, REPLAYED, AgentLog, Call, Conversation, Log, mark_replay
-from harness.model.traces.links import reader_of
+from harness.model.traces.links import REVIEWED, reader_of
 from harness.model.traces.values import Record, counts_of, instant_ns, record_of, text_of, tokens_of
 
 HELD_TO = "0.171.0"
@@ -86,7 +86,7 @@ class _Session(Conversation):
     def take(self, record: Record, moment_ns: int | None, at: str) -> None:
         """Read one record."""
         payload, kind = record_of(record, "payload"), text_of(record, "type")
-        self.unread.num_rows += 1
+        self.num_rows += 1
         self._check_order(record)
         self._began_ns = moment_ns if self._began_ns is None else self._began_ns
         self.may_ask = payload.get("approval_policy", "") != "never" if kind == "turn_context" else self.may_ask
@@ -94,7 +94,7 @@ class _Session(Conversation):
             self._meta(payload)
             self.notes.part()
         elif moment_ns is None or self._began_ns is None:
-            self.unread.broken("a record without its time", at)
+            self.row_broken("a record without its time", at)
         else:
             opened_ns = self._open.end_ns if self._open is not None and self._fork_of else moment_ns
             if opened_ns - self._began_ns < BURST_NS <= moment_ns - self._began_ns:
@@ -112,7 +112,7 @@ class _Session(Conversation):
         if isinstance(number := record.get("ordinal"), int):
             if self._ordinal is not None and number > self._ordinal + 1:
                 self.notes.assume("rows that are missing by their ordinal", number - self._ordinal - 1)
-                self.unread.add()
+                self.num_unread += 1
             self._ordinal = number
 
     def _meta(self, payload: Record) -> None:
@@ -148,7 +148,7 @@ class _Session(Conversation):
             self.notes.pass_over(f"{kind}: {PASSED[kind]}")
             self._end(kind, payload, moment_ns, at)
         elif role == "unknown":
-            self.unread.unknown(f"{form}{kind} {text_of(payload, 'item', 'type')}".strip(), at)
+            self.row_unknown(f"{form}{kind} {text_of(payload, 'item', 'type')}".strip(), at)
         else:
             self.notes.part()
             self.is_compacted = self.is_compacted or kind == "compacted"
@@ -168,7 +168,7 @@ class _Session(Conversation):
         """Whether a row is Codex's own answer for a review; a review may begin with it, or end."""
         told = {kind, text_of(payload, "item", "type")}
         is_exit, is_entry = (not told.isdisjoint(names) for names in REVIEW)
-        self.lost = self.reviewed if is_exit or is_entry else self.lost
+        self.lost = REVIEWED if is_exit or is_entry else self.lost
         if is_exit and not (self._is_reviewed or self.calls):
             self.notes.leave(REVIEWS, at)
         for turn in self.calls[-1:] if is_exit and not self._is_reviewed else ():

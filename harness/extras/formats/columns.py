@@ -11,7 +11,7 @@ from typing import NamedTuple
 from harness.clock import NS_PER_MS
 from harness.errors import SpecError
 from harness.model.traces.account import ReadNotes
-from harness.model.traces.base import Progress, opened, trace_format
+from harness.model.traces.base import opened, trace_format
 from harness.model.traces.calls import Call, Log
 from harness.model.traces.links import through_calls
 from harness.model.traces.values import tokens_of
@@ -32,12 +32,12 @@ class _Row(NamedTuple):
     wait_after_ns: int
 
 
-def csv_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Log]:
+def csv_logs(files: Iterable[Path], notes: ReadNotes) -> Iterator[Log]:
     """The rounds of each session id of each file, in order."""
     held: set[tuple[str, tuple[_Row, ...]]] = set()
     num_kept = 0
     for place, path in enumerate(files):
-        sessions = _sessions(path, notes, progress)
+        sessions = _sessions(path, notes)
         for name in [name for name, rows in sessions.items() if (name, rows) in held]:
             notes.drop("rows of sessions that another file holds already", str(path), len(sessions.pop(name)))
         num_kept += bool(sessions)
@@ -51,11 +51,11 @@ def csv_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress | None 
     notes.assume("files whose arrivals are counted from the first of each", num_kept * (num_kept > 1))
 
 
-def _sessions(path: Path, notes: ReadNotes, progress: Progress | None) -> dict[str, tuple[_Row, ...]]:
+def _sessions(path: Path, notes: ReadNotes) -> dict[str, tuple[_Row, ...]]:
     """The rounds of each session of a file, in order, each once."""
     sessions: dict[str, dict[int, _Row]] = {}
     broken: dict[str, str] = {}
-    for name, at, row in _rows(path, notes, progress):
+    for name, at, row in _rows(path, notes):
         rounds = sessions.setdefault(name, {})
         if row is None or rounds.get(row.round, row) != row:
             what = "a second row of a round, with other numbers" if row else "a row without its numbers"
@@ -75,7 +75,7 @@ def _sessions(path: Path, notes: ReadNotes, progress: Progress | None) -> dict[s
     return {name: tuple(rounds[place] for place in sorted(rounds)) for name, rounds in sessions.items() if rounds}
 
 
-def _rows(path: Path, notes: ReadNotes, progress: Progress | None) -> Iterator[tuple[str, str, _Row | None]]:
+def _rows(path: Path, notes: ReadNotes) -> Iterator[tuple[str, str, _Row | None]]:
     notes.num_files += 1
     try:
         with opened(path) as stream:
@@ -88,8 +88,7 @@ def _rows(path: Path, notes: ReadNotes, progress: Progress | None) -> Iterator[t
                 notes.num_rows += 1
                 notes.look(cells, "line")
                 notes.assume(NO_ARRIVAL, not cells.get(COLUMNS[0]))
-                if progress is not None:
-                    progress(sum(len(cell) for cell in cells.values() if isinstance(cell, str)))
+                notes.progress(sum(len(cell) for cell in cells.values() if isinstance(cell, str)))
                 yield cells.get(key) or "", f"{path}, line {reader.line_num}", _numbers(cells)
     except csv.Error as error:
         raise SpecError(f"cannot be read as CSV ({error})", where=str(path), hint="Give TraceLab's columns") from error

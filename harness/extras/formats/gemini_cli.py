@@ -59,7 +59,7 @@ class _Session(Conversation):
     def take_state(self, state: Record, rewound_to: str, at: str) -> None:
         """What the conversation holds from now on. A list without an answer that came before is a compaction."""
         if rewound_to and rewound_to not in self._said:
-            self.unread.broken("a way back to a message that is not there", at)
+            self.row_broken("a way back to a message that is not there", at)
             return
         self.notes.pass_over(f"state: {PASSED['state']}")
         kept = {text_of(message, "id") for message in list_of(state, "messages")}
@@ -81,7 +81,7 @@ class _Session(Conversation):
         moment_ns = self._moments.get(name or at, 0)
         parts = list_of(message, "content") or [{"text": text_of(message, "content")}]
         has_content = all(part if isinstance(part, str) else any(record_of(part).values()) for part in parts)
-        self.unread.num_rows += 1
+        self.num_rows += 1
         if kind == "gemini" and isinstance(message.get("content"), list) and not first_of(message, "model", "tokens"):
             kind = "added"  # an answer of a model names it
         if kind == "gemini" and name and moment_ns:
@@ -90,13 +90,13 @@ class _Session(Conversation):
             if name in self._said:
                 self.notes.leave("rows that their own file holds already", at, 1)
             elif kind == "gemini" or not moment_ns or not has_content:
-                self.unread.broken("a message without its id, time or content", at)
+                self.row_broken("a message without its id, time or content", at)
             else:
                 self._said += [name] * bool(name)
                 take_parts(self, parts, moment_ns, is_human=True)
                 self.notes.part()
         elif not self.notes.passes(kind, PASSED):
-            self.unread.unknown(f"message {kind}", at)
+            self.row_unknown(f"message {kind}", at)
         elif kind == "error" or text_of(message, "content") == CANCELLED:
             self.end_without_row(at)
         self.look(message)
@@ -109,7 +109,7 @@ class _Session(Conversation):
         is_holder = is_holder and (name in self._said or not (name in self._uncounted or self.is_asked(moment_ns)))
         counts = counts_of(tokens, COUNTS) if turn is None and tokens else []
         if counts is None:
-            self.unread.broken("an answer with a count that is no number of tokens", at)
+            self.row_broken("an answer with a count that is no number of tokens", at)
             return
         if counts:
             self._uncounted.pop(name, None)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.extras.formats import blocks
 from harness.model.traces.account import ReadNotes
-from harness.model.traces.base import Progress, Read, read_tables, trace_format
+from harness.model.traces.base import Read, read_tables, trace_format
 from harness.model.traces.recording import RecordedRequest, Recording, hidden_name
 from harness.model.traces.values import Record, seconds_ns
 
@@ -32,10 +32,10 @@ class _Row(NamedTuple):
 def _reader(block_tokens: int, unit_ns: int) -> Read:
     """unit_ns: of ``timestamp``."""
 
-    def read(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Recording]:
+    def read(files: Iterable[Path], notes: ReadNotes) -> Iterator[Recording]:
         paths = list(files)
         unit = notes.unit_ns(unit_ns)
-        read_rows = [list(_rows(path, unit, notes, progress)) for path in paths]
+        read_rows = [list(_rows(path, unit, notes)) for path in paths]
         rows_of = _once_each(read_rows, notes)
         lengths = ((row.prompt, len(row.names)) for rows in rows_of for _, row in rows)
         size = blocks.settled_block_tokens(lengths, block_tokens, notes, str(paths[0]))
@@ -49,7 +49,7 @@ def _reader(block_tokens: int, unit_ns: int) -> Read:
     return read
 
 
-def _rows(path: Path, unit_ns: int, notes: ReadNotes, progress: Progress | None) -> Iterator[tuple[str, _Row]]:
+def _rows(path: Path, unit_ns: int, notes: ReadNotes) -> Iterator[tuple[str, _Row]]:
     def row(record: Record, _: str) -> _Row | None:
         at_ns, names = seconds_ns(record.get("timestamp"), unit_ns), record.get("hash_ids")
         if at_ns is None or blocks.BlockNames().numbers(names) is None:
@@ -58,7 +58,7 @@ def _rows(path: Path, unit_ns: int, notes: ReadNotes, progress: Progress | None)
         notes.assume(BY_ARRIVAL, lengths is not None and record.get("parent_chat_id") not in (None, -1))
         return lengths and _Row(at_ns, *lengths, tuple(names or ()), None if chat is None else repr(chat))
 
-    yield from blocks.parsed_lines([path], notes, progress, row, "a request without its time, lengths or block names")
+    yield from blocks.parsed_lines([path], notes, row, "a request without its time, lengths or block names")
 
 
 def _once_each(files: Sequence[Sequence[tuple[str, _Row]]], notes: ReadNotes) -> list[list[tuple[str, _Row]]]:

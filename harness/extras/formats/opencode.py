@@ -11,9 +11,19 @@ from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import trace_format
 from harness.model.traces.calls import LAST_NS, UNTIMED, Call, Conversation, Log, mark_replay
 from harness.model.traces.links import of_documents
-from harness.model.traces.values import Record, list_of, record_of, records_of, seconds_ns, text_of, tokens_of
+from harness.model.traces.values import (
+    Record,
+    counts_of,
+    list_of,
+    record_of,
+    records_of,
+    seconds_ns,
+    text_of,
+    tokens_of,
+)
 
 HELD_TO = "1.18.33"
+COUNTS = ("input", "read", "write", "output", "reasoning")
 NO_END = "answers without text: they are taken to end where their first tool starts, or with their message"
 
 
@@ -55,14 +65,14 @@ class _Session(Conversation):
 
     def take(self, message: Record, at: str) -> None:
         """Read one message."""
-        self.unread.num_rows += 1
+        self.num_rows += 1
         info, parts = record_of(message, "info"), records_of(message, "parts")
         created_ns, role = seconds_ns(record_of(info, "time").get("created"), NS_PER_MS), text_of(info, "role")
         moment_ns = self.notes.date_ns(created_ns, NS_PER_MS)
         if role not in ("user", "assistant"):
-            self.unread.unknown(f"role {role}", at)
+            self.row_unknown(f"role {role}", at)
         elif moment_ns is None:
-            self.unread.broken("a message without its time", at)
+            self.row_broken("a message without its time", at)
         elif role == "user":
             self.notes.part()
             is_by_program = all(True in (part.get("synthetic"), part.get("auto")) for part in parts)
@@ -89,7 +99,7 @@ class _Session(Conversation):
             self.skip(self.lost, LAST_NS * (not self.is_strange))
             return
         if counts is None or not any(counts[:3]):
-            self.lose(() if counts else _values(tokens), at)
+            self.lose(() if counts else map((tokens | record_of(tokens, "cache")).get, COUNTS), at)
             return
         ended_ns = self._end_ns(info, parts)
         turn = self.add(ended_ns, ("opencode", moment_ns, ended_ns, *counts), at)
@@ -128,16 +138,11 @@ class _Session(Conversation):
 
 def _counts(tokens: Record) -> tuple[int, int | None, int | None, int, int] | None:
     """Counts of the prompt, read from the cache, written to it, of the answer, and of its reasoning, each by itself."""
-    values = _values(tokens)
-    fresh, read, written, answer, reasoning = map(tokens_of, values)
-    if fresh is None or answer is None or any(value is not None and tokens_of(value) is None for value in values):
+    table = tokens | record_of(tokens, "cache")
+    fresh, read, written, answer, reasoning = (tokens_of(table.get(name)) for name in COUNTS)
+    if fresh is None or answer is None or counts_of(table, COUNTS) is None:
         return None
     return fresh, read, written, answer, reasoning or 0
-
-
-def _values(tokens: Record) -> list[object]:
-    cache = record_of(tokens, "cache")
-    return [tokens.get("input"), cache.get("read"), cache.get("write"), tokens.get("output"), tokens.get("reasoning")]
 
 
 FORMAT = trace_format(__file__, "opencode", of_documents(opencode_logs), held_to=HELD_TO)

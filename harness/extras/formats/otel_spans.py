@@ -198,6 +198,7 @@ def _call(record: Record, span: Span, notes: ReadNotes) -> Call | str:
     call.total_tokens, call.has_end_alone = counts["total"] or None, span.start_ns == span.end_ns
     call.provider = _named(attributes, PROVIDERS) or span.service
     call.is_unsaid = call.is_concurrent = True
+    call.is_estimated = not counts["generate"]
     span.is_final = any(PATTERNS["final"].fullmatch(str(attributes.get(name))) for name in FINISH_REASONS)
     reasons = " ".join(str(attributes.get(name, "")).lower() for name in FINISH_REASONS)
     notes.look({"finish": re.findall(r"[\w-]+", reasons)}, "span")

@@ -122,18 +122,9 @@ def _of(record: Record, name: str) -> object:
 
 def _flat(span: Record, resource: Record, notes: ReadNotes) -> Record:
     notes.assume(TABLES["labels"]["cut"], bool(_of(span, "droppedAttributesCount")))
-    return {
-        "trace_id": _of(span, "traceId"),
-        "span_id": _of(span, "spanId"),
-        "name": span.get("name"),
-        "parent_span_id": _of(span, "parentSpanId"),
-        "start_ns": notes.date_ns(_whole(_of(span, "startTimeUnixNano"))),
-        "end_ns": notes.date_ns(_whole(_of(span, "endTimeUnixNano"))),
-        "status": span.get("status"),
-        "links": span.get("links"),
-        "attributes": _attributes(span.get("attributes")),
-        "resource_attributes": resource,
-    }
+    told = {name: _of(span, key) for name, key in TABLES["span-keys"].items()}
+    instants = {f"{end}_ns": notes.date_ns(_whole(_of(span, f"{end}TimeUnixNano"))) for end in ("start", "end")}
+    return told | instants | {"attributes": _attributes(span.get("attributes")), "resource_attributes": resource}
 
 
 def _attributes(pairs: object, depth: int = 0) -> Record:

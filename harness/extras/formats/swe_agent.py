@@ -16,48 +16,63 @@ from harness.model.traces.values import Record, instant_ns, record_of, records_o
 SAID = ("content", "tool_calls")
 INPUTS = ("system", "user", "tool", "developer")
 PASSED = {"exit": "why the run ended", "autosubmission": "what the program submits at a limit, without the model"}
-INTERRUPTION, *_ = BY_PERSON = "UserInterruption", "UserNewTask", "UserRejection"
+INTERRUPTION = "UserInterruption"
+BY_PERSON = (INTERRUPTION, "UserNewTask", "UserRejection")
+# Sums of a run, and what they count.
+STATED = {"api_calls": "calls", "tokens_sent": "prompt tokens", "tokens_received": "output tokens"}
 
 
 def swe_agent_logs(document: Record, at: str, notes: ReadNotes) -> Iterator[Log]:
-    """The calls of a trajectory, or of each attempt of a run that tries several times."""
-    stats, attempts = record_of(document, "info", "model_stats"), records_of(document, "attempts")
-    if attempts:
-        notes.num_rows += len(attempts) - 1
-        logs = [log for num, one in enumerate(attempts) for log in swe_agent_logs(one, f"{at}, attempt {num}", notes)]
-        notes.hold(f"calls {UNSTATED}", tokens_of(stats.get("api_calls")), map(len, logs))
-        for kind, name in (("prompt", "tokens_sent"), ("output", "tokens_received")):  # a reviewer's are in no row
-            told = [tokens_of(record_of(one, "info", "model_stats").get(name)) or 0 for one in attempts]
-            notes.hold(f"{kind} tokens {UNSTATED}", tokens_of(stats.get(name)), told)
-        yield from logs
-        return
+    """The calls of a trajectory, or of each attempt of a run that tries several times; the run's sums count all."""
+    attempts = {f"{at}, attempt {num}": one for num, one in enumerate(records_of(document, "attempts"))}
+    found = [_trajectory(one, place, notes) for place, one in (attempts or {at: document}).items()]
+    notes.num_rows += max(len(attempts) - 1, 0)
+    calls = [call for steps, _ in found for call in steps.calls]
+    # A reviewer's calls, and those whose answer could not be used, are in no row.
+    counted = {"api_calls": sum(num for _, num in found)}
+    counted |= {"tokens_sent": sum(call.input_tokens for call in calls)}
+    counted |= {"tokens_received": sum(call.output_tokens for call in calls)}
+    for name, what in STATED.items():
+        given = (record_of(one, "info", "model_stats").get(name) for one in (document, *attempts.values()))
+        of_run, *of_attempts = map(tokens_of, given)
+        stated = sum(filter(None, of_attempts)) if of_run is None else of_run
+        notes.hold(f"{what} {UNSTATED}", stated or None, [counted[name]])
+    yield from (steps.log(place) for (steps, _), place in zip(found, attempts or [at], strict=True))
+
+
+def _trajectory(document: Record, at: str, notes: ReadNotes) -> tuple[TrajectoryCalls, int]:
+    """The calls of one trajectory that have lengths, and how many it has."""
     if messages := records_of(document, "messages"):
         notes.num_rows += len(messages) - 1
-        steps, calls = _of_messages(document, messages, at, notes), [*filter(_has_answer, messages)]
-    elif not (calls := (steps := _of_steps(document, stats, at, notes)).calls):
+        return _of_messages(document, messages, at, notes), sum(map(_has_answer, messages))
+    steps = _of_steps(document, at, notes)
+    if not steps.calls:
         notes.row_broken("no trajectory with the messages or the usage of its calls", at)
-    notes.hold(f"calls {UNSTATED}", tokens_of(stats.get("api_calls")), [len(calls)])
-    yield steps.log(at)
+    return steps, len(steps.calls)
 
 
-def _of_steps(document: Record, stats: Record, at: str, notes: ReadNotes) -> TrajectoryCalls:
+def _of_steps(document: Record, at: str, notes: ReadNotes) -> TrajectoryCalls:
     """SWE-agent's calls: the wait before one is the execution time of the step before it."""
-    found = TrajectoryCalls(0, notes)
+    found = TrajectoryCalls(at, notes)
     given = records_of(document, "trajectory")
     steps = [step for step in given if step.get("query") != [{}]]
-    pairs = ((records_of(step, "query") or records_of(step, "messages"), step) for step in steps)
-    lengths = [(_length(query, *SAID), _length([step], "response", "tool_calls")) for query, step in pairs]
+    # Where the model has called a tool without a text, only what was made of the call is there.
+    answers = (_length([step], "response", "tool_calls") or _length([step], "thought", "action") for step in steps)
+    queries = (_length(records_of(step, "query") or records_of(step, "messages"), *SAID) for step in steps)
+    lengths = [*zip(queries, answers, strict=True)]
     if not steps or not all(sent for sent, _ in lengths):
         return found
     notes.num_rows += len(given) - 1
     for _ in given[len(steps) :]:
         notes.passes("autosubmission", PASSED)
+    stats = record_of(document, "info", "model_stats")
     sent, received = tokens_of(stats.get("tokens_sent")), tokens_of(stats.get("tokens_received"))
-    is_counted = bool(sent and received and stats.get("api_calls", len(steps)) == len(steps))
+    totals = [sum(each) for each in zip(*lengths, strict=True)]
+    is_counted = all((sent, received, *totals)) and stats.get("api_calls", len(steps)) == len(steps)
     how = "by characters, so that they sum to the tokens that the run, or each attempt, counted"
     notes.assume(f"lengths {how if is_counted else 'estimated from characters, 4 to a token'}", len(steps))
-    pairs = zip(map(sum, zip(*lengths, strict=True)), (sent, received), strict=True)
-    per_token = [total / tokens if is_counted and tokens and total else CHARACTERS_PER_TOKEN for total, tokens in pairs]
+    pairs = zip(totals, (sent, received), strict=True)
+    per_token = [total / tokens if is_counted and tokens else CHARACTERS_PER_TOKEN for total, tokens in pairs]
     of_run = at.partition(", attempt")[1:], sent, received, repr(document.get("environment"))
     rest = [0.0, 0.0]  # what rounding left of the steps before, so that the sums are those that were counted
     for place, (asked, answered) in enumerate(lengths):
@@ -68,8 +83,7 @@ def _of_steps(document: Record, stats: Record, at: str, notes: ReadNotes) -> Tra
         rest = [exact[0] - prompt, exact[1] - generate]
         call = found.answer(Usage(prompt, generate), f"{at}, step {place}", None)
         call.wait_ns, call.identity = wait_ns, (*of_run, place, asked, answered)
-    notes.hold(f"prompt tokens {UNSTATED}", sent or None, (call.input_tokens for call in found.calls))
-    notes.hold(f"output tokens {UNSTATED}", received or None, (call.output_tokens for call in found.calls))
+        call.is_estimated = True
     return found
 
 
@@ -92,7 +106,8 @@ def _has_answer(message: Record) -> bool:
 
 def _of_messages(document: Record, messages: list[Record], at: str, notes: ReadNotes) -> TrajectoryCalls:
     """mini-swe-agent's calls: an answer is complete at its message's time, and asked for at that of the one before."""
-    steps = TrajectoryCalls(len(messages), notes)
+    steps = TrajectoryCalls(at, notes)
+    steps.num_rows = len(messages)
     latest_ns, is_typed, stamped = 0, False, list[tuple[int, int | None, Record]]()
     for message in messages:  # a message without a time stays behind the one before it
         stamp = record_of(message, "extra").get("timestamp", message.get("timestamp"))
@@ -106,7 +121,7 @@ def _of_messages(document: Record, messages: list[Record], at: str, notes: ReadN
             steps.skip(steps.lost)  # the run asks for no answer any more
             continue
         if role not in ("assistant", *INPUTS):
-            steps.unread.unknown(f"role {role}", f"{at}, message {place}")
+            steps.row_unknown(f"role {role}", f"{at}, message {place}")
         elif _has_answer(message):
             is_error = role != "assistant"  # the program keeps its error, often without a time, and asks again
             _answer(steps, message, f"{at}, message {place}", moment_ns or (last_ns or None if is_error else None))

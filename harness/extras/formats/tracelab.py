@@ -8,7 +8,7 @@ from pathlib import Path
 from harness.clock import NS_PER_MS
 from harness.extras.formats.blocks import parsed_lines
 from harness.model.traces.account import ReadNotes
-from harness.model.traces.base import Progress, read_tables, trace_format
+from harness.model.traces.base import read_tables, trace_format
 from harness.model.traces.calls import ASK_A_PERSON, LIKE_ASKING, Call, Log, mark_replay, whose
 from harness.model.traces.links import through_calls
 from harness.model.traces.values import Record, instant_ns, records_of, seconds_ns, text_of, tokens_of
@@ -17,11 +17,11 @@ INPUTS, COUNTS, OUTPUTS, BROKEN = read_tables(Path(__file__).with_name("labels.t
 Inputs = list[tuple[int, str]]  # instants of what a round was asked for, each with its tool; "" for a person's message
 
 
-def tracelab_logs(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Log]:
+def tracelab_logs(files: Iterable[Path], notes: ReadNotes) -> Iterator[Log]:
     """The rounds of each session by their index."""
     sessions: dict[str, list[tuple[Call, Inputs]]] = {}
     asking = set[str]()  # tools that asked a person
-    for _, (turn, inputs, asks) in parsed_lines(files, notes, progress, _round_of, BROKEN):
+    for _, (turn, inputs, asks) in parsed_lines(files, notes, _round_of, BROKEN):
         sessions.setdefault(turn.session, []).append((turn, inputs))
         asking |= asks
     for rounds in sessions.values():

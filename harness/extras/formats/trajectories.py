@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import read_tables
 from harness.model.traces.calls import UNTIMED, Call, Conversation, Log
 from harness.model.traces.values import Record, record_of, tokens_of
@@ -25,11 +24,7 @@ class Usage(NamedTuple):
 
 
 class TrajectoryCalls(Conversation):
-    """The calls of one trajectory, whose instants the file may not have. num_rows: of the trajectory."""
-
-    def __init__(self, num_rows: int, notes: ReadNotes) -> None:
-        super().__init__("", notes)
-        self.unread.num_rows = num_rows
+    """The calls of one trajectory, whose instants the file may not have."""
 
     def ask(self, moment_ns: int | None, *, is_human: bool | None, is_hint: bool = False) -> None:
         """A row asks the model, as ``take_input``; one without a time comes with the row before."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness.model.traces.account import ReadNotes
-from harness.model.traces.base import Progress, json_records, read_tables, trace_format
+from harness.model.traces.base import json_records, read_tables, trace_format
 from harness.model.traces.recording import RecordedRequest, Recording, hidden_name
 from harness.model.traces.values import Record, record_of, text_of, tokens_of
 from harness.stacks.vllm.inside.vllm_step_log.sessions import UNUSUAL
@@ -115,9 +115,7 @@ def _source(request: ObservedRequest, size: int) -> tuple[int, int]:
     return request.like, min(request.known, size)
 
 
-def read_requests(
-    files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None, *, is_moved: bool = True
-) -> list[ObservedRequest]:
+def read_requests(files: Iterable[Path], notes: ReadNotes, *, is_moved: bool = True) -> list[ObservedRequest]:
     """Every request of the files, in the order in which they were queued, those that have not ended too.
 
     is_moved: instants become ns of the clock of the day when the first file of their machine's start was opened; else
@@ -126,7 +124,7 @@ def read_requests(
     servers: list[Recorder] = []
     requests: dict[tuple[str, int], ObservedRequest] = {}
     ends: list[tuple[End, Recorder, str]] = []
-    lines = (line for path in files for line in _lines(path, servers, notes, progress, is_moved=is_moved))
+    lines = (line for path in files for line in _lines(path, servers, notes, is_moved=is_moved))
     for record, server, at in lines:
         if "end" in record:
             if (end := _end(record, server)) is None:
@@ -147,12 +145,12 @@ def read_requests(
 
 
 def _lines(
-    path: Path, servers: list[Recorder], notes: ReadNotes, progress: Progress | None, *, is_moved: bool
+    path: Path, servers: list[Recorder], notes: ReadNotes, *, is_moved: bool
 ) -> Iterator[tuple[Record, Recorder, str]]:
     """The requests and ends of a file, each with its server; lines before the first header are of that one."""
     early: list[tuple[Record, str]] = []
     num_before = len(servers)
-    for _, at, record in json_records(path, notes, progress):
+    for _, at, record in json_records(path, notes):
         if "vllm_sessions" in record:
             if (server := _server(record)) is None:
                 notes.row_broken("a header of another version, or without its numbers", at)
@@ -245,9 +243,9 @@ def _ns(value: object, least: int = 0) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and least <= value <= MOST_NS else None
 
 
-def _recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Recording]:
+def _recordings(files: Iterable[Path], notes: ReadNotes) -> Iterator[Recording]:
     """A recording for every request that continues none, with all that continue it."""
-    seen = read_requests(files, notes, progress)
+    seen = read_requests(files, notes)
     sizes = {request.server.block_tokens for request in seen} - {0}
     notes.block_tokens = min(sizes, default=0)
     ended = [request for request in seen if request.end is not None and not request.is_own]

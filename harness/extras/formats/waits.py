@@ -90,7 +90,10 @@ def _queries(connection: duckdb.DuckDBPyConnection, source: Path, wanted: tuple[
     readable = {place: selected for place, types in columns.items() if (selected := _selected(types))}
     absent = ", ".join(sorted(set(wanted) - {place[-1] for place in readable}))
     if absent or not readable:
-        raise _no_table(source, f"has no table {absent}{' ' * bool(absent)}with tool calls", names)
+        looked_for = f"a `tools` column (a list of structs, or JSON) or the columns tool_name, {', '.join(_LATENCIES)}"
+        what = f"has no table {absent}{' ' * bool(absent)}with tool calls; looked for {looked_for}; "
+        what += f"it has {', '.join(names) or 'no table'}"
+        raise SpecError(what, where=str(source), hint="Give the DuckDB file of a TraceLab release")
     best = min(preference for preference, _ in readable.values())
     chosen = [place for place in readable if (place[-1] in wanted if wanted else readable[place][0] == best)]
     if len(chosen) > 1 and not wanted:
@@ -110,12 +113,6 @@ def _selected(types: Mapping[str, str]) -> tuple[int, str] | None:
         return 1, "tools::VARCHAR"
     known = [f"'{name}': TRY_CAST({name} AS DOUBLE)" for name in _LATENCIES if name in types]
     return (2, f"[{{'tool_name': tool_name::VARCHAR, {', '.join(known)}}}]") if known and "tool_name" in types else None
-
-
-def _no_table(source: Path, what: str, names: list[str]) -> SpecError:
-    looked_for = "a `tools` column (a list of structs, or JSON) or the columns " + ", ".join(("tool_name", *_LATENCIES))
-    what = f"{what}; looked for {looked_for}; it has {', '.join(names) or 'no table'}"
-    return SpecError(what, where=str(source), hint="Give the DuckDB file of a TraceLab release")
 
 
 HUMAN_TOOLS = (*ASK_A_PERSON, "TaskOutput")

@@ -12,7 +12,7 @@ from harness.clock import NS_PER_MS, NS_PER_S
 from harness.extras.formats.blocks import TOO_MANY_NAMES, BlockNames
 from harness.model.plan.model import WaitKind
 from harness.model.traces.account import PLACEHOLDER_TOKENS, ReadNotes
-from harness.model.traces.base import Progress, json_records, read_tables, trace_format
+from harness.model.traces.base import json_records, read_tables, trace_format
 from harness.model.traces.calls import LATE_NS, Call, Log
 from harness.model.traces.links import MOST_LOOKED_AT, UNLINKED, num_common, recordings_of
 from harness.model.traces.recording import Recording, hidden_name
@@ -160,12 +160,12 @@ def _times_of_agents(path: Path) -> tuple[bool, bool]:
     return is_end, are_before[is_end]
 
 
-def _recordings(files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None) -> Iterator[Recording]:
+def _recordings(files: Iterable[Path], notes: ReadNotes) -> Iterator[Recording]:
     """A recording for each session."""
     seen, names, shared = set[bytes](), set[str](), BlockNames()
     for path in files:
         times = _times_of_agents(path)
-        for _, at, record in json_records(path, notes, progress):
+        for _, at, record in json_records(path, notes):
             entries = list_of(record, "requests")
             block_tokens = notes.options.block_tokens or tokens_of(record.get("block_size", 64))
             if not entries or not block_tokens:

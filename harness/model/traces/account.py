@@ -65,7 +65,8 @@ class ReadNotes:
 
     A row is a line, or a span, step, event or message of a document. passed, broken, unknown: rows by reason, or by
     type; num_more: calls beyond the first that one row holds; dropped: calls by reason; left: files, links between
-    sessions, and rows that stand twice (num_twice). stated, summed: what files state, and their calls' sums.
+    sessions, and rows that stand twice (num_twice). stated, summed: what files state, and their calls' sums. num_short:
+    answers of a token or two by the reader's own estimate.
     block_tokens, arrivals: set by a reader that finds them in the files. A place is shown, and stored nowhere.
     """
 
@@ -76,6 +77,7 @@ class ReadNotes:
     num_parts: int = 0
     num_more: int = 0
     num_twice: int = 0
+    num_short: int = 0
     passed: Counter[str] = field(default_factory=Counter[str])
     broken: Counter[str] = field(default_factory=Counter[str])
     unknown: Counter[str] = field(default_factory=Counter[str])
@@ -89,6 +91,7 @@ class ReadNotes:
     arrivals: Arrivals | None = None
     has_bare_times: bool = False  # numbers of time were read, whose unit the person may say
     known: Known = field(default_factory=dict[str, Mapping[str, Collection[str]]])  # by the reader of this format
+    progress: Callable[[int], None] = field(default=lambda _: None)  # is told of bytes, or rows, as they are read
     told: dict[str, str] = field(default_factory=dict[str, str])  # where a row stood first, by its id in all files
 
     def part(self, num_rows: int = 1) -> None:
@@ -251,39 +254,6 @@ def _release(version: str) -> tuple[int, ...]:
     """The numbers that a release begins with; () for any other text."""
     found = re.match(r"v?(\d{1,6}(?:\.\d{1,6}){0,3})", version)
     return tuple(map(int, found[1].split("."))) if found else ()
-
-
-class Unread:
-    """Rows of a session that could not be read: any between two calls, or many, may be what the calls waited for."""
-
-    def __init__(self, notes: ReadNotes) -> None:
-        self._notes = notes
-        self.num_rows = self._num = self._num_before = self._num_between = 0
-
-    def unknown(self, kind: str, at: str) -> None:
-        """A row is of a type that the reader does not know."""
-        self._notes.row_unknown(kind, at)
-        self.add()
-
-    def broken(self, reason: str, at: str) -> None:
-        """A row cannot be read."""
-        self._notes.row_broken(reason, at)
-        self.add()
-
-    def add(self) -> None:
-        """A row is missing."""
-        self._num += 1
-
-    def begin(self, *, is_first: bool) -> None:
-        """A call began."""
-        self._num_between += 0 if is_first else self._num - self._num_before
-        self._num_before = self._num
-
-    @property
-    def why(self) -> str:
-        """Why no wait of the session is known; "" where they are."""
-        is_much = self._num > SHARE_OF_UNKNOWN * self.num_rows
-        return "their session has rows of unknown types" if self._num_between or is_much else ""
 
 
 class DrawnWaits:

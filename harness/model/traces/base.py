@@ -23,7 +23,7 @@ MAX_LINE_BYTES = 64 << 20
 TOO_LONG = "longer than 64 MiB"
 READ_BYTES = 1 << 20
 Progress = Callable[[int], None]
-Read = Callable[[Iterable[Path], ReadNotes, "Progress | None"], Iterator[Recording]]
+Read = Callable[[Iterable[Path], ReadNotes], Iterator[Recording]]
 PARQUET = b"PAR1"
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 CURSORS = ("next_cursor", "nextCursor", "next_page_token", "nextPageToken")
@@ -40,7 +40,7 @@ class TraceFormat:
     """
 
     description: str
-    read: Read
+    read: Callable[[Iterable[Path], ReadNotes, Progress | None], Iterator[Recording]]
     not_promised: tuple[str, ...] = ()
     keys: tuple[frozenset[str], ...] = ()
     arrivals: Arrivals = "together"
@@ -84,13 +84,14 @@ def json_records(path: Path, notes: ReadNotes, progress: Progress | None = None)
     is_in_lines = isinstance(parsed_json(first.removeprefix(BYTE_ORDER_MARK)), dict)
     document = None if is_in_lines or first.startswith(PARQUET) else _document(path)
     notes.num_files += 1
+    progress = progress or notes.progress
     if first.startswith(PARQUET):
         what, values = "row", _parquet_rows(path)
     elif document is None:
         what, values = "line", _json_lines(path, progress)
     else:
         what, values = "record", enumerate(document if isinstance(document, list) else [document], 1)
-    if progress is not None and what != "line":
+    if what != "line":
         progress(path.stat().st_size)
     for number, value in values:
         notes.num_rows += 1
@@ -104,12 +105,11 @@ def json_records(path: Path, notes: ReadNotes, progress: Progress | None = None)
             notes.row_broken(TOO_LONG if value == TOO_LONG else "no JSON object", at)
 
 
-def _json_lines(path: Path, progress: Progress | None) -> Iterator[tuple[int, object]]:
+def _json_lines(path: Path, progress: Progress) -> Iterator[tuple[int, object]]:
     """The value of each line that is not blank, by its number."""
     with opened(path) as stream:
         for number, line in enumerate(bounded_lines(stream), 1):
-            if progress is not None:
-                progress(len(line))
+            progress(len(line))
             line = line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
             if line.strip():
                 yield number, TOO_LONG if len(line) >= MAX_LINE_BYTES else parsed_json(line)
@@ -179,7 +179,7 @@ def trace_format(reader: str, name: str, read: Read, **more: Any) -> TraceFormat
     facts: dict[str, Any] = read_tables(Path(reader).with_name("formats.toml"))[name] | more
     lists = {fact: tuple(value) for fact, value in facts.items() if isinstance(value, list)}
     facts.update(lists, keys=tuple(map(frozenset, facts.get("keys", ()))))
-    return TraceFormat(read=read, **facts)
+    return TraceFormat(read=lambda files, notes, _: read(files, notes), **facts)
 
 
 def by_type(reasons: Mapping[str, Iterable[str]]) -> dict[str, str]:

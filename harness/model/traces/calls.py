@@ -11,8 +11,8 @@ from pathlib import Path
 
 from harness.clock import NS_PER_MS
 from harness.model.plan.model import WaitKind
-from harness.model.traces.account import ReadNotes, Unread
-from harness.model.traces.base import Progress, TraceLine, json_records, read_tables
+from harness.model.traces.account import SHARE_OF_UNKNOWN, ReadNotes
+from harness.model.traces.base import TraceLine, json_records, read_tables
 from harness.model.traces.values import EPOCH, Record, instant_ns, list_of, parsed_json, seconds_ns, text_of, tokens_of
 
 Span = tuple[int, int]
@@ -89,6 +89,7 @@ class Call:
     unknown_wait: str = ""  # why it is not known how long the call was waited for; "" where it is
     unknown_end: str = ""  # why it is not known when it ended; "" where it is
     answer_characters: int = 0  # length of its answer as logged, 0 where the log does not hold it
+    is_estimated: bool = False  # its output is made from characters, and was counted by nobody
     history: Hashable = None  # equal for calls with the same usage counts before them and in them, whatever the times
     fork_of: str = ""  # the session whose calls its own file begins with
     is_in_burst: bool = False  # it came sooner than a call can
@@ -123,14 +124,14 @@ class Conversation:
     """The calls of one conversation in an agent's log, and what came since the last call began."""
 
     may_ask = True  # a person may be asked whether a tool may run, as far as the log says
-    reviewed: str = TABLES["agents"]["reviewed"]
 
     def __init__(self, session: str, notes: ReadNotes) -> None:
         self.session, self.parent, self.notes = session, "", notes
         self.calls: Log = []
         self.people_ns: list[int] = []
         self.is_compacted = False
-        self.unread = Unread(notes)
+        # Rows, and those that could not be read: any between two calls, or many, may be what the calls waited for.
+        self.num_rows = self.num_unread = self._num_before = self._num_between = 0
         self._inputs: list[tuple[int, bool | None]] = []
         self._hints: list[tuple[int, bool | None]] = []
         self._ran_ns: list[int | None] = []
@@ -152,6 +153,16 @@ class Conversation:
             self._shift_ns, self.lost = least_ns - moment_ns, BACK
         self._latest_ns = max(self._latest_ns, moment_ns + self._shift_ns) if is_row else self._latest_ns
         return moment_ns + self._shift_ns
+
+    def row_unknown(self, kind: str, at: str) -> None:
+        """A row is of a type that the reader does not know."""
+        self.notes.row_unknown(kind, at)
+        self.num_unread += 1
+
+    def row_broken(self, reason: str, at: str) -> None:
+        """A row cannot be read."""
+        self.notes.row_broken(reason, at)
+        self.num_unread += 1
 
     def look(self, row: Record, of: str = "row") -> None:
         """Whose the wait over a row is, that says something that is not known, is not known either."""
@@ -236,7 +247,8 @@ class Conversation:
         turn.parent, turn.index, turn.is_reset = self.parent, len(self.calls), self.is_compacted
         turn.rewound_to, self._back_to = self._back_to, None
         self.notes.assume(AT_ONCE, bool(self.calls) and tools_ns is not None and tools_ns == persons_ns)
-        self.unread.begin(is_first=not self.calls)
+        self._num_between += (self.num_unread - self._num_before) * bool(self.calls)
+        self._num_before = self.num_unread
         turn.unknown_wait, self.lost = self.lost or self.doubt(is_last_human=persons_ns == submitted_ns), ""
         self._inputs, self._hints, self._ran_ns, self._unanswered = [], [], [], set()
         self.is_compacted = self._is_in_doubt = self._is_woken = False
@@ -253,10 +265,12 @@ class Conversation:
 
     def known(self) -> Log:
         """The calls so far; no wait of theirs is known where rows of unknown types came between them."""
+        is_much = self.num_unread > SHARE_OF_UNKNOWN * self.num_rows
+        why = "their session has rows of unknown types" if self._num_between or is_much else ""
         for turn in self.calls:
             turn.is_unanswered = turn is self.calls[-1] and bool(self._inputs)
             turn.unknown_end = self.lost if turn is self.calls[-1] else ""
-            turn.unknown_wait = self.unread.why or turn.unknown_wait
+            turn.unknown_wait = why or turn.unknown_wait
         return self.calls
 
     def call(self, name: str, turn: Call, moment_ns: int, tool: str) -> None:
@@ -320,23 +334,19 @@ class AgentLog:
         self._latest_ns = max(self._latest_ns, moment_ns)
 
 
-def logs_of(
-    kind: type[AgentLog], files: Iterable[Path], notes: ReadNotes, progress: Progress | None = None
-) -> Iterator[Log]:
+def logs_of(kind: type[AgentLog], files: Iterable[Path], notes: ReadNotes) -> Iterator[Log]:
     """The conversations of each file; a file whose rows are out of order of time is read again in order."""
     for path in files:
-        log = _log(kind, path, notes, progress)
+        log = _log(kind, path, notes)
         log = _log(kind, path, notes, num_late=log.num_late) if log.num_late else log
         yield from (calls for calls in log.logs() if calls)
         notes.take_over(log.notes)
 
 
-def _log(
-    kind: type[AgentLog], path: Path, notes: ReadNotes, progress: Progress | None = None, *, num_late: int = 0
-) -> AgentLog:
-    log = kind(path.stem, ReadNotes(known=notes.known, told=notes.told))
+def _log(kind: type[AgentLog], path: Path, notes: ReadNotes, *, num_late: int = 0) -> AgentLog:
+    log = kind(path.stem, ReadNotes(known=notes.known, told=notes.told, progress=notes.progress))
     log.folder = path.parent.name
-    lines = json_records(path, log.notes, progress)
+    lines = json_records(path, log.notes)
     for _, at, record in _by_time(lines, num_late, log) if num_late else lines:
         log.take(record, at)
     return log

@@ -86,7 +86,7 @@ class _ClaudeChain(Chain):
             self.notes.pass_over("messages that the program wrote in the model's name")
             return
         if not name or not counts:
-            self.unread.broken("an assistant row without its id or usage", at)
+            self.row_broken("an assistant row without its id or usage", at)
             return
         # A gateway may give every answer the same id; the id of the request then tells them apart.
         identity, known = (name, text_of(record, "requestId")), self._by_name.get(name)
@@ -150,15 +150,15 @@ class ClaudeLog(AgentLog):
             self._is_strange = not self.notes.look(record, kind) or self._is_strange
             return
         chain = self._chain(record, row)
-        chain.unread.num_rows += 1
+        chain.num_rows += 1
         chain.lost, self._is_back = BACK if self._is_back else chain.lost, False
         chain.is_strange, self._is_strange = chain.is_strange or self._is_strange, False
         if kind not in chain.kinds:
-            chain.unread.unknown(kind, at)
+            chain.row_unknown(kind, at)
         elif moment_ns is None:
-            chain.unread.broken("a row without its time", at)
+            chain.row_broken("a row without its time", at)
         elif kind == "user" and not any(get(record, "message", name) for get in (text_of, records_of) for name in SAID):
-            chain.unread.broken("a user's row without its message", at)
+            chain.row_broken("a user's row without its message", at)
         else:
             self.came_at(moment_ns)
             num_calls = len(chain.calls)

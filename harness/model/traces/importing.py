@@ -13,7 +13,7 @@ from harness.model.traces import base, claude
 from harness.model.traces.account import NO_TOKEN, PLACEHOLDER_TOKENS, TYPE_NAME, ReadNotes, ReadOptions
 from harness.model.traces.base import Progress, TraceFormat, by_type, json_records, opened, read_tables, sha256_of
 from harness.model.traces.recording import Arrivals, Recording, TraceHead, check_recording, trace_sha256, write_trace
-from harness.model.traces.values import Record, list_of, parsed_json, record_of
+from harness.model.traces.values import list_of, parsed_json, record_of
 from harness.plugins import Registry
 
 LINES_LOOKED_AT = 50
@@ -76,7 +76,7 @@ def read_recordings(
 
     Raises SpecError for an unknown or mixed format, for nothing to read, and when every line is broken.
     """
-    notes = ReadNotes(options or ReadOptions())
+    notes = ReadNotes(options or ReadOptions(), progress=progress or (lambda _: None))
     found = list(_files(sources, kind, notes))
     if not found:
         left = "; ".join(f"{count} {reason}" for reason, count in notes.left.most_common(4))
@@ -89,7 +89,7 @@ def read_recordings(
     if notes.options.time_unit_ns and not notes.has_bare_times:
         raise SpecError("has no bare numbers of time", where=str(files[0]), hint="Leave --time-unit out")
     answers = [request.generate_tokens for recording in recordings for request in recording.requests]
-    num_short = sum(tokens <= PLACEHOLDER_TOKENS for tokens in answers) - notes.assumed[NO_TOKEN]
+    num_short = sum(tokens <= PLACEHOLDER_TOKENS for tokens in answers) - notes.assumed[NO_TOKEN] - notes.num_short
     if num_short > SHARE_OF_SHORT_ANSWERS * len(answers):
         notes.assume(f"answers of 1 or 2 tokens, of {len(answers)}: they may be placeholders", num_short)
     if notes.options.since_ns or notes.options.until_ns:
@@ -234,13 +234,6 @@ def _nothing_read(files: Sequence[Path], chosen: str, notes: ReadNotes, *, is_gi
     return SpecError(f"no request could be read as {chosen} ({reasons or nothing})", where=str(files[0]), hint=hint)
 
 
-def _inner_records(path: Path) -> list[Record]:
-    """The first object of each list, of a document that is a list of lists."""
-    with opened(path) as stream:
-        document = parsed_json(stream.read(base.MAX_LINE_BYTES))
-    return [record_of(each) for inner in list_of(document)[:LINES_LOOKED_AT] for each in list_of(inner)[:1]]
-
-
 def _unknown_format(path: Path) -> SpecError:
     """What the file is, by its keys, and the nearest way that works."""
     if path.stat().st_size == 0:
@@ -249,7 +242,10 @@ def _unknown_format(path: Path) -> SpecError:
         records = [record for *_, record in islice(json_records(path, ReadNotes()), LINES_LOOKED_AT)]
     except SpecError as error:
         return error
-    records = records or _inner_records(path)
+    if not records:  # a document may be a list of lists
+        with opened(path) as stream:
+            document = parsed_json(stream.read(base.MAX_LINE_BYTES))
+        records = [record_of(each) for inner in list_of(document)[:LINES_LOOKED_AT] for each in list_of(inner)[:1]]
     for kind in read_tables(Path(__file__).with_name("others.toml"))["kind"]:
         starts: dict[str, list[str]] = kind.get("value", {})
         of = [each for each in records if any(each.keys() >= set(keys) for keys in kind["keys"])]

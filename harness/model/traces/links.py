@@ -11,7 +11,7 @@ from pathlib import Path
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.model.plan.model import WaitKind, has_ended
 from harness.model.traces.account import INCLUDED, NO_PROMPT, PLACEHOLDER_TOKENS, DrawnWaits, ReadNotes
-from harness.model.traces.base import Lines, Progress, Read, json_records
+from harness.model.traces.base import Lines, Read, json_records
 from harness.model.traces.calls import LATE_NS, REPLAYED, SUMMED, TABLES, UNTIMED, AgentLog, Call, Log, logs_of, whose
 from harness.model.traces.recording import ANEW, CACHE_GONE, NO_CACHE, RecordedRequest, Recording, hidden_name
 from harness.model.traces.values import Record
@@ -219,6 +219,8 @@ def _check_counts(group: Log, notes: ReadNotes) -> None:
             turn.output_tokens = turn.visible_tokens = likely_tokens
         elif turn.output_tokens == 0:
             notes.answered(0)
+        elif turn.output_tokens <= PLACEHOLDER_TOKENS and turn.is_estimated:
+            notes.num_short += 1
         elif turn.output_tokens <= PLACEHOLDER_TOKENS and turn.tool_spans:
             notes.assume("answers that call a tool in 1 or 2 tokens: likely placeholders, kept as recorded")
     has_times = max(turn.end_ns for turn in group) > group[0].submitted_ns or any(turn.unknown_end for turn in group)
@@ -333,7 +335,9 @@ class _Tree:
         """Add a session's requests; returns the place of its last one."""
         self.added.add(session)
         group = self._by_session[session]
-        earlier = self._earlier[session] = self._up_to(group[0].follows)
+        follows = group[0].follows
+        known = self._earlier[follows.session] if follows is not None and follows in self._places else []
+        earlier = self._earlier[session] = _up_to(follows, known)
         due, late = list[int](), set[int]()  # last requests of sub-agents that the next call waits for, or a later one
         running: list[int] = []  # and of those that no call has waited for
         for place, call in enumerate(group):
@@ -360,13 +364,6 @@ class _Tree:
         last_ns = group[-1].submitted_ns
         self._notes.assume(UNAWAITED, sum(self._calls[last].end_ns <= last_ns for last in running))
         return self._places[group[-1]]
-
-    def _up_to(self, call: Call | None) -> Log:
-        """A call and all calls of its conversation before it; none where it was not added."""
-        if call is None or call not in self._places:
-            return []
-        earlier = self._earlier[call.session]
-        return earlier[: earlier.index(call) + 1]
 
     def _add_children(self, call: Call, above: set[str]) -> dict[int, int]:
         """Add the sub-agents and forks of a call; returns the last requests of sub-agents, and their tools' ends."""
@@ -580,9 +577,9 @@ def of_documents(logs: Callable[[Record, str, ReadNotes], Iterable[Log]]) -> Rea
 def of_lines(logs: Callable[[Lines, ReadNotes], Iterable[Log]]) -> Read:
     """A reader of recordings from a reader of the calls of all lines."""
     each = chain.from_iterable
-    return through_calls(lambda files, notes, more: logs(each(json_records(one, notes, more) for one in files), notes))
+    return through_calls(lambda files, notes: logs(each(json_records(one, notes) for one in files), notes))
 
 
-def through_calls(logs: Callable[[Iterable[Path], ReadNotes, Progress | None], Iterable[Log]]) -> Read:
+def through_calls(logs: Callable[[Iterable[Path], ReadNotes], Iterable[Log]]) -> Read:
     """A reader of recordings from a reader of calls."""
-    return lambda files, notes, progress: recordings_of(logs(files, notes, progress), notes)
+    return lambda files, notes: recordings_of(logs(files, notes), notes)

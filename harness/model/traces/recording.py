@@ -306,22 +306,19 @@ class _Counts:
     def add(self, recording: Recording) -> None:
         self.num_recordings += 1
         for request in recording.requests:
-            self._add_request(request)
+            self.prompts.append(request.prompt_tokens)
+            self.answers.append(request.generate_tokens)
+            self.num_drawn += request.is_drawn
+            if not request.is_drawn and (request.after or request.wait_kind != "none"):
+                self.waits_ns[request.wait_kind].append(request.wait_ns)
+            self.num_joins += len(request.after) > 1
+            self.num_left += bool(request.abort_after_ns or request.abort_after_tokens)
+            self.blocks.update(request.blocks)
+            self.kept_tokens += request.keep_tokens
+            named_tokens = 0 if request.keep_tokens else self._hits(request.blocks) * self._block_tokens
+            self.endless_tokens += max(request.keep_tokens, named_tokens)
         followers = Counter(before for request in recording.requests for before in request.after)
         self.num_forks += sum(count > 1 for count in followers.values())
-
-    def _add_request(self, request: RecordedRequest) -> None:
-        self.prompts.append(request.prompt_tokens)
-        self.answers.append(request.generate_tokens)
-        self.num_drawn += request.is_drawn
-        if not request.is_drawn and (request.after or request.wait_kind != "none"):
-            self.waits_ns[request.wait_kind].append(request.wait_ns)
-        self.num_joins += len(request.after) > 1
-        self.num_left += bool(request.abort_after_ns or request.abort_after_tokens)
-        self.blocks.update(request.blocks)
-        self.kept_tokens += request.keep_tokens
-        named_tokens = 0 if request.keep_tokens else self._hits(request.blocks) * self._block_tokens
-        self.endless_tokens += max(request.keep_tokens, named_tokens)
 
     def _hits(self, blocks: Sequence[int]) -> int:
         """How many leading blocks an endless cache already holds; afterwards it holds all of them."""

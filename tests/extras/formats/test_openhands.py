@@ -10,11 +10,12 @@ import pytest
 
 from harness.clock import NS_PER_S
 from harness.errors import SpecError
-from harness.extras.formats.openhands import OF_SEVERAL
-from harness.extras.formats.trajectories import STOPPED
+from harness.extras.formats.openhands import LABELS as OF_OPENHANDS
+from harness.extras.formats.trajectories import STOPPED, UNSTATED
 from harness.model.traces.calls import BACK, LATE, SHIFTED
-from harness.model.traces.links import ALLOWED, GAPS, MAY_ASK, MISSING, UNANSWERED
+from harness.model.traces.links import ALLOWED, GAPS, MAY_ASK, MISSING, OVER, UNANSWERED
 from harness.model.traces.recording import TraceFile
+from harness.model.traces.values import text_of
 from tests.support.agent_logs import at
 from tests.support.sound_traces import chat_usage, openhands_events
 from tests.support.trace_rows import imported
@@ -165,7 +166,7 @@ def test_running_sums_on_the_last_event_alone_are_no_call_unless_all_others_have
     whole.write_text(json.dumps([*bare, *with_metrics(list(openhands_events("s", 4)))[-2:]]))
     trace = imported(whole)
     assert [one.prompt_tokens for one in trace.recordings[0].requests] == [1900], "the step behind it is of one call"
-    assert f"1 x {OF_SEVERAL}" in trace.head.labels
+    assert f"1 x {OF_OPENHANDS['of_several']}" in trace.head.labels
     whole.write_text(json.dumps([*events[:5], *bare[5:]]))
     check(imported(whole))
 
@@ -221,7 +222,7 @@ def test_a_branch_goes_on_from_the_call_that_its_parent_event_stands_behind(tmp_
 
 
 @pytest.mark.parametrize(("history", "is_broken"), [("x", True), ({}, True), (None, False), ([], False)])
-def test_a_line_without_events_is_an_instance_that_failed_and_one_whose_history_is_no_list_is_broken(
+def test_a_line_without_events_is_an_instance_whose_calls_are_lost_and_one_whose_history_is_no_list_is_broken(
     tmp_path: Path, history: object, *, is_broken: bool
 ) -> None:
     lines = [{"instance_id": "a", "history": [*openhands_events("a")]}, {"instance_id": "b", "history": history}]
@@ -229,7 +230,8 @@ def test_a_line_without_events_is_an_instance_that_failed_and_one_whose_history_
     source.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     head = imported(source).head
     assert head.broken == ({"no event": 1} if is_broken else {})
-    assert any("failed before it began" in reason for reason in head.passed) != is_broken
+    assert head.dropped == ({} if is_broken else {OF_OPENHANDS["no_events"]: 1})
+    assert head.rows["passed over"] == (not is_broken)
 
 
 def test_a_hook_that_blocks_an_action_is_no_person(tmp_path: Path) -> None:
@@ -333,14 +335,103 @@ def test_notices_of_0_x_are_no_results_and_a_person_who_lets_it_go_on_ends_their
     assert imported(written(tmp_path, rows)).recordings[0].requests[4].is_drawn
 
 
-@pytest.mark.parametrize("state", ["user_confirmed", "rate_limited"])
-def test_a_state_that_may_be_a_persons_leaves_the_wait_over_it_without_a_kind(tmp_path: Path, state: str) -> None:
+NOT_KNOWN = "rows with a value that is not known here: args.agent_state of_tomorrow"
+
+
+@pytest.mark.parametrize(
+    ("state", "label"),
+    [
+        ("awaiting_user_confirmation", ALLOWED),
+        ("user_confirmed", ALLOWED),
+        ("rate_limited", OVER),
+        ("of_tomorrow", NOT_KNOWN),
+    ],
+)
+def test_a_state_that_may_be_a_persons_leaves_the_wait_over_it_without_a_kind(
+    tmp_path: Path, state: str, label: str
+) -> None:
     events: list[Any] = list(openhands_events("s"))
     change = {"source": "user", "timestamp": at(4.5), "action": "change_agent_state", "args": {"agent_state": state}}
     rows = [row | {"id": place} for place, row in enumerate([*events[:2], change, *events[2:]])]
     trace = imported(written(tmp_path, rows))
     assert [one.wait_kind for one in trace.recordings[0].requests] == ["none", "none", "tool"]
-    assert f"1 x rows with a value that is not known here: args.agent_state {state}" in trace.head.labels
+    assert f"1 x {label}" in trace.head.labels
+    assert any("not known here" in each for each in trace.head.labels) == (label == NOT_KNOWN)
+
+
+def test_a_person_who_does_not_confirm_an_action_is_who_was_waited_for(tmp_path: Path) -> None:
+    events: list[Any] = list(openhands_events("s"))
+    events[1] |= {"args": {"confirmation_state": "awaiting_confirmation"}}
+    states = ({"extras": {"agent_state": state}} for state in ("awaiting_user_confirmation", "user_rejected"))
+    asked, refused = (
+        {"source": "environment", "timestamp": at(4), "observation": "agent_state_changed"} | state for state in states
+    )
+    events[2] |= {"observation": "user_rejected", "source": "user"}
+    rows = [row | {"id": place} for place, row in enumerate([*events[:2], asked, refused, *events[2:]])]
+    trace = imported(written(tmp_path, rows))
+    assert [one.wait_kind for one in trace.recordings[0].requests] == ["none", "human", "tool"]
+    assert not any("not known" in label for label in trace.head.labels)
+
+
+@pytest.mark.parametrize("reason", ["STATUS$ERROR_LLM_SERVICE_UNAVAILABLE", "RuntimeError: Agent reached maximum"])
+def test_a_state_of_error_tells_of_a_call_that_failed_where_a_model_is_its_reason(tmp_path: Path, reason: str) -> None:
+    events: list[Any] = list(openhands_events("s"))
+    error = {"source": "environment", "timestamp": at(40), "observation": "agent_state_changed"}
+    error |= {"extras": {"agent_state": "error", "reason": reason}}
+    person = {"source": "user", "timestamp": at(60), "action": "message"}
+    more = list(openhands_events("s", 4))[-2:]
+    more[0] |= {"timestamp": at(70)}
+    rows = [row | {"id": place} for place, row in enumerate([*events, error, person, more[0]])]
+    trace = imported(written(tmp_path, rows))
+    has_failed = "LLM" in reason
+    last = trace.recordings[0].requests[-1]
+    assert (last.is_drawn, last.wait_kind) == (has_failed, "human")
+    assert sum(trace.head.dropped.values()) == has_failed
+
+
+def evaluation(folder: Path, usages: list[Any], events: list[Any], **metrics: Any) -> TraceFile:
+    """A line of an evaluation, whose usage has these answers."""
+    path = folder / "output.jsonl"
+    path.write_text(json.dumps({"instance_id": "i", "history": events, "metrics": {"token_usages": usages} | metrics}))
+    return imported(path)
+
+
+def test_an_answer_that_the_program_could_not_use_is_a_call_and_the_wait_after_it_unknown(tmp_path: Path) -> None:
+    events: list[Any] = list(openhands_events("s"))
+    names = [text_of(event, "tool_call_metadata", "model_response", "id") for event in events if "action" in event]
+    usages = [chat_usage(turn) | {"response_id": name} for turn, name in enumerate(filter(None, names))]
+    unusable = {"source": "agent", "timestamp": at(9), "observation": "error", "content": "x"}
+    rows = [row | {"id": place} for place, row in enumerate([*events[:3], unusable, *events[3:]])]
+    trace = evaluation(tmp_path, [*usages, chat_usage(1) | {"response_id": "x"}], rows)
+    assert trace.head.dropped == {"answers without token counts": 1}
+    assert [one.is_drawn for one in trace.recordings[0].requests] == [False, True, False]
+    assert f"1 x prompt tokens {UNSTATED}: 5200 stated, 3900 counted" in trace.head.labels
+    assert f"1 x output tokens {UNSTATED}: 400 stated, 300 counted" in trace.head.labels
+    # An error of a tool names the answer that called it, or its action.
+    for more in ({"cause": 1}, {"tool_call_metadata": events[1]["tool_call_metadata"]}):
+        rows[3] = rows[3] | more
+        assert not evaluation(tmp_path, usages, rows).head.dropped
+        rows[3] = {key: value for key, value in rows[3].items() if key not in more}
+
+
+def test_running_totals_over_an_answer_that_could_not_be_used_are_no_calls(tmp_path: Path) -> None:
+    rows = with_metrics(list(openhands_events("s")))
+    unusable = {"source": "agent", "timestamp": at(9), "observation": "error", "content": "x"}
+    whole = tmp_path / "trajectory.json"
+    whole.write_text(json.dumps([row | {"id": place} for place, row in enumerate([*rows[:3], unusable, *rows[3:]])]))
+    trace = imported(whole)
+    assert [one.prompt_tokens for one in trace.recordings[0].requests] == [1000, 1600]
+    assert f"1 x {OF_OPENHANDS['of_several']}" in trace.head.labels
+
+
+def test_answers_that_the_usage_counts_and_no_event_names_are_counted(tmp_path: Path) -> None:
+    events: list[Any] = list(openhands_events("s"))
+    names = [text_of(event, "tool_call_metadata", "model_response", "id") for event in events if "action" in event]
+    usages = [chat_usage(turn) | {"response_id": name} for turn, name in enumerate(filter(None, names))]
+    trace = evaluation(tmp_path, [*usages, chat_usage(5) | {"response_id": "condenser"}], events)
+    assert trace.head.dropped == {OF_OPENHANDS["in_no_event"]: 1}
+    assert f"1 x prompt tokens {UNSTATED}: 6400 stated, 3900 counted" in trace.head.labels
+    assert not evaluation(tmp_path, usages, events).head.dropped
 
 
 def test_a_hook_after_a_result_ends_the_wait_which_has_no_kind(tmp_path: Path) -> None:

@@ -155,6 +155,32 @@ def test_what_the_program_submits_at_a_limit_is_no_call_and_each_attempt_of_a_ru
     assert f"1 x prompt tokens {UNSTATED}: 9000 stated, 2700 counted" in trace.head.labels
 
 
+@pytest.mark.parametrize(("of_run", "stated"), [({"api_calls": 8}, 8), ({}, 7)])
+def test_what_a_run_states_is_held_to_the_calls_of_all_its_attempts_once(
+    tmp_path: Path, of_run: dict[str, int], stated: int
+) -> None:
+    attempts = [trajectory(tokens_sent=2700, tokens_received=60, api_calls=num) for num in (4, 3)]
+    trace = trace_of(tmp_path, [trajectory() | {"info": {"model_stats": of_run}, "attempts": attempts}])
+    assert f"1 x calls {UNSTATED}: {stated} stated, 6 counted" in trace.head.labels
+
+
+def test_an_answer_without_a_text_has_the_length_of_what_it_called(tmp_path: Path) -> None:
+    document = trajectory(tokens_sent=2700, tokens_received=60, api_calls=3)
+    for step, action in zip(document["trajectory"], ("a" * 10, "a" * 20, "a" * 30), strict=True):
+        step |= {"response": "", "action": action}
+    trace = trace_of(tmp_path, [document])
+    assert [one.generate_tokens for one in trace.recordings[0].requests] == [10, 20, 30]
+
+
+def test_a_short_length_that_was_estimated_is_no_placeholder(tmp_path: Path) -> None:
+    document = trajectory()
+    for step in document["trajectory"]:
+        step |= {"response": "", "action": "ls"}
+    labels = trace_of(tmp_path, [document]).head.labels
+    assert "3 x lengths estimated from characters, 4 to a token" in labels
+    assert not any("placeholder" in label for label in labels)
+
+
 def test_an_answer_in_a_wrong_form_is_waited_for_by_nobody_and_an_end_asks_for_nothing(
     tmp_path: Path,
 ) -> None:
