@@ -82,7 +82,6 @@ def test_percentiles_of_few_requests_or_runs_have_no_interval() -> None:
 def test_runs_that_all_have_half_below_the_median_have_an_interval_with_a_width() -> None:
     samples = [np.array([40.0 + k, 41.0 + k, 240.0 + k, 241.0 + k] * 2) for k in range(6)]
     (found,) = quantile_intervals(samples, [0.5])
-    assert isinstance(found, Interval)
     assert found.low < 46
     assert found.high > 240
 

@@ -348,7 +348,7 @@ def test_an_interruption_while_the_program_loads_is_one_line(tmp_path: Path) -> 
 
 def test_an_experiment_by_its_name_is_refused_in_python_with_the_way_out(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="load_experiment"):
-        run_experiment("demo", runs_root=tmp_path)  # type: ignore[arg-type]
+        run_experiment("demo", runs_root=tmp_path)
 
 
 MEMORY, FILES, FILE_SIZE = resource.RLIMIT_AS, resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE

@@ -45,7 +45,6 @@ def test_lines_to_paste_read_back_as_an_experiment(tmp_path: Path) -> None:
     found = load_toml(pasted)
     more = {"name": "mine", "base_seed": 1, "workload": {"num_sessions": 2}, "condition": [{"name": "base"}]}
     spec = parse_experiment({**found, **more}, where="pasted.toml")
-    assert spec.stop is not None
     assert spec.stop.margin == 0.02
     assert 2 <= spec.replicates <= spec.stop.budget
     page = (tmp_path / "power.html").read_text()
@@ -65,7 +64,6 @@ def test_simulated_spreads_tell_plan_draws_from_restarts() -> None:
     spec = small_experiment(backend="sim")
     ((drawn,), block_s) = simulated_components(spec, 20)
     ((same,), _) = simulated_components(spec.model_copy(update={"same_input": True}), 20)
-    assert drawn.plan is not None
     assert drawn.plan > 0
     assert same.plan == 0
     assert block_s > 0
@@ -144,7 +142,5 @@ def test_power_and_simulate_give_the_same_effect_and_say_why_other_plans_give_an
     simulated = harness("simulate", "demo", cwd=tmp_path).stdout
     own = re.search(r"bucket6-nowaits: (-\d\.\d) \+- \d\.\d % on this experiment's 3 own plans", said)
     ratio = re.search(r"bucket6-nowaits / base-nowaits: (0\.\d+)", simulated)
-    assert own is not None
-    assert ratio is not None
     assert float(own[1]) == pytest.approx(100 * (float(ratio[1]) - 1), abs=0.06)
     assert re.search(r"; -\d\.\d\d? \+- \d\.\d\d? % is over 20 plans", said)

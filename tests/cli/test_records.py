@@ -158,7 +158,7 @@ def test_a_summary_shows_itself_in_a_notebook(runs: Path) -> None:
     assert first.startswith("ExperimentSummary 'small': 2 conditions, 2 runs. Predicted: simulated in virtual time")
     assert re.fullmatch(r"  more: \d\.\d{4} of base, too few runs for an interval", of_more)
     assert repr(store) == f"RunStore({str(runs)!r}): 2 sealed runs"
-    shown = summary._repr_html_()  # pyright: ignore[reportPrivateUsage]
+    shown = summary._repr_html_()
     assert shown.startswith("<table><caption>")
     assert "Predicted: simulated in virtual time" in shown
     assert "<td>more</td>" in shown

@@ -1,4 +1,3 @@
-# pyright: basic
 """The scheduler of vllm-rbln's native path, fed by hand: RBLNScheduler, its buckets and its token lengths, unmodified.
 
 No server, no worker, no device. Sub-block caching is off. Runs in the twin's environment only, without its plugins.

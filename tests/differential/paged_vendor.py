@@ -1,4 +1,3 @@
-# pyright: basic
 """vLLM's own scheduler, fed by hand: Scheduler, KVCacheManager, Request and CudagraphDispatcher, unmodified.
 
 No server, no worker, no device; sampled tokens come from the history. Runs in the twin's environment only, without its

@@ -1,4 +1,3 @@
-# pyright: basic
 """Mistakes planted in the rules of drafts, one at a time: does the comparison see each?
 
 Nothing of vLLM is imported: the other side is the compiled scheduler, which ``make differential`` holds to vLLM's own.

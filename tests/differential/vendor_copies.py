@@ -1,4 +1,3 @@
-# pyright: basic
 """What the vendor's model runner makes of KV that cannot be copied: its own code, on a device that fails when told.
 
 No model is loaded and nothing is computed: only the runner's functions about copies and about the prefill's input run.

@@ -1,4 +1,3 @@
-# pyright: basic
 """The vendor's own scheduler, fed by hand: RBLNOptimumScheduler, its KV cache manager and vLLM's Request, unmodified.
 
 No server, no worker, no device; sampled tokens come from the history. Runs in the twin's environment only.

@@ -1,4 +1,3 @@
-# pyright: basic
 """Parts of vLLM's requests that both vendor sides make: sampling parameters and block hashes."""
 
 from __future__ import annotations

@@ -74,7 +74,6 @@ def test_every_document_is_in_the_navigation() -> None:
 def test_the_search_of_the_site_takes_no_file_from_the_network() -> None:
     # The offline plug-in names a script of the network, unless one with this name is there.
     named = re.search(r"polyfills: \[(.*iframe-worker.*)\]", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
-    assert named is not None
     assert (DOCS / named[1]).is_file()
 
 
@@ -120,7 +119,7 @@ def test_packages_and_extras_that_the_install_page_names_are_there() -> None:
 
 def test_no_page_names_a_command_that_is_not_there() -> None:
     """A name may be folded over two lines."""
-    commands = typer.main.get_command(app).commands  # pyright: ignore
+    commands = typer.main.get_command(app).commands
     unknown: list[tuple[str, str]] = []
     for page in [ROOT / "README.md", *all_pages()]:
         text = " ".join(page.read_text(encoding="utf-8").split())

@@ -26,7 +26,6 @@ def test_the_sentence_of_the_demo_is_that_of_the_page_on_reports(tmp_path) -> No
 def test_the_readme_shows_both_lines() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     shown = re.search(r"^(twelve-slots costs .*)\n((?:  .*\n)+)", readme, re.M)
-    assert shown is not None
     assert re.fullmatch(r"twelve-slots costs [\d.]+ % less than base \([\d.]+ to [\d.]+ % less\): cheaper\.", shown[1])
     assert " ".join(shown[2].split()).startswith(
         "6 valid runs, emulated, one draw of each plan; 95 % interval, cost model assumed exact; both channels agree; "

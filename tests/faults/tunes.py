@@ -157,7 +157,7 @@ def _make_host(folder: Path) -> None:
 def _tune(folder: Path, stage: str, room: int, is_disk: bool) -> None:
     """A short tune; 1 where it ends in an error or is stopped."""
     confirm.MOST_BLOCKS = 6
-    page._frontier = _no_picture  # pyright: ignore[reportPrivateUsage]
+    page._frontier = _no_picture
 
     def say(line: str) -> None:
         print(line, flush=True)

@@ -1,4 +1,3 @@
-# pyright: reportUnknownLambdaType=false
 """Every parser that reads what somebody else wrote, as data: a name, texts that it accepts, and how it is called.
 
 A target answers with a value or a HarnessError, within seconds, whatever it is given. Nothing is mutated here.

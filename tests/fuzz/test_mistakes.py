@@ -1,4 +1,3 @@
-# pyright: reportArgumentType=false
 """Mistakes on purpose, drawn by hypothesis: each is refused with words that name it.
 
 On command lines: values of the options of every group, and names of options; the exit code is a documented one. In

@@ -255,7 +255,6 @@ LIMITS = {
 def test_a_recipe_names_few_files_and_all_their_places_are_there(recipe: str) -> None:
     page = (ROOT / "CONTRIBUTING.md").read_text()
     part = re.search(rf"^## {recipe}\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
-    assert part is not None
     files = re.findall(r"^\d\. `([^`]+)`", part[1], re.MULTILINE)
     assert 0 < len(files) <= LIMITS[recipe]
     assert [file for file in files if not (ROOT / file).parent.is_dir()] == []

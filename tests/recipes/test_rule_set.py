@@ -66,7 +66,6 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> CopiedCheckout:
 def test_the_recipe_names_the_files_that_the_toy_took() -> None:
     page = (ROOT / "CONTRIBUTING.md").read_text()
     part = re.search(r"^## A rule set\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
-    assert part is not None
     assert re.findall(r"^\d\. `([^`]+)`", part[1], re.MULTILINE) == list(EDITS)
 
 

@@ -52,7 +52,7 @@ def little_sweep(cost_model: str, backend: str = "sim", **changes: Any) -> Calib
     server = ServerSpec(max_num_seqs=4, decode_buckets=(1, 2, 4), cost_model=cost_model)
     spec = CalibrationSpec(
         name="calibrate-test",
-        backend=backend,  # type: ignore[arg-type]
+        backend=backend,
         server=server,
         base_seed=11,
         layout="joined",

@@ -43,17 +43,11 @@ def figures_of(runs_of: Runs) -> Figures:
     return lambda name: {run.condition: run_figures(run) for run in runs_of(name)}
 
 
-def padding_of(figures: RunFigures) -> float:
-    """Its share of padded positions."""
-    assert figures.padding.ratio is not None
-    return figures.padding.ratio
-
-
 def test_a_captured_size_of_six_lowers_the_padding_of_six_agents(figures_of: Figures) -> None:
-    figures = figures_of("gpu-capture-sizes")
+    padding = {name: figures.padding.ratio for name, figures in figures_of("gpu-capture-sizes").items()}
     for kind in ("waits", "nowaits"):
-        assert padding_of(figures[f"{kind}-6"]) < padding_of(figures[f"{kind}-8"])
-    assert padding_of(figures["nowaits-8"]) > padding_of(figures["waits-8"])
+        assert padding[f"{kind}-6"] < padding[f"{kind}-8"]
+    assert padding["nowaits-8"] > padding["waits-8"]
 
 
 def test_without_prefix_caching_no_return_finds_its_prefix(figures_of: Figures) -> None:
@@ -71,7 +65,7 @@ def test_returns_find_less_with_fewer_blocks_and_preempted_runs_stay_valid(figur
 
 def test_a_captured_size_that_fits_the_limit_lowers_its_padding(figures_of: Figures) -> None:
     figures = figures_of("gpu-max-num-seqs")
-    assert padding_of(figures["limit-12-captured"]) < padding_of(figures["limit-12"])
+    assert figures["limit-12-captured"].padding.ratio < figures["limit-12"].padding.ratio
 
 
 def test_covering_the_largest_batch_pays_more_than_any_number_of_drafts(figures_of: Figures) -> None:

@@ -98,7 +98,7 @@ def test_a_condition_that_sets_what_a_backend_does_not_show_is_refused(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = backend_named(name)
-    monkeypatch.setattr(type(backend), "in_force", lambda *_: {})  # pyright: ignore[reportUnknownLambdaType]
+    monkeypatch.setattr(type(backend), "in_force", lambda *_: {})
     for key in SETTINGS - backend.shown_keys:
         others = DRAFTS if key in DRAFTS.keys() - {"rules"} else {}
         spec = experiment(name, {}, {key: value_of(key)}, **others)
@@ -161,9 +161,8 @@ def test_a_condition_that_a_backend_did_not_apply_is_invalid(
         monkeypatch.setattr(type(backend), "launch", another)
     else:
         config = EngineConfig.from_server(ServerSpec())
-        monkeypatch.setattr(EngineConfig, "from_server", lambda _: config)  # pyright: ignore[reportUnknownLambdaType]
+        monkeypatch.setattr(EngineConfig, "from_server", lambda _: config)
     sealed = backend.perform(run, RunContext(tmp_path, "", None, silent, StopFlag()))
-    assert sealed is not None
     assert not sealed.is_valid
     assert "setting-differs: kv_slots: requested 12, in force 8" in sealed.invalid_reasons
 
@@ -171,7 +170,7 @@ def test_a_condition_that_a_backend_did_not_apply_is_invalid(
 def test_a_setting_that_a_run_does_not_show_after_all_makes_it_invalid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("harness.runner.backends.sim.settings_of", lambda *_: {"slot_tokens": 8192})  # pyright: ignore[reportUnknownLambdaType]
+    monkeypatch.setattr("harness.runner.backends.sim.settings_of", lambda *_: {"slot_tokens": 8192})
     outcome = run_experiment(experiment("sim", {}, {"kv_slots": 12}), runs_root=tmp_path)
     reasons = [run.invalid_reasons for run in outcome.runs]
     way_out = "setting-unshown: conditions differ in what nothing shows: kv_slots = "

@@ -71,8 +71,6 @@ def test_devices_that_keep_step_wait_for_each_other() -> None:
     longest_s, in_turn_s = dict[int, float](), 0.0
     for run in planned:
         wall_s = forecast.of(run.key)
-        assert run.period is not None
-        assert wall_s is not None
         longest_s[run.period.number] = max(longest_s.get(run.period.number, 0.0), wall_s)
         in_turn_s += wall_s
     assert forecast.left_s() == pytest.approx(sum(longest_s.values()))
@@ -177,7 +175,6 @@ def test_a_rule_that_came_or_changed_after_a_run_is_refused(
 def test_a_rule_on_steps_that_no_engine_stamped_is_decided_by_time_in_flight_and_says_so(tmp_path: Path) -> None:
     outcome = run_experiment(experiment(channel="s"), runs_root=tmp_path, until_decided=True)
     status = declared_status(outcome.runs)
-    assert status is not None
     assert [(one.channel, one.verdict) for one in status.comparisons] == [("b", Verdict.LOWER)]
     assert status.channel_note.startswith("Time in flight (B) decides: time in steps (S) is not there")
 
@@ -186,9 +183,8 @@ def test_runs_without_modelled_device_time_are_decided_by_time_in_flight_and_it_
     spec = experiment(budget=2, looks=[2])
     runs = run_experiment(spec, runs_root=tmp_path, until_decided=True).runs
     for run in runs:
-        run._values[run_figures.__wrapped__] = replace(run_figures(run), a=None)  # type: ignore[attr-defined]
+        run._values[run_figures.__wrapped__] = replace(run_figures(run), a=None)
     status = declared_status(runs)
-    assert status is not None
     (looks,) = status.comparisons
     assert (looks.channel, looks.num_blocks) == ("b", 2)
     note = "Time in flight (B) decides: modelled device time (A) is not there"

@@ -27,8 +27,6 @@ BOOTSTRAP = ROOT / "tools" / "bootstrap.py"
 @pytest.fixture
 def bootstrap() -> ModuleType:
     spec = importlib.util.spec_from_file_location("bootstrap", BOOTSTRAP)
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

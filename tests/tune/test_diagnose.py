@@ -36,12 +36,10 @@ def sealed(folder: Path, workload: dict[str, Any], **server: Any) -> tuple[Seale
 def test_lost_reuse_and_padding_are_named_with_the_command(tmp_path: Path) -> None:
     runs = sealed(tmp_path, MANY)
     found = hint(runs)
-    assert found is not None
     assert [kind for kind, _ in found.losses] == ["Lost reuse", "Padding", "Prefill blocking"]
     assert found.line.startswith("next: base loses lost reuse ")
     assert found.line.endswith(": harness tune base")
     frozen = hint(runs, "plans/frozen/base.json")
-    assert frozen is not None
     command, _, folder = frozen.command.rpartition(" ")
     assert command == "harness tune"
     assert experiment_with(Path(folder), [], tmp_path)[0].name == "base", (
@@ -75,7 +73,6 @@ def test_a_server_whose_costs_nobody_named_gets_no_advice_and_no_figures_of_them
     assert diagnosis.device_ns is None
     assert diagnosis.losses == ()
     found = hint(runs)
-    assert found is not None
     assert found.line == f"no advice: {diagnosis.unknown}"
     assert not any("device time" in line for line in diagnosis.lines())
 

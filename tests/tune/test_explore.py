@@ -1,4 +1,3 @@
-# pyright: reportArgumentType=false, reportOptionalMemberAccess=false, reportOptionalOperand=false, reportOperatorIssue=false
 """A search finds what costs least, says how far it looked, and proposes the smallest change that is as good."""
 
 from __future__ import annotations
@@ -56,7 +55,6 @@ def test_in_the_papers_case_its_selected_sizes_are_the_best_and_a_larger_batch_a
     question = asked(ServerSpec(rules="vendor-0.11.1"), workload, PAPER_SPACE, agents=(8, 6, 10))
     alone = Setup(16, (1, 2, 4, 8, 16), 16, None)
     explored = explore(question, effort)
-    assert explored.best is not None
     assert explored.best.setup.decode_buckets[:-1] == (1, 4, 6, 8, 10)
     assert explored.best.setup.max_num_seqs >= 16
     assert explored.best.ratio.ratio == pytest.approx(0.927, abs=0.006)
@@ -67,7 +65,6 @@ def test_in_the_papers_case_its_selected_sizes_are_the_best_and_a_larger_batch_a
 def test_slots_are_added_until_every_return_finds_its_kv_although_the_first_rungs_save_little() -> None:
     workload = WorkloadSpec(num_sessions=24, requests_per_session=3, wait_cap_s=30.0)
     explored = found(ServerSpec(max_num_seqs=8), workload, ("kv_slots",))
-    assert explored.smallest is not None
     assert (explored.smallest.setup.kv_slots or 0) >= 32
     assert explored.smallest.reuse > 0.95
     assert explored.smallest.saving > 0.1
@@ -119,7 +116,6 @@ def test_no_configuration_within_the_bounds_beats_the_best_on_plans_that_the_sea
 
     # The bounds: 4 requests at once, 8 KV slots, 4 sizes.
     spent = {setup[:3]: device_ns(setup) for setup in every_setup(4, 8, 4)}
-    assert explored.best is not None
     best, base = spent[explored.best.setup[:3]], spent[explored.baseline[:3]]
     value = best.sum() / base.sum()
     # Two half-widths at 95 % over plans, by the delta method.
@@ -142,7 +138,6 @@ def test_a_set_without_the_size_1_is_found_where_sessions_start_together() -> No
     server = ServerSpec(max_num_seqs=8, decode_buckets=(1, 8))
     question = asked(server, WorkloadSpec(num_sessions=4), ("decode_buckets",), agents=(4,), most_sizes=2)
     explored = explore(replace(question, treatment="no-waits"), BRIEF)
-    assert explored.smallest is not None
     assert explored.smallest.setup.decode_buckets == (4, 8)
     assert explored.smallest.saving > 0.1
 
@@ -151,7 +146,6 @@ def test_memory_is_searched_together_with_prefix_caching_that_is_off_today() -> 
     server = ServerSpec(max_num_seqs=5, decode_buckets=(5,), prefix_caching=False, kv_slots=6)
     workload = WorkloadSpec(num_sessions=5, requests_per_session=4)
     explored = found(server, workload, ("kv_slots", "prefix_caching"), agents=(5,))
-    assert explored.best is not None
     assert explored.best.setup.prefix_caching
     assert (explored.best.setup.kv_slots or 0) > 8
     assert explored.most_saved <= 1 - explored.ceiling.ratio + 0.002 if explored.ceiling else False
@@ -216,7 +210,6 @@ def test_of_two_that_do_the_same_for_these_agents_the_smaller_change_is_proposed
     question = asked(server, workload, levers)
     explored = explore(question, BRIEF)
     assert list(candidates_of(explored)) == ["best"]
-    assert explored.best is not None
     assert explored.best.setup.max_num_seqs == 8
     assert explored.alike_in_words == "10 requests at once, prefix caching on does the same here"
     assert explored.alike is not None
@@ -247,12 +240,11 @@ def test_more_requests_at_once_are_searched_though_every_return_finds_its_kv_alr
     server = ServerSpec(rules=PAGED, cost_model="emulated-gpu", max_num_seqs=2, num_gpu_blocks=700, slot_tokens=4096)
     workload = WorkloadSpec(num_sessions=6, requests_per_session=2, wait_cap_s=5.0)
     explored = found(server, workload, agents=(6,))
-    assert explored.best is not None
     assert explored.best.setup.max_num_seqs == 6
 
 
 def test_a_policy_is_searched_together_with_the_memory_that_it_needs() -> None:
-    server = ServerSpec(max_num_seqs=2, replicas=2, router={"policy": "least-requests"})  # type: ignore[arg-type]
+    server = ServerSpec(max_num_seqs=2, replicas=2, router={"policy": "least-requests"})
     workload = WorkloadSpec(num_sessions=3, requests_per_session=3, wait_cap_s=5.0)
     explored = found(server, workload, agents=(3,))
     kinds = {(setup.policy, setup.kv_slots) for setup, _ in explored.screened}
@@ -281,7 +273,6 @@ def test_keys_of_a_row_are_searched_together_with_the_others_and_written_by_thei
     explored = found(server, workload, levers, agents=(4,))
     assert "long_prefill_tokens: 0, 128, 256, 512, 1024" in explored.bounds
     assert any(line.startswith("max_num_batched_tokens: 256, 512, 1024") for line in explored.bounds)
-    assert explored.smallest is not None
     base = Baseline(server)
     assert base.keys(explored.smallest.setup).keys() == {"max_num_batched_tokens"}, "fewer steps for a prompt"
     assert explored.smallest.words.startswith("max_num_batched_tokens ")
@@ -322,7 +313,6 @@ def test_drafts_are_searched_with_sizes_that_count_their_tokens() -> None:
     levers = ("decode_buckets", "num_speculative_tokens")
     workload = WorkloadSpec(num_sessions=6, requests_per_session=2, waits="none")
     explored = explore(asked(server, workload, levers=levers), BRIEF)
-    assert explored.best is not None
     assert explored.best.saving > 0.4
     assert 1 < explored.best.setup.query < 7
     assert explored.best.setup.decode_buckets[-1] == 6 * explored.best.setup.query
@@ -344,7 +334,6 @@ def test_what_is_proposed_lies_within_the_targets_on_new_plans_and_todays_server
     targets = Targets(SloSpec(ttft_ms=800.0), 0.8)
     question = asked(server, workload, agents=(4,), targets=targets)
     explored = explore(question, BRIEF)
-    assert explored.smallest is not None
     assert explored.is_missed
     assert explored.today.share < 0.8
     assert explored.smallest.felt.share > 0.8
@@ -392,8 +381,6 @@ def test_time_in_flight_is_predicted_and_on_a_device_the_forecast_needs_it() -> 
     server = ServerSpec(max_num_seqs=2, decode_buckets=(2,))
     question = asked(server, WorkloadSpec(num_sessions=3), ("kv_slots", "max_num_seqs"), agents=(3,))
     option = explore(question, BRIEF).smallest
-    assert option is not None
-    assert option.flight is not None
     ratio, spread = option.flight
     assert 0.3 < ratio < 1
     assert spread > 0

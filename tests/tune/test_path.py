@@ -29,7 +29,6 @@ from harness.tune.page import TuneResult
 from harness.tune.path import Tune, TuneStoppedError
 
 LOSING = {"num_sessions": 8, "wait_cap_s": 20.0}
-LOOKS = (4,)
 
 
 def experiment(**changes: Any) -> ExperimentSpec:
@@ -107,12 +106,11 @@ def test_it_ends_in_a_sentence_a_file_and_the_server_to_start(once: Whole) -> No
 def test_the_times_to_tokens_beside_a_measured_answer_are_those_of_its_runs(once: Whole) -> None:
     summary = summarise(RunStore(once.folder / "runs" / "small-tune").sealed("small-confirm"))
     p50_ms = {
-        name: figures.of("ttft").at(0.5).value / NS_PER_MS  # type: ignore[union-attr]
+        name: figures.of("ttft").at(0.5).value / NS_PER_MS
         for name in ("today", "best")
         if (figures := summary.serving_of(name)) is not None
     }
     said = re.search(r"simulated TTFT p50 (\S+) -> (\S+) ms", once.again.answer.rests)
-    assert said is not None
     assert [float(text.replace(",", "")) for text in said.groups()] == pytest.approx(list(p50_ms.values()), rel=0.01)
 
 

@@ -48,7 +48,6 @@ def test_a_server_begun_with_too_few_requests_at_once_is_recorded_and_its_gain_c
 
         names = re.findall(r"--candidate (\w+)=URL", first.stdout)
         printed = re.search(rf"{names[0]}: (.*vllm serve .*)", first.stdout)
-        assert printed is not None
         words = shlex.split(printed[1])
         with serving(environment, words[words.index("vllm") :], tmp_path, names[0]) as candidate:
             log = tmp_path / f"{names[0]}.core_steps.jsonl"

@@ -77,7 +77,6 @@ def test_todays_costs_are_measured_once_and_the_search_takes_them(
     made, said, found = tuned()
     assert said[0] == "price: no costs are named; a quick calibration of today's server"
     assert re.match(r"  the fit errs by at most [0-9.]+ % of decode steps and [0-9.]+ % of parts of prompts", said[1])
-    assert found is not None
     assert found.option is not None
     folder = tmp_path / "runs" / "unknown-tune"
     (costs,) = (folder / "costs").glob("*.toml")
@@ -122,7 +121,6 @@ def test_sizes_that_a_vllm_chose_itself_are_searched_from_those_of_its_release_w
     made = Tune(parse_experiment(table, where="test"), tmp_path, simulated, lambda _line: None)
     assert made.question.server.decode_buckets == (1, 2, 4, 8, 16, 20)
     quick = made.forecast()
-    assert quick is not None
     assert quick.baseline.decode_buckets == (1, 2, 4, 8, 16, 20)
     sets = {setup.decode_buckets for setup, _ in quick.screened}
     assert len(sets) > 10
@@ -229,7 +227,6 @@ def test_a_calibration_covers_as_many_requests_at_once_as_sessions_that_arrive_o
     made = Tune(parse_experiment(table, where="test"), tmp_path, simulated, lambda _line: None)
     assert made.sweeps.server.max_num_seqs == 6
     quick = made.forecast()
-    assert quick is not None
     assert "max_num_seqs: 1 to 6" in quick.bounds
 
 

@@ -78,7 +78,7 @@ def test_bucket_6_turns_the_sign_at_6_sessions_and_not_at_8() -> None:
 
 @pytest.mark.parametrize("variant", ALTERNATIVES, ids=lambda variant: variant.name)
 def test_no_other_reading_gives_the_printed_sign_at_4_sessions(variant: object) -> None:
-    assert draw(4, 150, variant).delta_p < 0  # type: ignore[arg-type]
+    assert draw(4, 150, variant).delta_p < 0
 
 
 def test_the_first_plans_are_those_of_the_shipped_experiment(tmp_path: Path) -> None:
@@ -97,7 +97,6 @@ def test_the_first_plans_are_those_of_the_shipped_experiment(tmp_path: Path) -> 
 
 def test_the_published_seeds_are_those_that_no_confirmatory_plan_may_have() -> None:
     folder = shipped_folder("experiments")
-    assert folder is not None
     listed = load_toml(folder.parent / "published-seeds.toml")
     assert set(PUBLISHED_SEEDS) == {seed for seeds in listed.values() for seed in seeds}
     assert [len(draw_published(users)) for users in (6, 8, 10)] == [9, 8, 8]

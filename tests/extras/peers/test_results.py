@@ -60,7 +60,6 @@ def test_failed_requests_of_a_vllm_result_enter_no_figure(tmp_path: Path) -> Non
     result = {"ttfts": [0.1, 0.0, 0.3], "itls": [[0.01], [], [0.03]], "output_lens": [2, 0, 2], "duration": 4.0}
     (tmp_path / "result.json").write_text(json.dumps({**result, "errors": ["", "refused", ""]}))
     side = peer_side([tmp_path / "result.json"])
-    assert side is not None
     (figures,) = side.runs
     assert {name: value.amount for name, value in figures.items()} == pytest.approx(
         {"ttft_p50_ms": 200.0, "itl_p50_ms": 20.0, "e2e_p50_ms": 220.0, "tokens_per_s": 1.0}

@@ -204,7 +204,6 @@ def test_a_path_that_dies_without_a_word_takes_the_server_and_its_folder_with_it
         assert not comes_true(lambda: not is_alive(pid), 4)
         # A machine that stands still is no silence, though its far end wakes first.
         there = psutil.Process(pid).parent()
-        assert there is not None
         os.killpg(process.pid, signal.SIGSTOP)
         there.suspend()
         assert not comes_true(lambda: not is_alive(pid), 4)

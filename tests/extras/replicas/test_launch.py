@@ -99,7 +99,6 @@ def test_the_sums_of_replicas_are_what_the_door_saw(by_prefixes: SealedRun) -> N
     }
     assert by_replica == dict(counted)
     view = timeline(run, 0)
-    assert view is not None
     assert [len(steps.step_s) for steps in view.servers] == [server.steps.num_rows for server in servers]
     assert {bar.replica for bar in view.bars} == {0, 1}
     rebuild(run)

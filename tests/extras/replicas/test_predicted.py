@@ -88,7 +88,6 @@ def test_a_nominal_prediction_of_replicas_has_the_figures_of_their_simulated_run
     spec = two_policies(server={"replicas": 2, "router": {"policy": "session-affinity"}, **server})
     run = run_experiment(spec, runs_root=tmp_path).require_valid().runs[0]
     predicted, figures = predict_run(run, num_draws=1), run_figures(run)
-    assert figures.a is not None
     assert predicted.device_ns == pytest.approx(figures.a.total_ns, abs=NS_PER_MS)
     assert predicted.num_decode_steps == sum(figures.steps_by_n_b.values())
     assert predicted.padding == figures.padding

@@ -1,4 +1,3 @@
-# pyright: reportUnknownLambdaType=false
 """Replicas behind a router in virtual time: one is the simulator, several are as many simulators."""
 
 from __future__ import annotations

@@ -281,7 +281,6 @@ def test_the_best_has_an_interval_over_plans_that_holds_its_score_on_others(scor
             space(score=score, inputs={**SMALL["inputs"], "search_seeds": list(seeds), "evaluation_seeds": []}),
             candidate,
         )
-        assert found is not None
         assert found[2] == 2 * len(seeds)
         return found[:2]
 
@@ -295,7 +294,7 @@ def test_the_best_has_an_interval_over_plans_that_holds_its_score_on_others(scor
 def test_the_best_stands_with_its_interval_over_the_plans_of_the_search(tmp_path: Path) -> None:
     found = search(space(), tmp_path)
     [sentence] = [one for one in search_tables(found, 1) if str(one).startswith("best: ")]
-    low, high = (float(end) for end in re.search(r"its 4 plans (\S+) to (\S+) \(95 %\)", str(sentence)).groups())  # type: ignore[union-attr]
+    low, high = (float(end) for end in re.search(r"its 4 plans (\S+) to (\S+) \(95 %\)", str(sentence)).groups())
     assert low < found.scores.of("sum-seconds").min() < high
 
 

@@ -90,7 +90,6 @@ def test_blocks_that_the_file_does_not_know_are_a_difference_of_cached_tokens(tm
 
     changed(files.sessions, forget)
     found = replayed(files)
-    assert found.first is not None
     assert found.first.kind == "cached tokens"
     assert found.num_cached_differ > 0
 

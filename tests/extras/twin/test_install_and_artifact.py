@@ -80,7 +80,6 @@ def test_an_interrupted_installation_says_how_to_go_on(tmp_path: Path) -> None:
     with subprocess.Popen(
         command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     ) as process:
-        assert process.stdout is not None
         announced = [process.stdout.readline(), process.stdout.readline()]
         os.killpg(process.pid, signal.SIGINT)
         rest = process.stdout.read()

@@ -84,7 +84,7 @@ def draw(runs: Sequence[SealedRun], change: Change, seed: int, *, noise: Change)
         a_ns, b_ns = (round(math.exp(log) * NS_PER_S) for log in (log_a + mine.a, log_b + mine.b))
         drawn = replace(run_figures(run), a=ChannelA(a_ns, 0), b_ns=b_ns, parts=None, generated_tokens=100)
         drawn = replace(drawn, num_requests=1, prompt_tokens=1, computed_prefill_tokens=1)
-        run._values[run_figures.__wrapped__] = drawn  # type: ignore[attr-defined]
+        run._values[run_figures.__wrapped__] = drawn
     return runs
 
 
@@ -160,7 +160,6 @@ def test_a_reversed_sign_does_not_end_a_sequence(made: Drawn) -> None:
     for seed in range(6):
         runs = draw(made.checked, noise._replace(a=-0.033, b=0.009), seed, noise=noise)
         status = declared_status(runs)
-        assert status is not None
         (looks,) = status.comparisons
         asked = ExperimentRuns(runs).asked("more", "base")
         (decision,) = decide_stopped(status, {"more": asked})
@@ -178,14 +177,10 @@ def test_a_ratio_has_one_interval_under_a_stopping_rule(tmp_path: Path, looks: o
     (comparison,) = (one.comparison for one in summary.conditions if one.comparison is not None)
     for channel in ("a", "b"):
         answer, ratio = summary.answer_on("more", channel), comparison.on(channel)
-        assert answer is not None
-        assert ratio is not None
         assert answer.interval == ratio.interval
-    assert comparison.channels is not None
     assert (comparison.channels.answers.interval, comparison.channels.asked.interval) == (
         comparison.a and comparison.a.interval,
         comparison.b.interval,
     )
     by_rule = ExperimentRuns(runs).compare("more", "base")
-    assert by_rule is not None
     assert (by_rule.b.interval, by_rule.channels) == (comparison.b.interval, comparison.channels)

@@ -56,7 +56,6 @@ def test_blocks_for_a_margin_of_two_percent_keep_their_promise(sd: float, blocks
 
 def test_a_precision_is_reached_by_the_block_that_is_named_and_not_before() -> None:
     blocks = blocks_for_precision(0.02, 0.01, 0.05)
-    assert blocks is not None
     widths = [t_quantile(0.95, n - 1) * 0.02 / math.sqrt(n) for n in (blocks - 1, blocks)]
     assert widths[1] <= 0.01 < widths[0]
 

@@ -64,7 +64,7 @@ def test_runs_without_any_repetition_are_decided_at_once_and_say_on_how_many_blo
 def test_looks_in_the_ledger_of_an_earlier_version_decide_nothing(measured: Workplace) -> None:
     _, authorization = authorize(measured.frozen)
     of_all = RunKey("small", "", 0)
-    authorization.ledger._append(of_all, event="look", by="decide", num_sealed=3, keeps_looks=True)  # pyright: ignore[reportPrivateUsage]
+    authorization.ledger._append(of_all, event="look", by="decide", num_sealed=3, keeps_looks=True)
     assert only(decide(measured.sealed)).outcome is Outcome.PASS
     before = measured.git("for-each-ref", "refs/harness")
     assert harness(measured, "table", "small", "--runs", "runs").returncode == 0

@@ -15,7 +15,7 @@ def test_axe_finds_nothing_and_no_screen_is_too_narrow(with_invalid: Path, tmp_p
     with chromium() as browser:
         for width in (390, 1200):
             for scheme in ("light", "dark"):
-                context = browser.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme)  # type: ignore[arg-type]
+                context = browser.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme)
                 page = context.new_page()
                 said: list[str] = []
                 page.on("console", lambda message, said=said: said.append(message.text))

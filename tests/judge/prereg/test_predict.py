@@ -68,9 +68,7 @@ def test_a_single_draw_is_the_nominal_simulation() -> None:
 def test_a_prediction_is_the_mean_of_its_draws_and_its_interval_holds_one_more_outcome() -> None:
     predictions = predict_experiment(planned(draws=12))
     (found, _other) = predictions["base"].values()
-    assert found.draws is not None
     device = DrawnCosts.of([found]).interval
-    assert device is not None
     assert device.estimate == pytest.approx(found.device_ns, rel=1e-6)
     assert (device.num_units, device.level) == (12, 0.9)
     # One more normal outcome: t s sqrt(1 + 1/K), not the interval of a mean.
@@ -83,8 +81,6 @@ def test_conditions_share_true_costs_so_that_their_ratio_is_surer_than_each() ->
     predictions = predict_experiment(planned(draws=20))
     own, base = (DrawnCosts.of(list(predictions[name].values())) for name in ("finer", "base"))
     ratio, alone = own.interval_to(base), base.interval
-    assert ratio is not None
-    assert alone is not None
     assert ratio.width / ratio.estimate < alone.width / alone.estimate
     undrawn = [one.model_copy(update={"draws": None}) for one in predictions["base"].values()]
     assert own.interval_to(DrawnCosts.of(undrawn)) is None

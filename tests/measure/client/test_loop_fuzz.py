@@ -7,7 +7,6 @@ cut too. ``WIRE_FUZZ_EXAMPLES`` asks for more of them than a test run has time f
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -133,20 +132,18 @@ def drawn(*, is_broken: bool) -> st.SearchStrategy[list[Recipe]]:
     return st.lists(recipes(is_broken=is_broken), min_size=6, max_size=6)
 
 
-def replay_against(
-    made: list[Recipe], tls: Callable[[RawServer], TlsFront] | None = None
-) -> tuple[Plan, ReplayResult, list[Asked]]:
-    """Two sessions of three requests; made: how each of them is answered, in plan order; tls: what stands before."""
+def replay_against(made: list[Recipe], tls: dict[str, Any] | None = None) -> tuple[Plan, ReplayResult, list[Asked]]:
+    """Two sessions of three requests; made: how each of them is answered, in plan order; tls: how it speaks TLS."""
     plan = plan_of(*(session(index, num_requests=NUM_REQUESTS) for index in range(NUM_SESSIONS)))
 
-    def answer(asked: Asked) -> Reply:
-        return reply_to(asked, made[asked.session * NUM_REQUESTS + asked.request])
-
-    with RawServer(answer) as server, ExitStack() as stack:
+    with (
+        RawServer(lambda asked: reply_to(asked, made[asked.session * NUM_REQUESTS + asked.request])) as server,
+        ExitStack() as stack,
+    ):
         front: Served = server
         if tls is not None:
             stack.enter_context(trusting(certificate()))
-            front = stack.enter_context(tls(server))
+            front = stack.enter_context(TlsFront(server, certificate(), **tls))
         endpoint = Endpoint(front.host, front.port, is_https=tls is not None)
         target = Target(endpoint, "null", ClientSpec(spin_us=0), ScaledClock(1.0), 5 * NS_PER_S)
         result = replay_here(plan, target, on_event=None, is_stopped=lambda: False)
@@ -191,16 +188,10 @@ def test_a_broken_answer_ends_as_a_row(made: list[Recipe]) -> None:
 def test_a_legal_answer_over_tls_is_carried_exactly_however_its_records_are_cut(
     made: list[Recipe], piece_bytes: int, closes: bool
 ) -> None:
-    def tls(server: RawServer) -> TlsFront:
-        return TlsFront(server, certificate(), piece_bytes=piece_bytes, closes=closes)
-
-    assert_exact(*replay_against(made, tls))
+    assert_exact(*replay_against(made, {"piece_bytes": piece_bytes, "closes": closes}))
 
 
 @fuzz(EXAMPLES // 4)
 @given(drawn(is_broken=True), PIECES, st.booleans())
 def test_a_broken_answer_over_tls_ends_as_a_row(made: list[Recipe], piece_bytes: int, ends: bool) -> None:
-    def tls(server: RawServer) -> TlsFront:
-        return TlsFront(server, certificate(), piece_bytes=piece_bytes, ends=ends)
-
-    assert_rows(replay_against(made, tls)[1])
+    assert_rows(replay_against(made, {"piece_bytes": piece_bytes, "ends": ends})[1])

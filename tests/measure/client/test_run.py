@@ -208,9 +208,6 @@ class TestAServerThatMisbehaves:
             session(0, wait_ns=NS_PER_S * 3600), session(1), session(2, num_requests=1, start_offset_ns=NS_PER_S)
         )
 
-        def stop_after_first(_event: ReplayEvent) -> None:
-            stop.set()
-
         with RawServer(lambda asked: Reply([], HANG) if asked.session == 1 else answered(asked)) as server:
-            rows = rows_of(run(plan, server, scheme, stop=stop, on_event=stop_after_first))
+            rows = rows_of(run(plan, server, scheme, stop=stop, on_event=lambda _event: stop.set()))
         assert [row["status"] for row in rows] == ["ok", "not_sent", "connection", "not_sent", "not_sent"]

@@ -38,10 +38,7 @@ def test_each_misbehaviour_ends_as_its_catalogue_says_and_other_sessions_go_on(s
 def test_a_whole_answer_whose_connection_closes_unannounced_costs_no_request(
     wait_ms: int, after: str, scheme: str
 ) -> None:
-    def answer(asked: Asked) -> Reply:
-        return Reply([b"".join([CHUNKED_HEAD, *chunked(events(asked))])], after)
-
-    with RawServer(answer) as server:
+    with RawServer(lambda asked: Reply([b"".join([CHUNKED_HEAD, *chunked(events(asked))])], after)) as server:
         sessions = (session(place, num_requests=4, wait_ns=wait_ms * NS_PER_MS) for place in range(4))
         rows = rows_of(run(plan_of(*sessions), server, scheme))
     assert {row["status"] for row in rows} == {"ok"}, [row["error"] for row in rows]
@@ -50,10 +47,7 @@ def test_a_whole_answer_whose_connection_closes_unannounced_costs_no_request(
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_request_goes_out_again_once_and_only_after_a_whole_answer(scheme: str) -> None:
-    def answer(asked: Asked) -> Reply:
-        return answered(asked) if asked.request == 0 else Reply([], CLOSE)
-
-    with RawServer(answer) as server:
+    with RawServer(lambda asked: answered(asked) if asked.request == 0 else Reply([], CLOSE)) as server:
         rows = rows_of(run(plan_of(session(0)), server, scheme))
     assert [row["status"] for row in rows] == ["ok", "connection"]
     assert [asked.request for asked in server.asked] == [0, 1, 1]

@@ -98,12 +98,9 @@ class TestAReplayInProcesses:
     def test_stopping_early_reaches_every_process(self) -> None:
         stop = threading.Event()
 
-        def stop_after_first(_event: ReplayEvent) -> None:
-            stop.set()
-
         with RawServer(lambda asked: Reply([], HANG) if asked.request else answered(asked)) as server:
             options = ClientSpec(processes=2)
-            result = run(plan_of(FREE, FREE), server, options, stop=stop, on_event=stop_after_first)
+            result = run(plan_of(FREE, FREE), server, options, stop=stop, on_event=lambda _event: stop.set())
         rows = result.requests.to_pylist()
         assert len(rows) == 4
         assert {row["status"] for row in rows if row["request"] == 1} <= {"connection", "not_sent"}

@@ -168,13 +168,9 @@ def test_live_steps_are_a_function_of_the_arrivals_alone(start_emulator: Start) 
     bodies: list[dict[str, Any]] = [
         {"prompt": prompts[name], "max_tokens": 3 + index, "request_id": name} for index, name in enumerate(prompts)
     ]
-
-    def complete(body: dict[str, Any]) -> dict[str, Any]:
-        return server.complete(**body)
-
     with ThreadPoolExecutor(4) as pool:
         # Each prompt twice: the second time it may find its slot alive, or gone.
-        answers = list(pool.map(complete, bodies * 2))
+        answers = list(pool.map(lambda body: server.complete(**body), bodies * 2))
     assert {answer["usage"]["completion_tokens"] for answer in answers} == set(range(3, 11))
     assert server.stop() == 0
     again = EngineCore(Scheduler(EngineConfig(3, (1, 2, 3), 3), load_cost_model("paper")))

@@ -51,7 +51,6 @@ def test_sigterm_without_a_timeout_aborts_what_runs_and_exits_0(start_emulator: 
     wait_for(server, "[BUCKET]")
     assert server.stop() == 0
     thread.join()
-    assert isinstance(answers[0], httpx.Response)
     assert answers[0].json()["choices"][0]["finish_reason"] == "abort"
     for line in ("Shutdown initiated (timeout=0)", "Aborting 1 requests", "Shutdown complete"):
         assert line in server.log
@@ -63,7 +62,6 @@ def test_sigterm_with_a_timeout_drains_what_runs(start_emulator: Start) -> None:
     wait_for(server, "[BUCKET]")
     assert server.stop() == 0
     thread.join()
-    assert isinstance(answers[0], httpx.Response)
     assert answers[0].json()["usage"]["completion_tokens"] == 300
     assert "Draining 1 in-flight requests (timeout=30s)" in server.log
 

@@ -64,11 +64,7 @@ def test_json_of_any_depth_and_size_of_number_is_no_exception() -> None:
     bodies = iter(
         [b"[" * 100_000, b'{"a":1e999}', b'{"a":' + b"9" * 5000 + b"}", b'{"a":"\\ud800"}', b'{"version":"1"}']
     )
-
-    def reply(_asked: Asked) -> Reply:
-        return Reply([whole(next(bodies))])
-
-    with RawServer(reply) as server:
+    with RawServer(lambda _asked: Reply([whole(next(bodies))])) as server:
         read = [ask(Endpoint(server.host, server.port), "/version", deadline_s=WITHIN_S).json() for _ in range(5)]
     assert read[0] is read[2] is read[3] is None
     assert read[4] == {"version": "1"}

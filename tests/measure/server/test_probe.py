@@ -21,7 +21,7 @@ from harness.runner.experiment import ExperimentOutcome, will_fail_again
 from tests.support.command_line import harness
 from tests.support.experiments import UNHURRIED_TOML, one_condition
 from tests.support.plain_server import PlainServer, plain_server
-from tests.support.raw_server import Asked, RawServer, Reply, whole
+from tests.support.raw_server import RawServer, Reply, whole
 from tests.support.tls import certificate
 
 pytestmark = pytest.mark.live
@@ -121,10 +121,8 @@ def test_a_server_that_knows_chats_alone_is_measured_as_a_whole(tmp_path: Path) 
 
 
 def test_another_kind_of_authorization_is_named() -> None:
-    def answer(_asked: Asked) -> Reply:
-        return Reply([whole("", b'WWW-Authenticate: Basic realm="x"', status=401)])
-
-    with RawServer(answer) as server:
+    refusal = Reply([whole("", b'WWW-Authenticate: Basic realm="x"', status=401)])
+    with RawServer(lambda _asked: refusal) as server:
         done = harness("doctor", "--url", server.url)
     assert (
         "the server asks for Basic authorization, and the harness sends a bearer key only" in done.stdout + done.stderr

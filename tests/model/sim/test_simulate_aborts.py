@@ -10,10 +10,7 @@ import pytest
 from harness.errors import PlanError
 from harness.model.plan.files import read_plan, save_plan
 from harness.model.plan.model import Plan, RequestPlan, SessionPlan, canonical_lines
-from harness.model.spec import ServerSpec
 from tests.support.paged_in_steps import drawn_plan
-
-SERVER = ServerSpec(max_num_seqs=2, decode_buckets=(1, 2), kv_slots=3)
 
 
 def test_the_next_prompt_keeps_of_a_left_answer_what_was_surely_received() -> None:

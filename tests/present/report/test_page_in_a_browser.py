@@ -71,7 +71,6 @@ def drag(page: Page, over: Locator, start: float, end: float) -> None:
     """Press at one share of an element's width and let go at another."""
     over.scroll_into_view_if_needed()
     box = over.bounding_box()
-    assert box is not None
     for at, act in ((start, page.mouse.down), (end, page.mouse.up)):
         page.mouse.move(box["x"] + at * box["width"], box["y"] + box["height"] / 3, steps=4)
         act()

@@ -30,7 +30,6 @@ def printed(runs: list[SealedRun], width: int) -> str:
 def drawn(summary: ExperimentSummary, width: int) -> str:
     console = Console(width=width, file=io.StringIO(), color_system=None)
     console.print(on_terminal(conditions_table(summary), width))
-    assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -46,11 +45,7 @@ def test_only_what_is_missing_is_asked_for_and_what_works_without_it_is_said(
 ) -> None:
     environment = write_environment(tmp_path / "stack", versions={"vllm-rbln": "0.12.0", "rebel-compiler": "0.12.0"})
     monkeypatch.setenv("PATH", f"{write_driver(tmp_path / 'driver')}:{os.environ['PATH']}")
-
-    def nothing(*_: object) -> Iterator[Path]:
-        return iter(())
-
-    monkeypatch.setattr(Path, "glob", nothing)
+    monkeypatch.setattr(Path, "glob", lambda *_: iter(()))
     line = RblnBackend().readiness_of(str(environment))
     assert (line.ok, line.need) == (None, "/dev/rbln*")
     assert line.how == "Load the driver on a server with RBLN cards; in a container, pass the devices in"

@@ -51,7 +51,6 @@ def test_requests_steps_and_figures_are_the_simulators(tmp_path: Path, rules: st
         assert requests.column("response_head_ns").to_pylist() == expected.requests.column("first_token_ns").to_pylist()
         assert steps.num_rows == expected.num_decode_steps
         assert sum(steps.column("n").to_pylist()) == sum(n * h for n, h in enumerate(expected.decode_histogram))
-        assert figures.a is not None
         assert (figures.a.decode_ns, figures.a.prefill_ns) == (expected.decode_ns, expected.prefill_ns)
         assert figures.waiting_session_ns == expected.wait_session_ns
         assert figures.num_evictions == expected.num_evictions
@@ -89,7 +88,6 @@ def test_waiting_measured_from_stamps_and_streams_is_the_modelled_one(tmp_path: 
     for run in simulated(tmp_path, workload=CROWDED):
         modelled = run_figures(run).waiting_session_ns
         measured = measured_waiting_session_ns(run)
-        assert modelled is not None
         # The log's microseconds: at most one per prefill and waiting session.
         assert measured == pytest.approx(modelled, abs=1000 * 20 * 10)
         assert modelled > 0
@@ -153,7 +151,6 @@ def test_a_server_with_paged_memory_is_recorded_by_its_step_log(tmp_path: Path) 
         expected, log = result_of(run), load_step_log(run.file("steps.jsonl"))
         requests, figures = run.table("requests"), run_figures(run)
         assert run.is_valid, run.invalid_reasons
-        assert figures.a is not None
         assert (figures.a.decode_ns, figures.a.prefill_ns) == (expected.decode_ns, expected.prefill_ns)
         assert figures.b_ns == figures.a.total_ns
         assert (log.num_damaged, log.unseen) == (0, ())
@@ -180,7 +177,6 @@ def test_a_server_with_drafts_is_recorded_as_an_engine_core_is(tmp_path: Path, i
         expected, figures = result_of(run), run_figures(run)
         assert run.is_valid, run.invalid_reasons
         assert run.manifest.effective["server"]["synthetic_acceptance_rates"] == [0.8, 0.6, 0.4]
-        assert figures.a is not None
         assert (figures.a.decode_ns, figures.a.prefill_ns) == (expected.decode_ns, expected.prefill_ns)
         assert figures.num_steps == expected.num_decode_steps
         assert run.table("requests").column("done_ns").to_pylist() == expected.requests["completed_ns"].to_pylist()
@@ -189,7 +185,6 @@ def test_a_server_with_drafts_is_recorded_as_an_engine_core_is(tmp_path: Path, i
         assert found["steps-drafts"].endswith("acceptance was synthetic")
         assert " 7 (28 tokens," in found["steps-eager"]
         figures = draft_figures(load_step_log(run.file("steps.jsonl")))
-        assert figures is not None
         assert figures.acceptance == pytest.approx((0.8, 0.6, 0.4), abs=0.05)
 
 

@@ -65,7 +65,6 @@ def test_settings_are_read_back_and_no_step_is_padded(runs: dict[str, SealedRun]
         assert all(n == b <= 4 for n, b in figures.steps_by_n_b)
         assert figures.b_ns > 0
         log = step_log_of(run)
-        assert log is not None
         assert (log.num_damaged, log.absent, log.unseen) == (0, (), ())
         assert "unknown" not in log.num_by_kind
 
@@ -80,7 +79,6 @@ def test_reuse_is_that_of_whole_blocks_in_answers_and_counters(runs: dict[str, S
         computed = before["prompt_tokens"] + before["completion_tokens"] - 1
         assert after["cached_tokens"] == min(computed, after["prompt_tokens"] - 1) // block * block
     log = step_log_of(run)
-    assert log is not None
     steps = log.steps.to_pydict()
     assert sum(steps["prefix_hits"]) == sum(row["cached_tokens"] for row in rows) > 0
     assert sum(steps["prefix_queries"]) == sum(row["prompt_tokens"] for row in rows)

@@ -44,7 +44,7 @@ def test_padding_of_a_pair_is_summed_before_it_is_divided(waits: ExperimentRuns)
 
 def test_the_histogram_counts_every_decode_step(waits: ExperimentRuns) -> None:
     for row in alignment.histogram_table(waits).records():
-        counted = sum(value or 0 for name, value in row.items() if name.startswith("h("))  # type: ignore[misc]
+        counted = sum(value or 0 for name, value in row.items() if name.startswith("h("))
         assert counted == row["steps"]
 
 
@@ -74,4 +74,4 @@ def test_grids_are_paired_by_n_and_buckets_not_by_names(tmp_path: Path) -> None:
 def test_costs_of_a_baseline_are_its_own_measure(waits: ExperimentRuns) -> None:
     rows = {row["condition"]: row for row in costs.cost_table(waits).records()}
     assert rows["without"]["ratio_A"] == rows["without"]["ratio_B"] == 1
-    assert rows["with"]["ratio_A"] == pytest.approx(rows["with"]["A_s"] / rows["without"]["A_s"])  # type: ignore[operator]
+    assert rows["with"]["ratio_A"] == pytest.approx(rows["with"]["A_s"] / rows["without"]["A_s"])

@@ -131,19 +131,19 @@ def test_alignment_tables_have_a_row_per_n_and_a_block_per_plan(simulated: Runs)
     assert result.table("alignment").column("N") == [6, 8]
     assert len(result.table("blocks").rows) == 4
     for row in result.table("alignment").records():
-        assert row["delta_p"] == pytest.approx(row["p_C"] - row["p_A"])  # type: ignore[operator]
-        assert row["decode_time_ratio"] > 1  # type: ignore[operator]
+        assert row["delta_p"] == pytest.approx(row["p_C"] - row["p_A"])
+        assert row["decode_time_ratio"] > 1
 
 
 def test_without_waits_both_grids_have_the_same_h_and_the_shares_sum_to_the_drop(simulated: Runs) -> None:
     result = analysed(simulated("bucket-intervention", 3, ("n6-nowaits", "n6-nowaits-bucket6")))
     rows = result.table("contributions").records()
     assert [row["n"] for row in rows] == [5, 6]
-    assert sum(row["share_of_slots"] for row in rows) == pytest.approx(1)  # type: ignore[misc]
-    assert sum(row["share_of_drop"] for row in rows) == pytest.approx(1)  # type: ignore[misc]
+    assert sum(row["share_of_slots"] for row in rows) == pytest.approx(1)
+    assert sum(row["share_of_drop"] for row in rows) == pytest.approx(1)
     p = dict(zip(result.table("costs").column("condition"), result.table("costs").column("p"), strict=True))
-    drop = p["n6-nowaits"] - p["n6-nowaits-bucket6"]  # type: ignore[operator]
-    assert sum(row["drop_of_p"] for row in rows) == pytest.approx(drop)  # type: ignore[misc]
+    drop = p["n6-nowaits"] - p["n6-nowaits-bucket6"]
+    assert sum(row["drop_of_p"] for row in rows) == pytest.approx(drop)
 
 
 # 3 and 7: sequential survival and the dummy block.
@@ -168,7 +168,7 @@ def test_table_s4_comes_out_row_by_row(simulated: Runs) -> None:
     assert [row["never_reallocated"] for row in sequential] == [0, 0, 1, 1, 1, 1, 1, 1]
     concurrent = [row for row in rows if str(row["run"]).startswith("concurrent")]
     for row in concurrent:
-        assert row["steps_at_limit"] > 0  # type: ignore[operator]
+        assert row["steps_at_limit"] > 0
         assert (row["evictions"], row["callers"], row["never_reallocated"]) == (1, "dummy 1", 1)
 
 
@@ -181,8 +181,8 @@ def test_what_more_slots_reuse_is_what_is_not_computed(simulated: Runs) -> None:
     }
     base = rows["slots8"]
     for name in ("batch16", "slots16-limit8"):
-        gained = rows[name]["reused_tokens"] - base["reused_tokens"]  # type: ignore[operator]
-        saved = base["computed_rearrivals"] - rows[name]["computed_rearrivals"]  # type: ignore[operator]
+        gained = rows[name]["reused_tokens"] - base["reused_tokens"]
+        saved = base["computed_rearrivals"] - rows[name]["computed_rearrivals"]
         assert gained == saved > 0
         assert rows[name]["reused"] == "24/24"
         assert rows[name]["computed_first"] == base["computed_first"]
@@ -193,7 +193,7 @@ def test_formula_c_matches_every_reuse_and_the_wider_one_does_not(simulated: Run
     result = analysed(simulated("slot-intervention", 3))
     for row in result.table("formula").records():
         assert row["formula_C_matches"] == row["reused"]
-        assert row["wider_formula_matches"] < row["reused"]  # type: ignore[operator]
+        assert row["wider_formula_matches"] < row["reused"]
         assert row["C_matches_where_they_differ"] == row["formulas_differ"]
         assert row["partial"] == 0
     # Exceptions are listed one by one; where the formula holds there is no such table.
@@ -230,11 +230,11 @@ def test_an_injected_prefill_stops_all_streams_at_once_and_longer_the_longer_it_
     result = analysed(simulated("prefill-injection", 1))
     rows = result.table("injection").records()
     assert [row["injected_tokens"] for row in rows] == [500, 2000, 6000]
-    assert [round(row["elapsed_ms"], 1) for row in rows] == [86.1, 359.8, 1177.1]  # type: ignore[arg-type]
+    assert [round(row["elapsed_ms"], 1) for row in rows] == [86.1, 359.8, 1177.1]
     # One decode step more than the prefill: the interval from the last token before it to the first after it.
     for row in rows:
-        assert row["spike_ms"] == pytest.approx(row["elapsed_ms"] + row["baseline_ms"], abs=0.01)  # type: ignore[operator]
-    assert round(rows[1]["waiting_session_s"], 2) == 1.44  # type: ignore[arg-type]
+        assert row["spike_ms"] == pytest.approx(row["elapsed_ms"] + row["baseline_ms"], abs=0.01)
+    assert round(rows[1]["waiting_session_s"], 2) == 1.44
     assert all(row["cached_tokens"] == 0 for row in result.table("injection by run").records())
 
 
@@ -244,7 +244,7 @@ def test_existence_stays_a_partial_confirmation_because_the_start_is_an_injectio
     decisions = {one.subject: one for one in decide_experiment([rule], ExperimentRuns(runs), is_confirmatory=True)}
     assert decisions["existence"].outcome is Outcome.WITHHELD
     assert decisions["existence"].label == "PARTIALLY CONFIRMED"
-    assert 0.25 < decisions["existence"].numbers["last_control_crossing_s"] < 0.35  # type: ignore[operator]
+    assert 0.25 < decisions["existence"].numbers["last_control_crossing_s"] < 0.35
     assert decisions["simultaneity"].outcome is Outcome.PASS
     assert decisions["growth"].outcome is Outcome.PASS
 
@@ -300,7 +300,7 @@ def test_a_recompilation_rule_can_ask_for_one_figure_alone(simulated: Runs) -> N
     asked = {"comparisons": (("a1", "a3"),), "min_replicates": 2}
     reasons = {
         times: decide_experiment(
-            [RecompilationRule(name="r", kind="recompilation", times=times, **asked)],  # type: ignore[arg-type]
+            [RecompilationRule(name="r", kind="recompilation", times=times, **asked)],
             ExperimentRuns(runs),
             is_confirmatory=True,
         )[0].reason
@@ -386,7 +386,7 @@ def test_effects_are_the_mean_differences_of_pairs_with_their_intervals(simulate
         for own, base in zip(figures["active6"], figures["active8"], strict=True)
     ]
     assert row["reused"] == pytest.approx(sum(gained) / 3)
-    assert row["reused_low"] <= row["reused"] <= row["reused_high"]  # type: ignore[operator]
+    assert row["reused_low"] <= row["reused"] <= row["reused_high"]
     assert row["cost_ratio"] == pytest.approx(result.intervals["active6 / active8, channel A"].estimate)
     assert (row["active"], row["fit"], row["slots"], row["replicates"]) == (6, 0, 8, 3)
 

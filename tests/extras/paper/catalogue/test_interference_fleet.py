@@ -42,7 +42,6 @@ def test_what_a_busy_neighbour_costs_is_found_and_so_many_may_not_run_at_once(ne
 def test_a_run_beside_other_neighbours_than_planned_is_named(neighbour_null: ExperimentRuns) -> None:
     first, *others = neighbour_null.all_runs
     assert "neighbours-other" not in {finding.code for finding in summarise(neighbour_null.all_runs).findings}
-    assert first.manifest.fleet is not None
     lonely = first.manifest.model_copy(update={"fleet": first.manifest.fleet.model_copy(update={"neighbours": (0, 7)})})
     findings = summarise([SealedRun(first.path, lonely), *others]).findings
     assert [f"{first.label} (2 of " in one.evidence for one in findings if one.code == "neighbours-other"] == [True]
@@ -56,6 +55,4 @@ def test_a_duet_has_a_row_for_each_round_and_rounds_are_what_scatters(tmp_path: 
     for row in rows[:3]:
         assert row["mean_%"] == pytest.approx((float(row["dev0_%"] or 0) + float(row["dev1_%"] or 0)) / 2)
     compared = summarise(experiment.all_runs).condition("more").comparison
-    assert compared is not None
-    assert compared.b.interval is not None
     assert (compared.b.interval.unit, compared.b.interval.num_units) == ("rounds", 3)

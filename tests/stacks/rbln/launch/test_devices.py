@@ -39,7 +39,6 @@ NEWER: dict[str, Any] = {
     ],
     "contexts": [{"ctx_id": "1", "npu": "2", "process": "python3", "pid": "4242", "memalloc": "1.5GiB"}],
 }
-ROWS: list[dict[str, Any]] = NEWER["devices"]
 OLDER: dict[str, Any] = {
     "KMD_version": "1.1.0",
     "devices": [
