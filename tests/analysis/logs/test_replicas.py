@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,22 +36,19 @@ def metrics(read_s: list[float], done_s: list[float], served: list[int], num_rep
     return pa.Table.from_pylist(rows, schema=schema.METRICS)
 
 
-def test_requests_that_end_one_at_a_time_are_told_by_the_counters() -> None:
-    done_s, served = [0.5, 1.5, 2.5], [1, 0, 1]
+@pytest.mark.parametrize(
+    ("done_s", "served", "told"),
+    [
+        pytest.param([0.5, 1.5, 2.5], [1, 0, 1], {(0, 0): 1, (1, 0): 0, (2, 0): 1}, id="one-at-a-time"),
+        pytest.param([0.4, 0.6, 1.5], [0, 1, 1], {(2, 0): 1}, id="two-between-two-readings"),
+        pytest.param([0.5, 0.95, 2.5], [0, 1, 1], {(2, 0): 1}, id="a-reading-near-an-end"),
+    ],
+)
+def test_the_counters_tell_who_answered_only_where_one_could(
+    done_s: list[float], served: list[int], told: dict[tuple[int, int], int]
+) -> None:
     read = metrics([0.0, 1.0, 2.0, 3.0], done_s, served, 2)
-    assert served_by_counters(requests(done_s), read, 2) == {(0, 0): 1, (1, 0): 0, (2, 0): 1}
-
-
-def test_what_two_replicas_counted_between_two_readings_is_nobodys() -> None:
-    done_s, served = [0.4, 0.6, 1.5], [0, 1, 1]
-    read = metrics([0.0, 1.0, 2.0], done_s, served, 2)
-    assert served_by_counters(requests(done_s), read, 2) == {(2, 0): 1}
-
-
-def test_a_reading_near_an_end_tells_nothing_of_it() -> None:
-    done_s, served = [0.5, 0.95, 2.5], [0, 1, 1]
-    read = metrics([0.0, 1.0, 2.0, 3.0], done_s, served, 2)
-    assert served_by_counters(requests(done_s), read, 2) == {(2, 0): 1}
+    assert served_by_counters(requests(done_s), read, 2) == told
 
 
 @given(

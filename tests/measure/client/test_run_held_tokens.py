@@ -49,11 +49,9 @@ def test_a_burst_may_take_several_reads() -> None:
     assert facts([50.0, 50.1, 50.1, 50.1, 50.2, 50.2, 60.0, 70.0])[:2] == (1, 1)
 
 
-def test_tokens_that_come_one_by_one_were_not_held_however_fast_the_server_is() -> None:
+def test_tokens_that_come_one_by_one_or_two_together_now_and_then_were_not_held() -> None:
+    # However fast the server is, and however busy.
     assert facts([50.0, 60.0, 70.0, 80.0], [50.0, 50.2, 50.4, 50.6, 50.8, 51.0, 51.2]) == (2, 0, 0.0)
-
-
-def test_two_together_now_and_then_are_a_busy_servers_work() -> None:
     assert facts([50.0, 50.0, 60.0, 70.0, 70.0, 80.0], [50.0, 60.0, 60.0, 70.0]) == (2, 0, 0.0)
 
 

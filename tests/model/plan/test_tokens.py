@@ -62,29 +62,20 @@ def all_prompts(plan: Plan) -> dict[tuple[int, int], TokenArray]:
 
 @settings(max_examples=20)
 @given(plans())
-def test_prompts_have_the_planned_length_and_their_new_ids_lie_in_the_range(plan: Plan) -> None:
-    streams = TokenStreams(plan)
-    low, high = plan.token_id_range
-    for (session, position), prompt in all_prompts(plan).items():
-        request = plan.request(session, position)
-        assert prompt.dtype == np.int32
-        assert len(prompt) == request.prompt_tokens
-        fresh = streams.fresh_tokens(session, position)
-        assert len(fresh) == request.new_tokens
-        assert not len(fresh) or (low <= fresh.min() and fresh.max() < high)
-
-
-@settings(max_examples=20)
-@given(plans())
 def test_a_prompt_is_the_kept_part_of_the_stream_and_its_fresh_ids(plan: Plan) -> None:
     """An independent reading: carry the whole stream of every session along and cut it."""
     streams, prompts = TokenStreams(plan), all_prompts(plan)
+    low, high = plan.token_id_range
     ends: list[list[int]] = []
     for session in plan.sessions:
         stream = [] if session.continues is None else list(ends[session.continues])
         for position, request in enumerate(session.requests):
-            stream = stream[: request.keep_tokens] + streams.fresh_tokens(session.index, position).tolist()
-            assert prompts[session.index, position].tolist() == stream
+            fresh, prompt = streams.fresh_tokens(session.index, position), prompts[session.index, position]
+            assert (len(fresh), len(prompt)) == (request.new_tokens, request.prompt_tokens)
+            assert not len(fresh) or (low <= fresh.min() and fresh.max() < high)
+            stream = stream[: request.keep_tokens] + fresh.tolist()
+            assert prompt.dtype == np.int32
+            assert prompt.tolist() == stream
             first = 10_000_000 + session.index * 1_000_000 + position * 1000
             stream += range(first, first + request.generate_tokens)
         ends.append(stream)
@@ -96,6 +87,7 @@ def test_two_requests_share_a_block_key_exactly_when_they_begin_alike(plan: Plan
     prompts = all_prompts(plan)
     of_plan = BlockKeys(plan)
     keys = {name: of_plan.prompt(*name) for name in prompts}
+    by_tokens = {name: token_block_keys(prompt) for name, prompt in prompts.items()}
     for name, prompt in prompts.items():
         assert len(keys[name]) == len(prompt) // 128
     for one, other in combinations(prompts, 2):
@@ -103,17 +95,9 @@ def test_two_requests_share_a_block_key_exactly_when_they_begin_alike(plan: Plan
             end = (block + 1) * 128
             is_alike = np.array_equal(prompts[one][:end], prompts[other][:end])
             assert (keys[one][block] == keys[other][block]) == is_alike
-
-
-@settings(max_examples=20)
-@given(plans())
-def test_keys_of_real_tokens_agree_with_the_keys_by_construction(plan: Plan) -> None:
-    prompts = all_prompts(plan)
-    keys = BlockKeys(plan)
-    by_tokens = {name: token_block_keys(prompt) for name, prompt in prompts.items()}
-    for one, other in combinations(prompts, 2):
+        # Keys of real tokens agree with the keys by construction.
         same_tokens = np.intersect1d(by_tokens[one], by_tokens[other]).size
-        assert same_tokens == np.intersect1d(keys.prompt(*one), keys.prompt(*other)).size
+        assert same_tokens == np.intersect1d(keys[one], keys[other]).size
 
 
 @settings(max_examples=20)
