@@ -5,13 +5,11 @@ A process of its own for each turn would add its start to a wait.
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.support.agents.codex import ANSWER_WITHIN_S, AppServer
+from tests.support.agents.codex import AppServer
 
 
 class AcpAgent(AppServer):
@@ -27,6 +25,10 @@ class AcpAgent(AppServer):
                 self._send({"id": message["id"], "error": {"code": -32601, "message": "not known"}})
             yield message
 
+    def begin(self) -> None:
+        """The first thing that is said."""
+        self.ask("initialize", protocolVersion=1, clientCapabilities={})
+
     def new_session(self, folder: Path) -> str:
         """The id of a new session."""
         return self.ask("session/new", cwd=str(folder), mcpServers=[])["sessionId"]
@@ -34,25 +36,3 @@ class AcpAgent(AppServer):
     def turn_of_user(self, thread: str, text: str) -> None:
         """Send what a user writes, and wait until the agent has ended its turn."""
         self.ask("session/prompt", sessionId=thread, prompt=[{"type": "text", "text": text}])
-
-
-@contextmanager
-def acp_agent(command: list[str], folder: Path, variables: dict[str, str]) -> Generator[AcpAgent]:
-    """An agent that works in ``folder``."""
-    with (folder / "agent.err").open("w") as errors:
-        process = subprocess.Popen(
-            ["timeout", str(ANSWER_WITHIN_S), *command],
-            cwd=folder / "work",
-            env=variables,
-            stdin=-1,
-            stdout=-1,
-            stderr=errors,
-            text=True,
-        )
-        try:
-            agent = AcpAgent(process)
-            agent.ask("initialize", protocolVersion=1, clientCapabilities={})
-            yield agent
-        finally:
-            process.terminate()
-            process.communicate()

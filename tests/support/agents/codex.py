@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import Self
+
 from tests.support.agents.scripted_server import Answer, Script, ScriptedServer, ToolCall, opening
 from tests.support.agents.tool import offline, pause
 
@@ -77,6 +79,26 @@ class AppServer:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process, self._number = process, 0
 
+    @classmethod
+    @contextmanager
+    def started(cls, command: list[str], folder: Path, variables: dict[str, str]) -> Generator[Self]:
+        """An agent that works in ``folder``, and ends with the block."""
+        with (folder / "agent.err").open("w") as errors:
+            process = subprocess.Popen(
+                ["timeout", str(ANSWER_WITHIN_S), *command],
+                cwd=folder / "work",
+                env=variables,
+                stdin=-1,
+                stdout=-1,
+                stderr=errors,
+                text=True,
+            )
+            try:
+                yield cls(process)
+            finally:
+                process.terminate()
+                process.communicate()
+
     def ask(self, method: str, **params: Any) -> dict[str, Any]:
         """The result of a request."""
         self._number += 1
@@ -112,27 +134,14 @@ class AppServer:
         raise SystemExit("agents: the agent ended")
 
 
-@contextmanager
-def _app_server(binary: Path, folder: Path, variables: dict[str, str]) -> Generator[AppServer]:
-    command = ["timeout", str(ANSWER_WITHIN_S), str(binary), "app-server"]
-    with (folder / "codex.err").open("w") as errors:
-        process = subprocess.Popen(
-            command, cwd=folder / "work", env=variables, stdin=-1, stdout=-1, stderr=errors, text=True
-        )
-        try:
-            yield AppServer(process)
-        finally:
-            process.terminate()
-            process.communicate()
-
-
 def run(installed: Path, folder: Path, server: ScriptedServer) -> list[Path]:
     """Play the scripts; returns the logs that Codex left."""
     home = folder / "home"
     home.mkdir()
     (home / "config.toml").write_text(CONFIG.format(url=server.url))
     variables = offline(folder) | {"CODEX_HOME": str(home)}
-    with _app_server(installed / "node_modules/.bin/codex", folder, variables) as codex:
+    command = [str(installed / "node_modules/.bin/codex"), "app-server"]
+    with AppServer.started(command, folder, variables) as codex:
         codex.ask("initialize", clientInfo={"name": "scripted", "version": "1"})
         codex.say("initialized")
         thread = codex.ask("thread/start")["thread"]["id"]

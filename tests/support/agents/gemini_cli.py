@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.support.agents.acp import acp_agent
+from tests.support.agents.acp import AcpAgent
 from tests.support.agents.scripted_server import FIRST, Answer, Script, ScriptedServer, ToolCall, opening
 from tests.support.agents.tool import offline, pause
 
@@ -54,11 +54,10 @@ def run(installed: Path, folder: Path, server: ScriptedServer) -> list[Path]:
     home = folder / ".gemini"
     home.mkdir()
     (home / "settings.json").write_text(json.dumps(SETTINGS))
-    command = [
-        str(installed / "node_modules/.bin/gemini"),
-        *["--acp", "--yolo", "--skip-trust", "-m", "gemini-2.5-flash"],
-    ]
-    with acp_agent(command, folder, variables) as agent:
+    gemini = str(installed / "node_modules/.bin/gemini")
+    command = [gemini, "--acp", "--yolo", "--skip-trust", "-m", "gemini-2.5-flash"]
+    with AcpAgent.started(command, folder, variables) as agent:
+        agent.begin()
         agent.turn_of_user(agent.new_session(folder / "work"), "Say a word. script:first")
         session = agent.new_session(folder / "work")
         agent.turn_of_user(session, "Look at this folder. script:main")
