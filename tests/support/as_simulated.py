@@ -8,18 +8,18 @@ from typing import Any, NamedTuple
 
 from harness.analysis.run_tables import join_request_id
 from harness.extras.replicas.policies import BLOCK_TOKENS, PrefixAware, RoutedRequest, policy_named
-from harness.measure.emulator.step_log import read_trace
+from harness.measure.emulator.step_log import read_trace, step_record
 from harness.measure.records import layout
 from harness.measure.records.run import SealedRun
 from harness.measure.records.schema import values_of
 from harness.model.engine import EngineConfig
-from harness.model.engine.core import EngineCore, StepStart
+from harness.model.engine.core import EngineCore
 from harness.model.engine.paged import scheduler_of
 from harness.model.plan.blocks import BlockKeys
 from harness.model.plan.event_queue import SENDS, ClientEvent, whole_sessions
 from harness.model.sim.driver import UnreadRequests
 
-DECIDED = ("kind", "n", "b", "requests", "cached_tokens", "computed_tokens", "duration_ns", "waiting")
+DECIDED = ("kind", "n", "b", "requests", "cached_tokens", "computed_tokens", "duration_ns", "waiting", "finished")
 
 
 class Held(NamedTuple):
@@ -51,30 +51,15 @@ def held_to_the_simulator(run: SealedRun, replica: int) -> Held:
         # An idle engine begins with the first request that comes; a busy one when its step is over.
         begins_ns = first_ns if expected_ns is None else expected_ns
         num_late += begins_ns != record["start_ns"]
-        start = core.start_step(record["start_ns"])
-        ours = {} if start is None else _record(start)
-        if ours != {name: record[name] for name in DECIDED}:
-            return Held(number, num_requests, num_late, [(record, ours)])
+        assert core.start_step(record["start_ns"]) is not None, f"step {number} begins without a request"
         end = core.end_step()
+        ours = step_record(end, record["woken_ns"], record["emitted_ns"])
+        if any(ours[name] != record[name] for name in DECIDED):
+            return Held(number, num_requests, num_late, [(record, ours)])
         for each in end.requests:
             each.num_generated += 1
-        assert [each.external_id for each in end.finished] == record["finished"]
         expected_ns = record["start_ns"] + record["duration_ns"] if core.has_work else None
     return Held(len(records), num_requests, num_late, [])
-
-
-def _record(start: StepStart) -> dict[str, Any]:
-    step = start.step
-    return {
-        "kind": step.kind,
-        "n": step.num_seqs,
-        "b": step.bucket,
-        "requests": [request.external_id for request in start.requests],
-        "cached_tokens": step.cached_tokens,
-        "computed_tokens": step.computed_tokens,
-        "duration_ns": step.duration_ns,
-        "waiting": start.num_waiting,
-    }
 
 
 def other_decisions(run: SealedRun) -> tuple[int, int]:

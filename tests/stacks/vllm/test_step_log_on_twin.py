@@ -3,6 +3,8 @@ was planned."""
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 
 import pytest
@@ -10,20 +12,31 @@ import pytest
 from harness.extras.twin.environment import TwinEnvironment
 from harness.measure.records.run import SealedRun
 from harness.stacks.vllm.launch import STEP_LOG
-from harness.stacks.vllm.step_log import load_step_log
+from harness.stacks.vllm.step_log import INSIDE, load_step_log
 from tests.support.observed import observed_steps
-from tests.support.sessions_on_twin import KINDS, cached_by_observer, cached_tokens, imported, num_whole, record
+from tests.support.trace_rows import imported_as_of_agents, num_whole
+from tests.support.twin_runs import run_on_twin
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
 
+WORKLOAD = {
+    "num_sessions": 6,
+    "requests_per_session": 3,
+    "waits": "none",
+    "prompt_tokens": {"distribution": "uniform", "low": 150, "high": 400},
+    "new_tokens": {"distribution": "uniform", "low": 50, "high": 150},
+    "generate_tokens": {"distribution": "uniform", "low": 20, "high": 60},
+}
+
 
 def test_the_steps_of_a_server_are_those_of_its_engine_core(twin: TwinEnvironment, tmp_path: Path) -> None:
-    file = tmp_path / "steps.jsonl"
-    run = record(twin.version, tmp_path, KINDS["usual"], STEP_LOG.variables(file))
+    file, sessions = tmp_path / "steps.jsonl", tmp_path / "sessions.jsonl"
+    env = {"PYTHONPATH": os.fspath(INSIDE), "VLLM_SESSIONS_FILE": str(sessions), **STEP_LOG.variables(file)}
+    run = run_on_twin(tmp_path, "sessions", WORKLOAD, {"environment": twin.version, "env": env})
     assert run.is_valid, run.invalid_reasons
     log = load_step_log(file)
     steps = observed_steps(run)
-    check_sessions(tmp_path, run)
+    check_sessions(sessions, run)
     assert [n for n in log.steps["n"].to_pylist() if n is not None] == [
         step["n"] for step in steps if step["kind"] == "decode"
     ]
@@ -44,9 +57,13 @@ def test_the_steps_of_a_server_are_those_of_its_engine_core(twin: TwinEnvironmen
     assert all("[SESSIONS] recording to" in line for line in about_sessions)
 
 
-def check_sessions(folder: Path, run: SealedRun) -> None:
+def check_sessions(sessions: Path, run: SealedRun) -> None:
     """The sessions are imported as they were planned; each request has the cached tokens of its prefill."""
-    trace = imported(folder)
-    assert (len(trace.recordings), num_whole(run, trace)) == (len(run.plan.sessions), len(run.plan.sessions))
-    assert cached_tokens(folder) == cached_by_observer(run)
-    assert sum(cached_by_observer(run)) > 0
+    trace = imported_as_of_agents(sessions)
+    assert len(trace.recordings) == num_whole(run.plan, trace) == len(run.plan.sessions)
+    lines = [json.loads(line) for line in sessions.read_text().splitlines()]
+    ended = sorted((line for line in lines if "end" in line), key=lambda line: line["end"])
+    # One request a prefill, first come first served.
+    prefills = [step for step in observed_steps(run) if step["kind"] == "prefill"]
+    assert [line["cached_tokens"] for line in ended] == [step["cached_tokens"] for step in prefills]
+    assert sum(step["cached_tokens"] for step in prefills) > 0
