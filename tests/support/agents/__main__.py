@@ -8,18 +8,22 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import tempfile
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from tests.support.agents import codex, gemini_cli, mini_swe_agent, opencode, pydantic_ai, qwen_code
 from tests.support.agents.scripted_server import ScriptedServer, serving
 from tests.support.agents.tool import install
 from tests.support.agents.truth import WAIT, SeenRequest, differences, requests_seen, truth_of
-from tests.support.agents.without_texts import write_without_texts
 
 MODULES = (codex, mini_swe_agent, opencode, qwen_code, gemini_cli, pydantic_ai)
 AGENTS: dict[str, ModuleType] = {module.NAME: module for module in MODULES}
+# Words, ids, numbers and stamps; a path, a sentence and a command are none.
+PLAIN = re.compile(r"[\w.:+@$#-]{0,80}")
+LEFT_OUT = "left out: {} characters"
 
 
 def play(agent: ModuleType, folder: Path) -> tuple[str, list[Path], list[SeenRequest], ScriptedServer]:
@@ -55,6 +59,29 @@ def held(agent: ModuleType, folder: Path, keep: Path | None) -> bool:
     if missing:
         print(f"  {missing} answers of the scripts were never asked for")
     return not (found or missing or server.unknown)
+
+
+def without_texts(value: Any) -> Any:
+    """The value with every text replaced by its length, unless it is one word."""
+    if isinstance(value, dict):
+        return {_text(key): without_texts(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [without_texts(inner) for inner in value]
+    return _text(value) if isinstance(value, str) else value
+
+
+def _text(text: str) -> str:
+    if PLAIN.fullmatch(text):
+        return text
+    return LEFT_OUT.format(len(text))
+
+
+def write_without_texts(source: Path, target: Path) -> None:
+    """A log of JSON lines, or of one document, without texts."""
+    text = source.read_text()
+    lines = [json.loads(line) for line in text.splitlines()] if source.suffix == ".jsonl" else [json.loads(text)]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text("".join(json.dumps(without_texts(line)) + "\n" for line in lines))
 
 
 def main() -> int:

@@ -3,21 +3,15 @@ a user, a sub-agent, a compaction and a fork in one process."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from typing_extensions import Self
-
 from tests.support.agents.scripted_server import Answer, Script, ScriptedServer, ToolCall, opening
+from tests.support.agents.spoken_to import AppServer
 from tests.support.agents.tool import offline, pause
 
 NAME, PACKAGE, LICENCE = "codex", "@openai/codex", "Apache-2.0"
 FORMAT = "codex"
-ANSWER_WITHIN_S = 120
 CONFIG = """model = "scripted"
 model_provider = "scripted"
 approval_policy = "never"
@@ -71,67 +65,6 @@ SCRIPTS = {
     ),
 }
 COMPACTS_AT = {"model_auto_compact_token_limit": 12_500}
-
-
-class AppServer:
-    """An agent that is spoken to in lines of JSON, as Codex's app server."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process, self._number = process, 0
-
-    @classmethod
-    @contextmanager
-    def started(cls, command: list[str], folder: Path, variables: dict[str, str]) -> Generator[Self]:
-        """An agent that works in ``folder``, and ends with the block."""
-        with (folder / "agent.err").open("w") as errors:
-            process = subprocess.Popen(
-                ["timeout", str(ANSWER_WITHIN_S), *command],
-                cwd=folder / "work",
-                env=variables,
-                stdin=-1,
-                stdout=-1,
-                stderr=errors,
-                text=True,
-            )
-            try:
-                yield cls(process)
-            finally:
-                process.terminate()
-                process.communicate()
-
-    def ask(self, method: str, **params: Any) -> dict[str, Any]:
-        """The result of a request."""
-        self._number += 1
-        self._send({"id": self._number, "method": method, "params": params})
-        return next(message["result"] for message in self._messages() if message.get("id") == self._number)
-
-    def say(self, method: str) -> None:
-        """A message without an answer."""
-        self._send({"method": method})
-
-    def turn_of_user(self, thread: str, text: str) -> None:
-        """Send what a user writes, and wait until the agent has ended its turn."""
-        self.ask("turn/start", threadId=thread, input=[{"type": "text", "text": text}])
-        self.until_turn_ended(thread)
-
-    def until_turn_ended(self, thread: str) -> None:
-        """Read on until a turn of this thread has ended."""
-        for message in self._messages():
-            if message.get("method") == "turn/completed" and message["params"].get("threadId") == thread:
-                return
-
-    def _send(self, message: dict[str, Any]) -> None:
-        self._process.stdin.write(json.dumps(message) + "\n")
-        self._process.stdin.flush()
-
-    def _messages(self) -> Iterator[dict[str, Any]]:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            message = json.loads(line)
-            if "error" in message and "id" in message:
-                raise SystemExit(f"agents: the agent answers {message['error']}")
-            yield message
-        raise SystemExit("agents: the agent ended")
 
 
 def run(installed: Path, folder: Path, server: ScriptedServer) -> list[Path]:

@@ -6,8 +6,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.support.agents.acp import AcpAgent
 from tests.support.agents.scripted_server import FIRST, Answer, Script, ScriptedServer, ToolCall, opening
+from tests.support.agents.spoken_to import AcpAgent
 from tests.support.agents.tool import offline, pause
 
 NAME, PACKAGE, LICENCE = "qwen-code", "@qwen-code/qwen-code", "Apache-2.0"

@@ -17,7 +17,6 @@ from itertools import islice
 from typing import Any, Literal
 
 from harness.clock import NS_PER_S, MonotonicClock
-from tests.support.agents import gemini_wire
 from tests.support.raw_server import CHUNKED_HEAD, CLOSE, KEEP, Asked, RawServer, Reply, chunked, whole
 
 CLOCK = MonotonicClock()
@@ -273,12 +272,45 @@ def _reason(answer: Answer) -> str:
     return "tool_calls" if answer.calls else "stop"
 
 
+def gemini_as_chat(body: Event) -> Event:
+    """A request of Gemini's ``generateContent`` as a chat; the parts of a message stay as they are."""
+    said = ({"role": each.get("role", "user"), "content": each.get("parts", [])} for each in body["contents"])
+    return {"instructions": body.get("systemInstruction"), "tools": body.get("tools"), "messages": list(said)}
+
+
+def gemini_document(answer: Answer, tokens: Sequence[int]) -> Event:
+    """The answer as one document. Candidates leave out the reasoning, as Gemini counts."""
+    prompt, cached, output = tokens
+    counts = {
+        "promptTokenCount": prompt,
+        "candidatesTokenCount": output - answer.hidden_tokens,
+        "cachedContentTokenCount": cached,
+        "thoughtsTokenCount": answer.hidden_tokens,
+        "totalTokenCount": prompt + output,
+    }
+    parts: list[Event] = [{"text": answer.text}] if answer.text else []
+    parts += [{"functionCall": {"name": call.name, "args": call.arguments}} for call in answer.calls]
+    return _gemini_chunk(parts) | {"usageMetadata": counts}
+
+
+def gemini_events(answer: Answer, tokens: Sequence[int]) -> Iterator[Event]:
+    """The chunks of an answer: its reasoning, and all else with the usage."""
+    if answer.hidden_tokens:
+        yield _gemini_chunk([{"text": "**So**", "thought": True}], "")
+    yield gemini_document(answer, tokens)
+
+
+def _gemini_chunk(parts: list[Event], reason: str = "STOP") -> Event:
+    more = {"finishReason": reason} if reason else {}
+    return {"candidates": [{"index": 0, "content": {"role": "model", "parts": parts}, **more}]}
+
+
 def _reply(scripted: ScriptedServer, asked: Asked) -> Reply:
     """The next answer of the script that the request belongs to; to a GET the list of models."""
     if asked.method == "GET":
         return _document({"object": "list", "data": [{"id": "scripted", "object": "model"}], "models": []})
     received_ns, body = CLOCK.now_ns(), asked.fields
-    body = gemini_wire.as_chat(body) if "contents" in body else body
+    body = gemini_as_chat(body) if "contents" in body else body
     scripted.tools += [name for tool in body.get("tools") or () if (name := _tool(tool)) not in scripted.tools]
     found = scripted.next_answer(body)
     if found is None:
@@ -313,7 +345,7 @@ def _answered(asked: Asked, name: str, answer: Answer, tokens: Sequence[int], un
     if asked.path.endswith("/responses"):
         return _stream(list(responses_events(name, answer, tokens)), until_ns, named=True)
     if "contents" in asked.fields:
-        events, document = list(gemini_wire.events(answer, tokens)), gemini_wire.document(answer, tokens)
+        events, document = list(gemini_events(answer, tokens)), gemini_document(answer, tokens)
     else:
         events, document = list(chat_events(name, answer, tokens)), chat_document(name, answer, tokens)
     if _is_streamed(asked):
