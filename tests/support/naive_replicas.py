@@ -1,8 +1,7 @@
 """Drawn plans on drawn servers: the compiled simulator held to the engine loop in Python, to the ns.
 
-The loop schedules paged memory by the naive second opinion (``NaiveReplicas``), or draws every token as a live emulator
-has it, while its router reads bodies (``EmulatedReplicas``). Both route by the policies of a live router. What the loop
-did is read into the simulator's tables.
+The loop schedules paged memory by the naive second opinion, and routes by the policies of a live router. What it did is
+read into the simulator's tables.
 
 ``python -m tests.support.naive_replicas STEPS [FIRST_SEED]`` compares at least so many steps of each; exit status 0
 means no difference.
@@ -10,23 +9,26 @@ means no difference.
 
 from __future__ import annotations
 
-import json
 import random
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from itertools import count, product
 from typing import NamedTuple
 
 import numpy as np
 
+from harness.analysis.reuse import INNER_BLOCKS, ReuseRule
 from harness.compiled.records import IntArray, records_from
-from harness.extras.replicas.policies import POLICIES, Policy, RoutedRequest, policy_named
+from harness.extras.replicas.figures import ReplicaFigures, Served, figures_of
+from harness.extras.replicas.policies import POLICIES, Policy, policy_named
 from harness.extras.replicas.predicted import NO_RECORDS, DrawsOnReplicas
-from harness.extras.replicas.router import keys_of
+from harness.extras.replicas.simulated import ReplicaRun
 from harness.measure.records.schema import values_of
-from harness.model.engine import CostModel, EngineConfig
+from harness.model.engine import DECODE, PREFILL, CostModel, EngineConfig, Step
 from harness.model.engine.core import EngineCore, EngineRequest, StepEnd, StepStart
+from harness.model.engine.paged import PagedScheduler
 from harness.model.engine.scheduler import CALLERS
 from harness.model.engine.steps import FAR
 from harness.model.plan.event_queue import ClientEvent
@@ -34,51 +36,115 @@ from harness.model.plan.model import Plan
 from harness.model.sim.draws import Draws, noise_table
 from harness.model.sim.driver import Key
 from harness.model.sim.kernel import arrays as layout
-from harness.model.sim.plans import plan_arrays
+from harness.model.sim.plans import check_slots, plan_arrays
 from harness.model.sim.simulate import run_batch
 from harness.model.spec import ServerSpec
 from harness.model.spec.server import RETENTION_KEYS
 from harness.stacks.rbln.rules.kv_rules import PAGED
-from tests.support.counted_replicas import CountedReplicas
 from tests.support.naive_paged import NaivePagedScheduler
-from tests.support.paged_in_steps import LONGEST, drawn_costs, drawn_plan, drawn_server, has_own_prompts
-from tests.support.virtual_emulator import TokenRequests
-
-NOT_YET = -1
-_BY_REQUEST = CALLERS.index("request")
+from tests.support.paged_in_steps import LONGEST, drawn_costs, drawn_plan, drawn_server
 
 
-class EmulatedReplicas(CountedReplicas):
-    """Draws every token; the router reads bodies."""
+@dataclass(slots=True, eq=False)
+class Replica:
+    """One engine core and what it did. Times in ns.
 
-    takes_equal_steps = False
+    batches: decode steps by (n, b). others: its other steps, as they were decided. wait_ns: time that prefills kept
+    running requests waiting, once for each (W). num_slots_evicted: of a server with slots.
+    """
+
+    core: EngineCore
+    costs: CostModel
+    decode_ns: int = 0
+    prefill_ns: int = 0
+    wait_ns: int = 0
+    num_slots_evicted: int = 0
+    batches: Counter[tuple[int, int]] = field(default_factory=Counter[tuple[int, int]])
+    others: list[Step] = field(default_factory=list[Step])
+
+    @property
+    def device_ns(self) -> int:
+        """The sum of all its step times."""
+        return self.decode_ns + self.prefill_ns
+
+    @property
+    def num_evicted(self) -> int:
+        """Slots or blocks with content that were used again."""
+        scheduler = self.core.scheduler
+        return scheduler.num_evicted if isinstance(scheduler, PagedScheduler) else self.num_slots_evicted
+
+    def started(self, start: StepStart) -> None:
+        """Note what a step decided, and whom it keeps waiting."""
+        step = start.step
+        self.num_slots_evicted += len(step.evicted_slots)
+        if step.kind != DECODE:
+            self.others.append(step)
+            self.prefill_ns += step.duration_ns
+            self.wait_ns += self._kept_waiting_ns(step)
+
+    def ended(self, end: StepEnd) -> None:
+        """Add up decode steps."""
+        step = end.start.step
+        if step.kind == DECODE:
+            self.decode_ns += end.ends_ns[-1] - end.start.start_ns
+            self.batches[step.num_seqs, step.bucket] += len(end.ends_ns)
+
+    def _kept_waiting_ns(self, step: Step) -> int:
+        scheduler = self.core.scheduler
+        if not isinstance(scheduler, PagedScheduler):
+            # A prefill is of one request, and the others are ready to decode.
+            return (scheduler.num_running - 1) * step.duration_ns if step.kind == PREFILL else 0
+        num_decoding = sum(step.tokens) - step.computed_tokens
+        return num_decoding * self.costs.chunked_step_ns(0, 0, 0, step.computed_tokens, step.attended_tokens)
+
+
+class CountedReplicas(ReplicaRun):
+    """A run that counts what each replica does. requests: those that were sent."""
 
     def __init__(self, plan: Plan, server: ServerSpec, costs: CostModel, router: Policy) -> None:
         super().__init__(plan, server, costs, router)
-        self._tokens = TokenRequests(plan, EngineConfig.from_server(server))
-
-    def server_of(self, event: ClientEvent) -> int:
-        body = json.dumps({"prompt": [int(token) for token in self._tokens.prompt(event)]}).encode()
-        keys = keys_of(body) if self.router.reads_prompts else ()
-        key = (event.session, event.request)
-        self.served_by[key] = self.router.route(RoutedRequest(str(self._whole_sessions[event.session]), keys))
-        return self.served_by[key]
+        self.replicas = [Replica(core, costs) for core in self.cores]
+        self.requests: dict[Key, EngineRequest] = {}
+        self.requests_table = self.rows.requests_table
 
     def request_of(self, event: ClientEvent) -> EngineRequest:
-        super().request_of(event)
-        made = self._tokens.request_of(event, len(self.names))
-        self.requests[event.session, event.request] = made
+        made = self.requests[event.session, event.request] = super().request_of(event)
         return made
 
-    def num_tokens(self, key: Key) -> int:
-        return self._tokens.num_tokens(key)
+    def started(self, server: int, start: StepStart, /) -> None:
+        self.replicas[server].started(start)
 
     def ended(self, server: int, end: StepEnd, /) -> None:
-        for request, num_tokens in zip(end.requests, end.num_tokens, strict=True):
-            self._tokens.draw_tokens(self.names[request.handle], request, num_tokens)
-            # The loop below counts the tokens that were drawn.
-            request.num_generated -= num_tokens
         super().ended(server, end)
+        self.replicas[server].ended(end)
+
+
+def play_replicas(plan: Plan, server: ServerSpec, costs: CostModel, router: Policy) -> CountedReplicas:
+    """A plan on as many fresh replicas of ``server`` as the router has. Raises PlanError as the simulator does."""
+    check_slots(plan_arrays([plan]), EngineConfig.from_server(server))
+    run = CountedReplicas(plan, server, costs, router)
+    run.play()
+    return run
+
+
+def figures_of_counted(run: CountedReplicas) -> ReplicaFigures:
+    """The figures of a played run by its own account."""
+    batches = [replica.batches for replica in run.replicas]
+    device_ns = [replica.device_ns for replica in run.replicas]
+    requests = run.requests_table()
+    first_token_ns = {key: sent.first_token_ns for key, sent in run.requests.items() if sent.first_token_ns >= 0}
+    return figures_of(Served(run.plan, requests, _rule_of(run), run.served_by, device_ns, batches, first_token_ns))
+
+
+def _rule_of(run: CountedReplicas) -> ReuseRule:
+    scheduler = run.replicas[0].core.scheduler
+    if not isinstance(scheduler, PagedScheduler):
+        return INNER_BLOCKS
+    return ReuseRule(scheduler.config.block_size, keeps_generated=True)
+
+
+NOT_YET = -1
+_BY_REQUEST = CALLERS.index("request")
 
 
 class NaiveReplicas(CountedReplicas):
@@ -99,9 +165,9 @@ class NaiveReplicas(CountedReplicas):
         self.evicted_ns += [start.start_ns] * (num_evicted - len(self.evicted_ns))
 
 
-def replicas_naively(case: Case, made: type[CountedReplicas] = NaiveReplicas) -> layout.SimOutcome:
+def replicas_naively(case: Case) -> layout.SimOutcome:
     """What ``DrawsOnReplicas`` gives: sums over all replicas, and the requests of each plan, in order."""
-    played, config = [_played(case, place, made) for place in range(len(case.plans))], case.config
+    played, config = [_played(case, place) for place in range(len(case.plans))], case.config
     return layout.SimOutcome(
         requests=records_from(layout.RequestResult, [row for run in played for row in _requests(run)]),
         histogram=np.array([_histogram(run, config) for run in played], dtype=np.int64),
@@ -109,7 +175,7 @@ def replicas_naively(case: Case, made: type[CountedReplicas] = NaiveReplicas) ->
         steps=records_from(layout.StepRecord, []),
         # A block belongs to no request.
         evictions=records_from(
-            layout.EvictionRecord, [(at_ns, -1, _BY_REQUEST, -1, -1) for at_ns in getattr(played[-1], "evicted_ns", ())]
+            layout.EvictionRecord, [(at_ns, -1, _BY_REQUEST, -1, -1) for at_ns in played[-1].evicted_ns]
         ),
     )
 
@@ -130,14 +196,14 @@ def _noisy(noise: IntArray, seed: int) -> Callable[[int], int] | None:
     return lasting_ns
 
 
-def _played(case: Case, place: int, made: type[CountedReplicas]) -> CountedReplicas:
+def _played(case: Case, place: int) -> NaiveReplicas:
     server, draws = case.server, case.draws
     router = policy_named(server.routing.policy, server.num_replicas)
-    run = made(case.plans[place], server.replica, draws.models[place], router)
+    run = NaiveReplicas(case.plans[place], server.replica, draws.models[place], router)
     # Each replica has noise of its own, which is drawn by the number of the step, one by one.
     for replica, core in enumerate(run.cores):
         core.lasting_ns = _noisy(draws.noise, draws.noise_seeds[place] + replica)
-    run.takes_equal_steps = made.takes_equal_steps and len(draws.noise) == 1
+    run.takes_equal_steps = len(draws.noise) == 1
     run.play()
     return run
 
@@ -273,12 +339,12 @@ def drawn_alone(seed: int) -> Case:
     return _case_on(chosen, drawn_server(chosen, retains=True), (1, 1, 1, 2, 3))
 
 
-def differences(case: Case, made: type[CountedReplicas] = NaiveReplicas) -> Iterator[str]:
-    """Where the two do not agree: table by table, the first differing row. made: the loop that is compared.
+def differences(case: Case) -> Iterator[str]:
+    """Where the two do not agree: table by table, the first differing row.
 
     The engine loop does not say of which tokens of a slot a hash was found.
     """
-    naive = replicas_naively(case, made)
+    naive = replicas_naively(case)
     for ours in case.simulated():
         for name in ("requests", "histogram", "totals", *(("evictions",) if case.server.router is None else ())):
             tables = [getattr(outcome, name) for outcome in (ours, naive)]
@@ -294,18 +360,16 @@ def differences(case: Case, made: type[CountedReplicas] = NaiveReplicas) -> Iter
 
 def main(num_steps: str = "100000", first_seed: str = "0") -> int:
     """Compare at least so many steps of each; 1 when anything differs."""
-    for drawn, made in ((drawn_alone, NaiveReplicas), (drawn_case, NaiveReplicas), (drawn_case, EmulatedReplicas)):
+    for drawn in (drawn_alone, drawn_case):
         seen, seed = Counter[str](), int(first_seed)
         while seen["steps"] < int(num_steps):
             case = drawn(seed)
             seed += 1
-            if made is EmulatedReplicas and not all(map(has_own_prompts, case.plans)):
-                continue
-            for difference in differences(case, made):
-                print(f"{drawn.__name__} {seed - 1}, {made.__name__}: {difference}", flush=True)
+            for difference in differences(case):
+                print(f"{drawn.__name__} {seed - 1}: {difference}", flush=True)
                 return 1
             seen += case.counted()
-        print(f"{drawn.__name__} {first_seed} to {seed - 1}, {made.__name__}:", dict(seen), flush=True)
+        print(f"{drawn.__name__} {first_seed} to {seed - 1}:", dict(seen), flush=True)
     return 0
 
 

@@ -22,8 +22,8 @@ from harness.present.report.page import write_report
 from harness.present.report.view import routing_of
 from harness.runner import run_experiment
 from harness.shipped import find_shipped
-from tests.support.counted_replicas import figures_of_counted, play_replicas
 from tests.support.experiments import small_experiment
+from tests.support.naive_replicas import figures_of_counted, play_replicas
 
 pytestmark = pytest.mark.same_everywhere
 

@@ -12,8 +12,7 @@ from harness.model.plan.event_queue import ClientEvent
 from harness.model.plan.model import Plan, RequestPlan, SessionPlan
 from harness.model.sim.driver import UnreadRequests
 from harness.model.spec import ServerSpec
-from tests.support.counted_replicas import CountedReplicas, figures_of_counted, play_replicas
-from tests.support.naive_replicas import drawn_case
+from tests.support.naive_replicas import CountedReplicas, drawn_case, figures_of_counted, play_replicas
 
 pytestmark = pytest.mark.same_everywhere
 

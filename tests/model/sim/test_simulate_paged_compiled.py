@@ -11,20 +11,28 @@ from harness.model.engine.cost import CostModel
 from harness.model.sim.plans import one_plan
 from harness.model.sim.simulate import run_batch
 from tests.support.naive_replicas import differences, drawn_alone
+from tests.support.paged_in_steps import has_own_prompts
+from tests.support.virtual_emulator import assert_same_run
 
 
 def test_drawn_plans_on_drawn_servers_take_the_same_steps_as_in_python() -> None:
-    """Equal steps taken at once, and step by step."""
+    """Equal steps taken at once, and step by step; and with every token, as a live emulator has it."""
     seen = Counter[str]()
     for seed in range(14):
         case = drawn_alone(seed)
         assert list(differences(case)) == [], f"seed {seed}"
         seen += case.counted()
+        (plan, *_), (costs, *_) = case.plans, case.draws.models
+        if has_own_prompts(plan):
+            assert_same_run(plan, case.server, costs)
+            seen += Counter({"with tokens": 1, "tokens and pins": case.server.keep_kv_s is not None})
+            seen["tokens and second"] += case.server.offload_blocks is not None
 
     assert seen["steps"] > 10_000
     assert min(seen["preemptions"], seen["evictions"], seen["left"]) > 50
     assert min(seen["asynchronous"], seen["pins"], seen["second"]) > 4
     assert seen["asynchronous"] < seen["cases"]
+    assert min(seen["with tokens"], seen["tokens and pins"], seen["tokens and second"]) > 2
 
     case = next(case for case in map(drawn_alone, range(100)) if len(case.draws.models) == 3)
     arrays, models, seeds, noise = case.draws
