@@ -22,9 +22,8 @@ from harness.measure.records import layout
 from harness.measure.records.run import SealedRun
 from harness.present.export.baseline import load_baseline, save_baseline
 from harness.runner import run_experiment
-from tests.support.as_sealed import as_sealed
 from tests.support.experiments import small_experiment
-from tests.support.report_runs import Shape, seal_run
+from tests.support.report_runs import Shape, as_sealed, seal_run
 
 
 def every(seconds: float, watts: list[float], first_s: float = 0.0) -> list[tuple[int, float]]:

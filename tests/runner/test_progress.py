@@ -16,8 +16,8 @@ from harness.model.experiment import resolve
 from harness.runner import StopFlag
 from harness.runner import run as one_run
 from harness.runner.progress import ProgressEvent, ServerStarting, alike_words
-from tests.support.clocks import VirtualClock
 from tests.support.experiments import small_experiment
+from tests.support.processes import VirtualClock
 
 
 @pytest.mark.timeout(30)

@@ -1,7 +1,8 @@
-"""What the lifecycle tests know about processes: is one alive, wait for it to end, which child did a server name."""
+"""What tests know about time and processes: a clock that jumps, is a process alive, which child did a server name."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from collections.abc import Callable, Generator
@@ -103,3 +104,22 @@ def child_named_in(log: Path) -> int:
 
     assert comes_true(named), f"no child in {log}"
     return int(named()[0].split()[1])
+
+
+class VirtualClock:
+    """A clock that jumps."""
+
+    scale = 1.0
+
+    def __init__(self, start_ns: int = 0) -> None:
+        self._now_ns = start_ns
+
+    def now_ns(self) -> int:
+        return self._now_ns
+
+    def sleep_until_ns(self, deadline_ns: int) -> None:
+        self._now_ns = max(self._now_ns, deadline_ns)
+
+    async def wait_until_ns(self, deadline_ns: int) -> None:
+        self._now_ns = max(self._now_ns, deadline_ns)
+        await asyncio.sleep(0)  # noqa: TID251  # no time passes: other tasks get their turn

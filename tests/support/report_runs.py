@@ -8,7 +8,7 @@ from __future__ import annotations
 import atexit
 import shutil
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from harness.measure.records import layout
+from harness.measure.records.disk import known_entry
 from harness.measure.records.manifest import Finding
 from harness.measure.records.run import SealedRun
 from harness.measure.records.writer import RunWriter
@@ -162,3 +164,11 @@ def _manifest(run: SealedRun, requests: pa.Table, shape: Shape) -> dict[str, Any
         "timings": {"replay_start_ns": START_NS, "replay_end_ns": max(requests["done_ns"].to_pylist())},
     }
     return facts | shape.manifest
+
+
+def as_sealed(run: SealedRun, folder: Path) -> SealedRun:
+    """``run`` with the files of ``folder`` for its own; nothing is written."""
+    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    listed = [name for name in names if name != layout.MANIFEST and not name.startswith(layout.DERIVED)]
+    files = {name: known_entry(folder / name) for name in listed}
+    return replace(run, path=folder, manifest=run.manifest.model_copy(update={"files": files}))

@@ -16,7 +16,7 @@ from harness.runner import ExperimentOutcome, run_experiment
 from harness.runner.progress import StopFlag
 from harness.tune.explore import QUICK
 from harness.tune.path import Tune
-from tests.support.clocks import VirtualClock
+from tests.support.processes import VirtualClock
 
 REPLAY_S, BUDGET_S = 60, 40 * 60
 

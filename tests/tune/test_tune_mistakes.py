@@ -9,7 +9,7 @@ import pytest
 
 from harness.cli.tune import tune
 from harness.errors import HarnessError
-from tests.support.clocks import VirtualClock
+from tests.support.processes import VirtualClock
 
 FILE = """\
 name = "small"

@@ -22,7 +22,7 @@ from harness.runner import run_experiment
 from harness.shipped import find_shipped, shipped_folder
 from harness.table import Table, TableForm, written
 from tests.docs.pages import blocks_of, page_text
-from tests.support.as_sealed import as_sealed
+from tests.support.report_runs import as_sealed
 
 PAPER_ORDER = (
     *("I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX", "X", "XI", "XII", "XIII", "XIV", "XV"),

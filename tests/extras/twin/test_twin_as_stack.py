@@ -17,8 +17,8 @@ from harness.model.spec import ExperimentSpec
 from harness.runner import run_experiment
 from harness.stacks.rbln.launch.compile import CompileSpec, compile_artifact
 from tests.support.experiments import UNHURRIED
-from tests.support.observed import observed_steps
 from tests.support.stacks import linked_environment, write_driver
+from tests.support.twin_runs import observed_steps
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
 BUCKETS = (1, 2, 4, 8)

@@ -22,8 +22,7 @@ from harness.model.plan.files import read_plan
 from harness.model.plan.model import Plan
 from harness.stacks.rbln.rules.kv_rules import AUTO, rule_set
 from tests.support.cut_logs import assert_no_cut_invents_or_loses
-from tests.support.observed import check_observed
-from tests.support.twin_runs import Turn, counters, device_trace, faultless_turns, increase, run_on_twin
+from tests.support.twin_runs import Turn, check_observed, counters, device_trace, faultless_turns, increase, run_on_twin
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]
 

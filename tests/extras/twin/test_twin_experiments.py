@@ -19,10 +19,10 @@ from harness.extras.twin.environment import TwinEnvironment
 from harness.measure.records.run import SealedRun
 from harness.runner.paired import compare_pair
 from harness.stacks.rbln.launch.patches import tree_sha256
-from tests.support.observed import bucket_lines, check_observed
 from tests.support.places import Place
 from tests.support.sshd import running_sshd, short_folder, write_command
 from tests.support.stacks import linked_environment
+from tests.support.twin_runs import bucket_lines, check_observed
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
 

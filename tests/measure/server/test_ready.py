@@ -11,8 +11,8 @@ from harness.clock import NS_PER_S
 from harness.measure.client.target import endpoint_at
 from harness.measure.server.process import free_port
 from harness.measure.server.ready import not_ready, wait_until_ready
-from tests.support.clocks import VirtualClock
 from tests.support.plain_server import PlainServer, plain_server
+from tests.support.processes import VirtualClock
 
 NOBODY = f"http://127.0.0.1:{free_port()}"
 

@@ -13,9 +13,8 @@ from harness.extras.twin.environment import TwinEnvironment
 from harness.measure.records.run import SealedRun
 from harness.stacks.vllm.launch import STEP_LOG
 from harness.stacks.vllm.step_log import INSIDE, load_step_log
-from tests.support.observed import observed_steps
 from tests.support.trace_rows import imported_as_of_agents, num_whole
-from tests.support.twin_runs import run_on_twin
+from tests.support.twin_runs import observed_steps, run_on_twin
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
 

@@ -21,7 +21,7 @@ from harness.measure.records.run import SealedRun
 from harness.model.spec import parse_experiment
 from harness.runner import run_experiment
 from harness.stacks.vllm.core_steps import COLUMNS
-from tests.support.as_sealed import as_sealed
+from tests.support.report_runs import as_sealed
 
 EXPERIMENT = {
     "name": "crowd",

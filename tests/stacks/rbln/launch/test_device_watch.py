@@ -24,9 +24,8 @@ from harness.stacks.rbln.launch.device_watch import (
     read_exporter,
     total_power_w,
 )
-from tests.support.clocks import VirtualClock
 from tests.support.experiments import one_condition
-from tests.support.processes import NO_PORT
+from tests.support.processes import NO_PORT, VirtualClock
 from tests.support.raw_server import RawServer, Reply, whole
 
 LABELS = (

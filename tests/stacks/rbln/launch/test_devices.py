@@ -12,7 +12,7 @@ import pytest
 from harness.errors import ServerError
 from harness.stacks.rbln.launch.device_watch import DeviceWatch, from_driver, total_power_w
 from harness.stacks.rbln.launch.devices import Device, parse_devices, read_devices, readings, require_idle
-from tests.support.clocks import VirtualClock
+from tests.support.processes import VirtualClock
 
 # Keys and units as public readers of the format describe them, for two generations of drivers.
 NEWER: dict[str, Any] = {
