@@ -7,9 +7,8 @@ Each entry is tried over http and https. ``refused``: the request fails with tha
 from __future__ import annotations
 
 import gzip
-import json
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tests.support.raw_server import CHUNKED_HEAD, CLOSE, HANG, KEEP, RESET, Asked, Reply, chunked, endless, events
 
@@ -60,13 +59,12 @@ def with_head(head: bytes, *, after: str = CLOSE, body: Callable[[bytes], bytes]
     return answer
 
 
-def with_more_than_counted(asked: Asked) -> Reply:
-    sent = b"".join(events(asked))
-    return Reply([COUNTED.replace(b"%d", b"%d" % len(sent)) + sent + b"more"], CLOSE)
+def with_more_than_counted(after: str) -> Answering:
+    def answer(asked: Asked) -> Reply:
+        sent = b"".join(events(asked))
+        return Reply([COUNTED.replace(b"%d", b"%d" % len(sent)) + sent + b"more"], after)
 
-
-def with_more_than_counted_open(asked: Asked) -> Reply:
-    return with_more_than_counted(asked)._replace(after=KEEP)
+    return answer
 
 
 def twice(after: str) -> Answering:
@@ -83,20 +81,9 @@ def interim_first(head: bytes) -> Answering:
     return lambda asked: Reply([head + b"".join([CHUNKED_HEAD, *chunked(events(asked))])], KEEP)
 
 
-def with_line_feeds(asked: Asked) -> Reply:
-    return Reply([CHUNKED_HEAD, *(part.replace(b"\r\n", b"\n") for part in chunked(events(asked)))], CLOSE)
-
-
-def with_trailer(asked: Asked) -> Reply:
-    return Reply([CHUNKED_HEAD, *chunked(events(asked), trailer=b"A: b\r\n")])
-
-
-def with_spaces(asked: Asked) -> Reply:
-    return Reply([CHUNKED_HEAD, *(part.replace(b"\r\n", b" \r\n", 1) for part in chunked(events(asked)))], CLOSE)
-
-
-def usage(**counts: Any) -> bytes:
-    return b'data: {"id":"cmpl-x","choices":[],"usage":%b}\n\n' % json.dumps(counts).encode()
+def in_chunks(change: Callable[[bytes], bytes], after: str = CLOSE, trailer: bytes = b"") -> Answering:
+    """The legal stream with each of its chunks changed, and a trailer."""
+    return lambda asked: Reply([CHUNKED_HEAD, *map(change, chunked(events(asked), trailer=trailer))], after)
 
 
 DONE = b"data: [DONE]\n\n"
@@ -176,15 +163,17 @@ CATALOGUE = (
     Misbehaviour(
         "a header of 1 MB", with_head(b"HTTP/1.1 200 OK\r\nX: " + b"y" * (1 << 20) + b"\r\n\r\n"), says="not HTTP"
     ),
-    Misbehaviour("bytes after Content-Length", with_more_than_counted, says="not HTTP"),
-    Misbehaviour("bytes after Content-Length, kept open", with_more_than_counted_open, says="not HTTP"),
+    Misbehaviour("bytes after Content-Length", with_more_than_counted(CLOSE), says="not HTTP"),
+    Misbehaviour("bytes after Content-Length, kept open", with_more_than_counted(KEEP), says="not HTTP"),
     Misbehaviour("Content-Length of 2^64", with_head(COUNTED.replace(b"%d", b"%d" % (1 << 64))), says="not HTTP"),
     Misbehaviour("two answers", twice(KEEP), says="not HTTP"),
     Misbehaviour("two answers, then the end", twice(CLOSE), says="not HTTP"),
     Misbehaviour("an answer before the answer", interim_first(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")),
     Misbehaviour("a bare LF in the head", with_head(COUNTED.replace(b"\r\n", b"\n"), after=KEEP), says="not HTTP"),
-    Misbehaviour("a bare LF behind a chunk", with_line_feeds, says="not HTTP"),
-    Misbehaviour("a chunk size with a space", with_spaces, says="not HTTP"),
+    Misbehaviour("a bare LF behind a chunk", in_chunks(lambda it: it.replace(b"\r\n", b"\n")), says="not HTTP"),
+    Misbehaviour(
+        "a chunk size with a space", in_chunks(lambda chunk: chunk.replace(b"\r\n", b" \r\n", 1)), says="not HTTP"
+    ),
     Misbehaviour(
         "Content-Length and chunks",
         with_head(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nTransfer-Encoding: chunked\r\n\r\n"),
@@ -212,7 +201,9 @@ CATALOGUE = (
         status="ok",
         why="legal HTTP; the answer follows",
     ),
-    Misbehaviour("a trailer", with_trailer, status="ok", why="legal HTTP, read by the full parser"),
+    Misbehaviour(
+        "a trailer", in_chunks(bytes, KEEP, b"A: b\r\n"), status="ok", why="legal HTTP, read by the full parser"
+    ),
     Misbehaviour(
         "comments between events",
         rearranged(lambda e: [b": ping\n\n", *e[:1], b": ping\n\n", *e[1:]]),

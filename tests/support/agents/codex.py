@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.support.agents.scripted_server import Answer, Script, ScriptedServer, ToolCall, opening
+from tests.support.agents.scripted_server import Answer, Script, ScriptedServer, ToolCall, compacting, opening
 from tests.support.agents.spoken_to import AppServer
 from tests.support.agents.tool import offline, pause
 
@@ -55,14 +55,7 @@ SCRIPTS = {
     "fork": Script(
         (Answer("", (shell("sleep 0.7; echo forked"),), "human"), Answer("The other way is done.")), continues="main"
     ),
-    "small": Script(  # it compacts by itself, between a tool's result and the next answer
-        (
-            Answer("I look. " + "y " * 6000, (shell("sleep 1.5; echo seen"),), "none"),
-            Answer("Summary: it was looked at. script:small", takes_s=0.8),
-            Answer("", (shell("sleep 0.9; echo again"),), "none", is_fresh=True),
-            Answer("All is done."),
-        )
-    ),
+    "small": compacting(shell),
 }
 COMPACTS_AT = {"model_auto_compact_token_limit": 12_500}
 

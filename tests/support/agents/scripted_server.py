@@ -78,6 +78,18 @@ def opening(shell: Callable[[str], ToolCall], second_s: float, says: str = "It w
     )
 
 
+def compacting(shell: Callable[[str], ToolCall], says: str = "") -> Script:
+    """It compacts by itself, between a tool's result and the next answer. says: what it answers then."""
+    return Script(
+        (
+            Answer("I look. " + "y " * 6000, (shell("sleep 1.5; echo seen"),), "none"),
+            Answer("Summary: it was looked at. script:small", takes_s=0.8),
+            Answer(says, (shell("sleep 0.9; echo again"),), "none", is_fresh=True),
+            Answer("All is done."),
+        )
+    )
+
+
 FIRST = Script((Answer("A word.", after="none"),))
 """What a process does slowly once."""
 
