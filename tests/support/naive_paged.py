@@ -13,7 +13,6 @@ from itertools import count, islice, takewhile
 import numpy as np
 
 from harness.compiled.records import IntArray
-from harness.errors import PlanError
 from harness.model.engine.config import PagedConfig
 from harness.model.engine.cost import CostModel, attended_tokens
 from harness.model.engine.paged import PagedScheduler, PrefixCounts
@@ -78,13 +77,13 @@ class BlockPool:
 
     def take(self, num_blocks: int) -> list[int]:
         """The first free blocks, for new content; at most ``num_free``."""
-        taken = list(self.free_order[:num_blocks]) if self._pinned else list(islice(self._free, num_blocks))
+        taken = self.free_order[:num_blocks] if self._pinned else list(islice(self._free, num_blocks))
         for block in taken:
             self._free.pop(block, None)
             self._pinned.pop(block, None)
             self._forget(block)
             self._holders[block] = 1
-        return taken
+        return list(taken)
 
     def register(self, block: int, key: int) -> None:
         """A held block is full, and its content has this key."""
@@ -209,14 +208,8 @@ class NaivePagedScheduler(PagedScheduler):
         block_keys: IntArray | Sequence[int],
         stop_tokens: int | None = None,
     ) -> None:
-        config = self.config
         answer = max_tokens if stop_tokens is None else min(stop_tokens, max_tokens)
-        end_tokens = min(prompt_tokens + answer, config.max_model_len)
-        needed = (end_tokens - 1) // config.block_size if config.prefix_caching else 0
-        if request < 0 or request in self._requests or not 1 <= prompt_tokens < config.max_model_len or max_tokens < 1:
-            raise PlanError("no such request", where=f"request {request}")
-        if len(block_keys) < needed:
-            raise PlanError(f"{len(block_keys)} block keys, {needed} needed", where=f"request {request}")
+        end_tokens = min(prompt_tokens + answer, self.config.max_model_len)
         keys = np.asarray(block_keys, dtype=np.int64).tolist()
         queued = _Request(request, prompt_tokens, prompt_tokens, end_tokens, prompt_tokens + max_tokens, keys)
         self._requests[request] = queued

@@ -13,7 +13,6 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from itertools import count, product
 from typing import NamedTuple
 
@@ -44,134 +43,85 @@ from harness.stacks.rbln.rules.kv_rules import PAGED
 from tests.support.naive_paged import NaivePagedScheduler
 from tests.support.paged_in_steps import LONGEST, drawn_costs, drawn_plan, drawn_server
 
+NOT_YET = -1
+_BY_REQUEST = CALLERS.index("request")
 
-@dataclass(slots=True, eq=False)
-class Replica:
-    """One engine core and what it did. Times in ns.
 
-    batches: decode steps by (n, b). others: its other steps, as they were decided. wait_ns: time that prefills kept
-    running requests waiting, once for each (W). num_slots_evicted: of a server with slots.
+class NaiveReplicas(ReplicaRun):
+    """A plan on replicas that schedule paged memory by the second opinion, and an account of what they did.
+
+    Times in ns. requests: those that were sent. decode_ns, prefill_ns, batches: of each replica, the last its decode
+    steps by (n, b). others: all other steps, as they were decided. wait_ns: time that prefills kept running requests
+    waiting, once for each (W). evicted_ns: when a slot or block with content was used again.
     """
-
-    core: EngineCore
-    costs: CostModel
-    decode_ns: int = 0
-    prefill_ns: int = 0
-    wait_ns: int = 0
-    num_slots_evicted: int = 0
-    batches: Counter[tuple[int, int]] = field(default_factory=Counter[tuple[int, int]])
-    others: list[Step] = field(default_factory=list[Step])
-
-    @property
-    def device_ns(self) -> int:
-        """The sum of all its step times."""
-        return self.decode_ns + self.prefill_ns
-
-    @property
-    def num_evicted(self) -> int:
-        """Slots or blocks with content that were used again."""
-        scheduler = self.core.scheduler
-        return scheduler.num_evicted if isinstance(scheduler, PagedScheduler) else self.num_slots_evicted
-
-    def started(self, start: StepStart) -> None:
-        """Note what a step decided, and whom it keeps waiting."""
-        step = start.step
-        self.num_slots_evicted += len(step.evicted_slots)
-        if step.kind != DECODE:
-            self.others.append(step)
-            self.prefill_ns += step.duration_ns
-            self.wait_ns += self._kept_waiting_ns(step)
-
-    def ended(self, end: StepEnd) -> None:
-        """Add up decode steps."""
-        step = end.start.step
-        if step.kind == DECODE:
-            self.decode_ns += end.ends_ns[-1] - end.start.start_ns
-            self.batches[step.num_seqs, step.bucket] += len(end.ends_ns)
-
-    def _kept_waiting_ns(self, step: Step) -> int:
-        scheduler = self.core.scheduler
-        if not isinstance(scheduler, PagedScheduler):
-            # A prefill is of one request, and the others are ready to decode.
-            return (scheduler.num_running - 1) * step.duration_ns if step.kind == PREFILL else 0
-        num_decoding = sum(step.tokens) - step.computed_tokens
-        return num_decoding * self.costs.chunked_step_ns(0, 0, 0, step.computed_tokens, step.attended_tokens)
-
-
-class CountedReplicas(ReplicaRun):
-    """A run that counts what each replica does. requests: those that were sent."""
 
     def __init__(self, plan: Plan, server: ServerSpec, costs: CostModel, router: Policy) -> None:
         super().__init__(plan, server, costs, router)
-        self.replicas = [Replica(core, costs) for core in self.cores]
+        self.costs, self.config = costs, EngineConfig.from_server(server)
+        # The second opinion knows no drafts.
+        if self.config.rule_set.is_paged and not self.config.drafts.num_drafts:
+            self.cores = [EngineCore(NaivePagedScheduler(self.config.paged, costs)) for _ in self.cores]
         self.requests: dict[Key, EngineRequest] = {}
         self.requests_table = self.rows.requests_table
+        self.decode_ns, self.prefill_ns = ([0 for _ in self.cores] for _ in range(2))
+        self.batches = [Counter[tuple[int, int]]() for _ in self.cores]
+        self.others: list[Step] = []
+        self.evicted_ns: list[int] = []
+        self.wait_ns = 0
 
     def request_of(self, event: ClientEvent) -> EngineRequest:
         made = self.requests[event.session, event.request] = super().request_of(event)
         return made
 
     def started(self, server: int, start: StepStart, /) -> None:
-        self.replicas[server].started(start)
+        step, is_paged, schedulers = start.step, self.config.rule_set.is_paged, [core.scheduler for core in self.cores]
+        in_blocks = sum(each.num_evicted for each in schedulers if isinstance(each, PagedScheduler))
+        num_evicted = in_blocks - len(self.evicted_ns) if is_paged else len(step.evicted_slots)
+        self.evicted_ns += [start.start_ns] * num_evicted
+        if step.kind != DECODE:
+            self.others.append(step)
+            self.prefill_ns[server] += step.duration_ns
+            num_decoding = sum(step.tokens) - step.computed_tokens
+            beside_ns = self.costs.chunked_step_ns(0, 0, 0, step.computed_tokens, step.attended_tokens)
+            if not is_paged:
+                # A prefill is of one request, and the others are ready to decode.
+                num_decoding = schedulers[server].num_running - 1 if step.kind == PREFILL else 0
+                beside_ns = step.duration_ns
+            self.wait_ns += num_decoding * beside_ns
 
     def ended(self, server: int, end: StepEnd, /) -> None:
         super().ended(server, end)
-        self.replicas[server].ended(end)
+        step = end.start.step
+        if step.kind == DECODE:
+            self.decode_ns[server] += end.ends_ns[-1] - end.start.start_ns
+            self.batches[server][step.num_seqs, step.bucket] += len(end.ends_ns)
+
+    @property
+    def figures(self) -> ReplicaFigures:
+        """The figures by this account."""
+        device_ns = [decode + prefill for decode, prefill in zip(self.decode_ns, self.prefill_ns, strict=True)]
+        first_token_ns = {key: sent.first_token_ns for key, sent in self.requests.items() if sent.first_token_ns >= 0}
+        is_paged = self.config.rule_set.is_paged
+        rule = ReuseRule(self.config.paged.block_size, keeps_generated=True) if is_paged else INNER_BLOCKS
+        table = self.requests_table()
+        return figures_of(Served(self.plan, table, rule, self.served_by, device_ns, self.batches, first_token_ns))
 
 
-def play_replicas(plan: Plan, server: ServerSpec, costs: CostModel, router: Policy) -> CountedReplicas:
+def play_replicas(plan: Plan, server: ServerSpec, costs: CostModel, router: Policy) -> NaiveReplicas:
     """A plan on as many fresh replicas of ``server`` as the router has. Raises PlanError as the simulator does."""
     check_slots(plan_arrays([plan]), EngineConfig.from_server(server))
-    run = CountedReplicas(plan, server, costs, router)
+    run = NaiveReplicas(plan, server, costs, router)
     run.play()
     return run
 
 
-def figures_of_counted(run: CountedReplicas) -> ReplicaFigures:
-    """The figures of a played run by its own account."""
-    batches = [replica.batches for replica in run.replicas]
-    device_ns = [replica.device_ns for replica in run.replicas]
-    requests = run.requests_table()
-    first_token_ns = {key: sent.first_token_ns for key, sent in run.requests.items() if sent.first_token_ns >= 0}
-    return figures_of(Served(run.plan, requests, _rule_of(run), run.served_by, device_ns, batches, first_token_ns))
-
-
-def _rule_of(run: CountedReplicas) -> ReuseRule:
-    scheduler = run.replicas[0].core.scheduler
-    if not isinstance(scheduler, PagedScheduler):
-        return INNER_BLOCKS
-    return ReuseRule(scheduler.config.block_size, keeps_generated=True)
-
-
-NOT_YET = -1
-_BY_REQUEST = CALLERS.index("request")
-
-
-class NaiveReplicas(CountedReplicas):
-    """Schedules paged memory by a second opinion; the router decides as the one that runs before servers."""
-
-    def __init__(self, plan: Plan, server: ServerSpec, costs: CostModel, router: Policy) -> None:
-        super().__init__(plan, server, costs, router)
-        config = EngineConfig.from_server(server)
-        if config.rule_set.is_paged:
-            for replica in self.replicas:
-                replica.core = EngineCore(NaivePagedScheduler(config.paged, costs))
-            self.cores = [replica.core for replica in self.replicas]
-        self.evicted_ns: list[int] = []
-
-    def started(self, server: int, start: StepStart, /) -> None:
-        super().started(server, start)
-        num_evicted = sum(replica.num_evicted for replica in self.replicas)
-        self.evicted_ns += [start.start_ns] * (num_evicted - len(self.evicted_ns))
-
-
 def replicas_naively(case: Case) -> layout.SimOutcome:
     """What ``DrawsOnReplicas`` gives: sums over all replicas, and the requests of each plan, in order."""
-    played, config = [_played(case, place) for place in range(len(case.plans))], case.config
+    played = [_played(case, place) for place in range(len(case.plans))]
     return layout.SimOutcome(
         requests=records_from(layout.RequestResult, [row for run in played for row in _requests(run)]),
-        histogram=np.array([_histogram(run, config) for run in played], dtype=np.int64),
-        totals=records_from(layout.PlanTotals, [_totals(run, config) for run in played]),
+        histogram=np.array([_histogram(run) for run in played], dtype=np.int64),
+        totals=records_from(layout.PlanTotals, [_totals(run) for run in played]),
         steps=records_from(layout.StepRecord, []),
         # A block belongs to no request.
         evictions=records_from(
@@ -217,7 +167,7 @@ def _result_row(request: EngineRequest | None, over_ns: int, left_after: int) ->
     return (request.cached_tokens, *times_ns, request.cached_tokens, request.num_preemptions, left_after)
 
 
-def _requests(run: CountedReplicas) -> list[tuple[int, ...]]:
+def _requests(run: NaiveReplicas) -> list[tuple[int, ...]]:
     rows: list[tuple[int, ...]] = []
     for session, request, done_ns, status in values_of(run.requests_table(), "session", "request", "done_ns", "status"):
         sent = run.requests.get((session, request))
@@ -227,30 +177,29 @@ def _requests(run: CountedReplicas) -> list[tuple[int, ...]]:
     return rows
 
 
-def _histogram(run: CountedReplicas, config: EngineConfig) -> list[int]:
+def _histogram(run: NaiveReplicas) -> list[int]:
     """Decode steps of all replicas by n."""
-    counts = [0] * (config.max_num_seqs + 1)
-    for replica in run.replicas:
-        for (num_seqs, _bucket), times in replica.batches.items():
+    counts = [0] * (run.config.max_num_seqs + 1)
+    for batches in run.batches:
+        for (num_seqs, _bucket), times in batches.items():
             counts[num_seqs] += times
     return counts
 
 
-def _totals(run: CountedReplicas, config: EngineConfig) -> tuple[int, ...]:
+def _totals(run: NaiveReplicas) -> tuple[int, ...]:
     """The fields of ``PlanTotals``, in its order."""
-    replicas = run.replicas
-    others = [step for replica in replicas for step in replica.others if step.num_seqs]
+    others = [step for step in run.others if step.num_seqs]
     return (
-        sum(replica.decode_ns for replica in replicas),
-        sum(replica.prefill_ns for replica in replicas),
-        sum(replica.wait_ns for replica in replicas),
+        sum(run.decode_ns),
+        sum(run.prefill_ns),
+        run.wait_ns,
         run.end_ns,
-        sum(replica.batches.total() for replica in replicas),
+        sum(batches.total() for batches in run.batches),
         len(others),
-        sum(replica.num_evicted for replica in replicas),
+        len(run.evicted_ns),
         sum(step.computed_tokens for step in others),
         # With slots a prompt that is computed again reuses again.
-        sum(each.cached_tokens for each in (run.requests.values() if config.rule_set.is_paged else others)),
+        sum(each.cached_tokens for each in (run.requests.values() if run.config.rule_set.is_paged else others)),
         sum(request.num_preemptions for request in run.requests.values()),
         0,
         0,

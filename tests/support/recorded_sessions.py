@@ -31,7 +31,7 @@ from harness.model.traces.recording import TraceFile, read_trace
 from harness.stacks.vllm.core_steps import COLUMNS
 from harness.stacks.vllm.inside.vllm_step_log.sessions import Limits
 from harness.stacks.vllm.step_log import read_step_log
-from tests.support.virtual_emulator import _TokenDriver, run_virtually
+from tests.support.virtual_emulator import TokenDriver, run_virtually
 
 MS = 1_000_000
 SLOT_TOKENS = 768
@@ -121,7 +121,7 @@ def recorded(plan: Plan, server: ServerSpec, path: Path, limits: Limits | None =
     return steps
 
 
-class _Decisions(_TokenDriver):
+class _Decisions(TokenDriver):
     """Keeps each step as it was decided: with asynchronous scheduling, when the step before it began."""
 
     def keep(self) -> None:

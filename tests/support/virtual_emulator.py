@@ -12,34 +12,30 @@ from harness.model.engine.core import EngineCore, EngineRequest, StepEnd
 from harness.model.engine.paged import scheduler_of
 from harness.model.plan.event_queue import ClientEvent
 from harness.model.plan.model import Plan
-from harness.model.plan.tokens import TokenArray, TokenStreams
+from harness.model.plan.tokens import TokenStreams
 from harness.model.sim import simulate
 from harness.model.sim.driver import Key, VirtualDriver, keep_times_ns
 from harness.model.spec import ServerSpec
 
 
-class TokenRequests:
-    """The requests of a plan with every token, drawn as the server draws them: prompts hold the answers before them."""
+class TokenDriver(VirtualDriver):
+    """Draws every token as the server draws it, so that prompts hold the answers before them; keeps every step."""
 
-    def __init__(self, plan: Plan, config: EngineConfig) -> None:
-        self._plan, self._config = plan, config
-        self._streams, self._keep_ns = TokenStreams(plan), keep_times_ns(plan)
+    def __init__(self, plan: Plan, core: EngineCore, config: EngineConfig) -> None:
+        super().__init__(plan, [core])
+        self._config, self._streams, self._keep_ns = config, TokenStreams(plan), keep_times_ns(plan)
         self._answers: dict[int, list[list[int]]] = {}
+        self.steps: list[StepEnd] = []
 
-    def prompt(self, event: ClientEvent) -> TokenArray:
-        """The tokens of the prompt that an event sends."""
-        return self._streams.prompt(event.session, event.request, self._answers)
-
-    def request_of(self, event: ClientEvent, handle: int) -> EngineRequest:
-        """The request that an event sends."""
-        prompt = self.prompt(event)
+    def request_of(self, event: ClientEvent) -> EngineRequest:
+        prompt = self._streams.prompt(event.session, event.request, self._answers)
         self._answers.setdefault(event.session, []).append([])
-        planned = self._plan.request(event.session, event.request)
+        planned = self.plan.request(event.session, event.request)
         name = f"{event.session}-{event.request}"
         context = ContextHash.of(prompt, 0)
         keys, answer = keyed_answer(self._config, prompt, context, PlannedAnswer(planned.generate_tokens))
         return EngineRequest(
-            handle=handle,
+            handle=len(self.names),
             engine_id=name,
             external_id=name,
             prompt=prompt,
@@ -52,31 +48,12 @@ class TokenRequests:
         )
 
     def num_tokens(self, key: Key) -> int:
-        """Tokens of its answer so far."""
         return len(self._answers[key[0]][key[1]])
-
-    def draw_tokens(self, key: Key, request: EngineRequest, num_tokens: int) -> None:
-        """Draw the next tokens of its answer."""
-        self._answers[key[0]][key[1]] += request.draw_tokens(num_tokens)
-
-
-class _TokenDriver(VirtualDriver):
-    """Keeps every step."""
-
-    def __init__(self, plan: Plan, core: EngineCore, config: EngineConfig) -> None:
-        super().__init__(plan, [core])
-        self._requests = TokenRequests(plan, config)
-        self.steps: list[StepEnd] = []
-
-    def request_of(self, event: ClientEvent) -> EngineRequest:
-        return self._requests.request_of(event, len(self.names))
-
-    def num_tokens(self, key: Key) -> int:
-        return self._requests.num_tokens(key)
 
     def ended(self, _server: int, end: StepEnd, /) -> None:
         for request, num_tokens in zip(end.requests, end.num_tokens, strict=True):
-            self._requests.draw_tokens(self.names[request.handle], request, num_tokens)
+            session, number = self.names[request.handle]
+            self._answers[session][number] += request.draw_tokens(num_tokens)
         self.steps.append(end)
 
 
@@ -92,7 +69,7 @@ def run_virtually(
     """
     config = server if isinstance(server, EngineConfig) else EngineConfig.from_server(server)
     costs = cost_model or load_cost_model(server.cost_model if isinstance(server, ServerSpec) else "paper")
-    driver = _TokenDriver(plan, EngineCore(scheduler_of(config, costs), lasting_ns=lasting_ns), config)
+    driver = TokenDriver(plan, EngineCore(scheduler_of(config, costs), lasting_ns=lasting_ns), config)
     driver.play()
     return driver.steps
 

@@ -23,7 +23,7 @@ from harness.present.report.view import routing_of
 from harness.runner import run_experiment
 from harness.shipped import find_shipped
 from tests.support.experiments import small_experiment
-from tests.support.naive_replicas import figures_of_counted, play_replicas
+from tests.support.naive_replicas import play_replicas
 
 pytestmark = pytest.mark.same_everywhere
 
@@ -53,7 +53,7 @@ def test_a_simulated_run_has_the_figures_of_the_prediction(tmp_path: Path, serve
     router = policy_named("session-affinity", 2)
     played = play_replicas(planned.plan, planned.server.replica, planned.cost_model, router)
     assert engines_of(run) == played.served_by
-    of_run, predicted = figures_of_sealed(run), figures_of_counted(played)
+    of_run, predicted = figures_of_sealed(run), played.figures
     assert of_run.num_requests == predicted.num_requests
     assert (of_run.kept_tokens, of_run.lost_by_routing_tokens) == (predicted.kept_tokens, 0)
     assert of_run.in_flight_s == pytest.approx(predicted.in_flight_s)

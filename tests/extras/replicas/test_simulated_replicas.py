@@ -12,7 +12,7 @@ from harness.model.plan.event_queue import ClientEvent
 from harness.model.plan.model import Plan, RequestPlan, SessionPlan
 from harness.model.sim.driver import UnreadRequests
 from harness.model.spec import ServerSpec
-from tests.support.naive_replicas import CountedReplicas, drawn_case, figures_of_counted, play_replicas
+from tests.support.naive_replicas import NaiveReplicas, drawn_case, play_replicas
 
 pytestmark = pytest.mark.same_everywhere
 
@@ -22,7 +22,7 @@ PAGED = ServerSpec(
 )
 
 
-def played(plan: Plan, server: ServerSpec, policy: str, num_replicas: int) -> CountedReplicas:
+def played(plan: Plan, server: ServerSpec, policy: str, num_replicas: int) -> NaiveReplicas:
     return play_replicas(plan, server, load_cost_model(server.cost_model), policy_named(policy, num_replicas))
 
 
@@ -32,7 +32,7 @@ def test_replicas_together_serve_what_came_through_the_door(seed: int) -> None:
     (plan, *_), num_replicas = case.plans, case.server.num_replicas
     router = policy_named(case.server.routing.policy, num_replicas)
     run = play_replicas(plan, case.server.replica, case.draws.models[0], router)
-    figures = figures_of_counted(run)
+    figures = run.figures
     assert sum(figures.num_requests) == plan.num_requests == len(run.served_by)
     assert run.router.open == [0] * num_replicas
     assert figures.kept_tokens + figures.lost_by_routing_tokens + figures.lost_by_eviction_tokens == (
@@ -53,20 +53,20 @@ def two_turns(num_sessions: int, apart_ns: int, shared_tokens: int = 0) -> Plan:
 def test_reuse_that_is_lost_by_routing_is_told_from_reuse_that_is_lost_by_eviction() -> None:
     plan, roomy = two_turns(3, NS_PER_S * 10), ServerSpec(max_num_seqs=4, decode_buckets=(4,), kv_slots=8)
     # One session after the other: each second turn comes to the replica whose cache has never seen it.
-    moved = figures_of_counted(played(plan, roomy, "round-robin", 2))
+    moved = played(plan, roomy, "round-robin", 2).figures
     assert (moved.num_home, moved.num_returns) == (0, 3)
     assert (moved.lost_by_routing_tokens, moved.lost_by_eviction_tokens) == (moved.reusable_tokens, 0)
-    stayed = figures_of_counted(played(plan, roomy, "session-affinity", 2))
+    stayed = played(plan, roomy, "session-affinity", 2).figures
     assert (stayed.num_home, stayed.kept_tokens) == (3, stayed.reusable_tokens)
     tight = ServerSpec(max_num_seqs=1, decode_buckets=(1,), kv_slots=1)
-    evicted = figures_of_counted(played(two_turns(6, NS_PER_MS), tight, "session-affinity", 2))
+    evicted = played(two_turns(6, NS_PER_MS), tight, "session-affinity", 2).figures
     assert evicted.lost_by_routing_tokens == 0
     assert evicted.lost_by_eviction_tokens > 0
 
 
 @pytest.mark.parametrize("server", [ServerSpec(max_num_seqs=4, decode_buckets=(4,), kv_slots=8), PAGED])
 def test_what_sessions_share_is_kept_on_a_replica_that_never_saw_the_session(server: ServerSpec) -> None:
-    moved = figures_of_counted(played(two_turns(3, NS_PER_S * 10, shared_tokens=512), server, "round-robin", 2))
+    moved = played(two_turns(3, NS_PER_S * 10, shared_tokens=512), server, "round-robin", 2).figures
     # The first return comes to a replica that has seen nothing yet, the others find what the sessions share.
     assert (moved.num_home, moved.num_returns, moved.kept_tokens) == (0, 3, 2 * 512)
     assert (moved.lost_by_routing_tokens, moved.lost_by_eviction_tokens) == (moved.reusable_tokens - 2 * 512, 0)
@@ -94,7 +94,7 @@ def in_parts(wait_ns: int) -> Plan:
 def test_a_session_in_parts_is_one_session_for_affinity(server: ServerSpec) -> None:
     run = played(in_parts(NS_PER_S), server, "session-affinity", 2)
     assert run.served_by == {(0, 0): 0, (1, 0): 1, (2, 0): 0}
-    figures = figures_of_counted(run)
+    figures = run.figures
     assert (figures.num_home, figures.num_returns, figures.lost_by_routing_tokens) == (1, 1, 0)
 
 
