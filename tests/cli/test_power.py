@@ -17,7 +17,6 @@ from harness.judge.planning.needed import (
     simulated_components,
 )
 from harness.judge.planning.rare_plans import plans_asked
-from harness.measure.records.run import SealedRun
 from harness.measure.records.store import RunStore
 from harness.model.spec import load_experiment, load_toml, parse_experiment
 from harness.runner import run_experiment
@@ -27,10 +26,6 @@ from tests.support.experiments import small_experiment
 pytestmark = pytest.mark.same_everywhere
 
 GOAL = Goal(margin=0.05)
-
-
-def open_runs(folder: Path) -> list[SealedRun]:
-    return list(RunStore(folder / "runs").sealed("demo"))
 
 
 def test_lines_to_paste_read_back_as_an_experiment(tmp_path: Path) -> None:
@@ -126,9 +121,8 @@ def test_after_runs_the_plan_is_for_the_margin_and_not_for_the_ratio_that_they_s
         r"bucket6-nowaits: its sd is of 4 blocks, and may be as high as 0\.\d+ \(90 % limit\); power 0\.9", said
     )
     spec = load_experiment("demo")
-    [found] = [
-        parts for parts in measured_components(spec, open_runs(tmp_path)) if parts.condition == "bucket6-nowaits"
-    ]
+    components = measured_components(spec, RunStore(tmp_path / "runs").sealed("demo"))
+    (found,) = (parts for parts in components if parts.condition == "bucket6-nowaits")
     large = replace(found, mean=5 * found.mean)
     assert needed_together([found], Goal())[0].proposed == needed_together([large], Goal())[0].proposed
     assert (

@@ -21,12 +21,9 @@ def experiment(**changes: Any) -> ExperimentSpec:
     return ExperimentSpec.model_validate({**table, **changes})
 
 
-def four_conditions(replicates: int) -> ExperimentSpec:
-    return experiment(replicates=replicates, condition=[{"name": name} for name in "abcd"])
-
-
 def test_condition_order_rotates_from_replicate_to_replicate():
-    labels = [run.label for run in resolve(four_conditions(3))]
+    spec = experiment(replicates=3, condition=[{"name": name} for name in "abcd"])
+    labels = [run.label for run in resolve(spec)]
     assert labels == ["a/0", "b/0", "c/0", "d/0", "b/1", "c/1", "d/1", "a/1", "c/2", "d/2", "a/2", "b/2"]
 
 

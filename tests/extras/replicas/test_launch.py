@@ -52,11 +52,6 @@ def by_prefixes(tmp_path_factory: pytest.TempPathFactory) -> SealedRun:
     return run
 
 
-def decisions(run: SealedRun) -> list[list[object]]:
-    """The lines of the router's file."""
-    return [json.loads(line) for line in run.file(layout.ROUTED).read_text().splitlines()]
-
-
 def test_the_router_decides_as_its_policy_does_for_the_same_arrivals(by_prefixes: SealedRun) -> None:
     run = by_prefixes
     named = {
@@ -65,7 +60,8 @@ def test_the_router_decides_as_its_policy_does_for_the_same_arrivals(by_prefixes
     }
     assert other_decisions(run) == (len(named), 0)
     served = engines_of(run)
-    logged = {named[name]: rest[1] for _at, what, name, *rest in decisions(run) if what == "route"}
+    routed_lines = map(json.loads, run.file(layout.ROUTED).read_text().splitlines())
+    logged = {named[name]: rest[1] for _at, what, name, *rest in routed_lines if what == "route"}
     assert served == logged
     homes = {session: {served[key] for key in served if key[0] == session} for session, _ in served}
     assert all(len(replicas) == 1 for replicas in homes.values())

@@ -25,10 +25,10 @@ from tests.judge.prereg.conftest import entered
 from tests.support.workplace import Workplace, ends_after_one_run
 
 
-def verdict(place: Workplace, runs_root: Path | None = None) -> str:
+def verdict(place: Workplace) -> str:
     """What the decision says: PASS, WITHHELD with its reason, or the one line that refuses the records."""
     try:
-        (decision,) = decide(RunStore(runs_root or place.runs).sealed("small")).decisions
+        (decision,) = decide(RunStore(place.runs).sealed("small")).decisions
     except HarnessError as error:
         return str(error)
     return (

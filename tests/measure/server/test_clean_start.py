@@ -43,14 +43,9 @@ def null_experiment(url: str, replicates: int, **workload: Any) -> ExperimentSpe
     )
 
 
-def first_requests_cached(run: SealedRun) -> list[int]:
+def cached_tokens_of(run: SealedRun, *, returns: bool) -> list[int]:
     columns = values_of(run.table("requests"), "request", "cached_tokens")
-    return [cached for request, cached in columns if request == 0]
-
-
-def returns_cached(run: SealedRun) -> list[int]:
-    columns = values_of(run.table("requests"), "request", "cached_tokens")
-    return [cached for request, cached in columns if request > 0]
+    return [cached for request, cached in columns if (request > 0) == returns]
 
 
 @pytest.fixture(scope="module")
@@ -72,8 +67,8 @@ def test_two_equal_conditions_on_one_server_compute_the_same_in_each_pair(paged:
     run_experiment(null_experiment(paged.address, 2), runs_root=tmp_path).require_valid()
     runs = list(RunStore(tmp_path).sealed("null"))
     assert len(runs) == 4
-    assert {cached for run in runs for cached in first_requests_cached(run)} == {0}
-    assert min(cached for run in runs for cached in returns_cached(run)) > 0, "caching is on: returns are reused"
+    assert {cached for run in runs for cached in cached_tokens_of(run, returns=False)} == {0}
+    assert min(cached for run in runs for cached in cached_tokens_of(run, returns=True)) > 0, "returns are reused"
     table = harness.compare("null", runs_root=tmp_path)
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
     (computed,) = [row for row in rows if row["measure"] == "computed_tokens_per_request"]
@@ -82,7 +77,7 @@ def test_two_equal_conditions_on_one_server_compute_the_same_in_each_pair(paged:
 
 def test_what_sessions_share_is_shared_within_a_run_and_not_between_runs(pair: Sequence[SealedRun]) -> None:
     for run in pair:
-        assert sorted(first_requests_cached(run)) == [0, 256, 256]
+        assert sorted(cached_tokens_of(run, returns=False)) == [0, 256, 256]
 
 
 def test_the_manifest_has_what_makes_the_same_prompts_again_and_a_server_without_the_key_gets_no_salt(
