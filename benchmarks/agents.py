@@ -20,9 +20,9 @@ from harness.model.sim.draws import Perturbation
 from harness.model.sim.simulate import run_batch
 from harness.model.spec import ServerSpec, SloSpec, WorkloadSpec
 from harness.tune.plans import Question, drawn_plans
-from harness.tune.sessions import PLANS, ROUNDS, Simulated, most_held, next_points, plans_needed, point_of, share_of
+from harness.tune.sessions import PLANS, ROUNDS, Simulated, most_held, next_points, plans_needed
 from harness.tune.setups import Setup
-from harness.tune.targets import ALPHA, Capacity, Counts, Targets
+from harness.tune.targets import ALPHA, Capacity, Counts, Targets, point_of, share_of
 
 CASES, TUNES, SEED = 6, 240, 20261128
 BANK = 300

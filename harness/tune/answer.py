@@ -19,17 +19,7 @@ from harness.model.spec import ExperimentSpec, ServerSpec, TuneSpec
 from harness.model.spec.server import VALUE_LEVERS
 from harness.stacks.vllm.launch import key_arguments
 from harness.table import with_error
-from harness.tune.confirm import (
-    BEST,
-    MOST_BLOCKS,
-    NOT_MEASURED,
-    SMALLEST,
-    Confirmed,
-    Measured,
-    is_repeated,
-    plans_in_words,
-    power,
-)
+from harness.tune.confirm import BEST, MOST_BLOCKS, NOT_MEASURED, SMALLEST, Confirmed, Measured, plans_in_words
 from harness.tune.diagnose import Diagnosis
 from harness.tune.explore import Explored
 from harness.tune.plans import MARGIN
@@ -74,23 +64,6 @@ class Answer:
     @property
     def exit_code(self) -> ExitCode:
         return EXIT_CODES[self.state]
-
-
-def first_look(quick: Explored, blocks: int, spec: ExperimentSpec) -> str:
-    """What a quick search proposes, and the chance that so many plans show it."""
-    if quick.is_missed and quick.smallest is None:
-        return "no configuration is predicted to meet the targets, so it ends after explore"
-    if (proposal := quick.smallest) is None:
-        most = 100 * quick.most_saved
-        return f"no change is predicted to save 1 % (at most {most:.1f} %), so it ends after explore"
-    predicted = f"{proposal.words}, predicted {100 * proposal.saving:.1f} % less"
-    if is_repeated(spec):
-        return f"{predicted}; whether repeats tell it from today's, the spread of the server's own runs decides"
-    chance = power(proposal, blocks, 2, needs_flight=kind_named(spec.backend).has_device is not False)
-    return (
-        f"{predicted}; {blocks} plans tell it from today's with probability {chance:.2f}, if that is right and plans "
-        "alone make runs differ"
-    )
 
 
 def without_search(diagnosis: Diagnosis) -> Answer:

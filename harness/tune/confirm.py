@@ -243,6 +243,23 @@ def power(option: Option, blocks: int, num_comparisons: int, *, needs_flight: bo
     return min(float((each <= blocks).mean()) for each in ends)
 
 
+def first_look(quick: Explored, blocks: int, spec: ExperimentSpec) -> str:
+    """What a quick search proposes, and the chance that so many plans show it."""
+    if quick.is_missed and quick.smallest is None:
+        return "no configuration is predicted to meet the targets, so it ends after explore"
+    if (proposal := quick.smallest) is None:
+        most = 100 * quick.most_saved
+        return f"no change is predicted to save 1 % (at most {most:.1f} %), so it ends after explore"
+    predicted = f"{proposal.words}, predicted {100 * proposal.saving:.1f} % less"
+    if is_repeated(spec):
+        return f"{predicted}; whether repeats tell it from today's, the spread of the server's own runs decides"
+    chance = power(proposal, blocks, 2, needs_flight=kind_named(spec.backend).has_device is not False)
+    return (
+        f"{predicted}; {blocks} plans tell it from today's with probability {chance:.2f}, if that is right and plans "
+        "alone make runs differ"
+    )
+
+
 @dataclass(frozen=True)
 class Confirmed:
     """What the measurement shows of one candidate. saving, low, high: shares, at the last look; None: no interval.

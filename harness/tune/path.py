@@ -36,7 +36,7 @@ from harness.stacks.rbln.rules.kv_rules import AUTO
 from harness.stacks.vllm.graph_flags import chosen_sizes
 from harness.stacks.vllm.launch import CORE_STEPS, utilization_for
 from harness.tune import confirm, price, sessions
-from harness.tune.answer import answer, commands, first_look, sessions_answer, tuned_text, with_declared, without_search
+from harness.tune.answer import answer, commands, sessions_answer, tuned_text, with_declared, without_search
 from harness.tune.compiling import FOLDER, Compiler, Say, about
 from harness.tune.diagnose import Diagnosis, diagnose
 from harness.tune.explore import FULL, QUICK, Effort, Explored, explore
@@ -44,7 +44,7 @@ from harness.tune.folder import CAPACITIES, CONFIRM, EXPLORED, TuneFolder, folde
 from harness.tune.page import TuneResult, tune_page
 from harness.tune.plans import Question, agents_of, most_at_once, nearby_agents, question_of_run
 from harness.tune.setups import Baseline, Setup, checked_levers
-from harness.tune.targets import PROPOSED, Capacity, Targets
+from harness.tune.targets import PROPOSED, Capacity, Targets, counts_of_run, point_of
 
 DIAGNOSE_RUNS = 3
 RETRIES = 2
@@ -194,7 +194,7 @@ class Tune:
         )
         if quick:
             costs = "" if guess is self else f", as if it cost what {guess.spec.server.cost_model!r} says"
-            self._detail(f"a first look{costs}: {first_look(quick, blocks, self.spec)}")
+            self._detail(f"a first look{costs}: {confirm.first_look(quick, blocks, self.spec)}")
         return quick
 
     @property
@@ -426,19 +426,13 @@ class Tune:
     def _with_points(self, capacities: Sequence[Capacity], spec: ExperimentSpec, share: float) -> list[Capacity]:
         """The capacities with the points of one measurement."""
         valid = [run for run in self._store.sealed(spec.name) if run.is_valid]
-        made = []
-        for each in capacities:
-            points = list(each.points)
-            for condition in spec.condition:
-                name, _, agents = condition.name.rpartition("-")
-                runs = [run for run in valid if run.condition == condition.name]
-                if name != each.name or not runs:
-                    continue
-                point = sessions.point_of(int(agents), [sessions.counts_of_run(run, spec.slo) for run in runs], share)
-                points.append(point)
-                self._detail(f"{each.name}: {point.words}")
-            made.append(replace(each, points=tuple(points)))
-        return made
+        points = {each.name: list(each.points) for each in capacities}
+        for condition in spec.condition:
+            name, _, agents = condition.name.rpartition("-")
+            if counts := [counts_of_run(run, spec.slo) for run in valid if run.condition == condition.name]:
+                points[name].append(point_of(int(agents), counts, share))
+                self._detail(f"{name}: {points[name][-1].words}")
+        return [replace(each, points=tuple(points[each.name])) for each in capacities]
 
     def _explore(self, search: Callable[[], Explored]) -> Explored:
         if (found := self.folder.explored()) is None:
@@ -492,9 +486,7 @@ class Tune:
             return shown
         slo, share = self._targets
         points = [
-            sessions.point_of(
-                0, [sessions.counts_of_run(run, slo) for run in runs if run.is_valid and run.condition == name], share
-            )
+            point_of(0, [counts_of_run(run, slo) for run in runs if run.is_valid and run.condition == name], share)
             for name in (shown.name, confirm.BASE)
         ]
         return replace(shown, share=points[0], today=points[1])

@@ -15,11 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import tomli_w
 
-from harness.analysis.serving import is_good, latencies, requests_in_window
-from harness.analysis.sessions import session_times
-from harness.analysis.stats import t_quantile
 from harness.errors import PlanError, SpecError
-from harness.measure.records.run import SealedRun
 from harness.model.engine.config import EngineConfig
 from harness.model.plan.build import derive_seed
 from harness.model.sim.draws import nominal, simulator_of
@@ -29,20 +25,7 @@ from harness.tune.confirm import BASE, base_condition, plain_table, server_of, u
 from harness.tune.explore import Chosen, Effort, Explored, concluded, space_of
 from harness.tune.plans import SEED_RANGE, Question, agents_key, agents_of, at_a_time, drawn_plans
 from harness.tune.setups import Setup
-from harness.tune.targets import (
-    ALPHA,
-    PROPOSED,
-    Capacity,
-    Counts,
-    Point,
-    Share,
-    Targets,
-    Verdict,
-    counts_of,
-    most_shown,
-    parts_of,
-    share_met,
-)
+from harness.tune.targets import ALPHA, PROPOSED, Capacity, Counts, Targets, counts_of, share_met
 
 PLANS, SEARCHED_PLANS, LEAST_SEARCHED = 96, 48, 6
 """Simulated plans of each number of agents, in the end and in the search."""
@@ -54,8 +37,6 @@ LEAST_PLANS, MOST_PLANS = 12, 1_000
 ROUNDS = 6
 """Measurements at most: the boundary and one step beyond, further out where these did not decide, then between."""
 STEP_SHARE = 0.1
-SKEWER = 1.25
-"""Runs are more skewed than a sample of them shows."""
 
 
 def most_held(holds: Callable[[int], bool], start: int, most: int) -> int:
@@ -228,48 +209,6 @@ def check_goal(spec: ExperimentSpec) -> None:
             where="tune.goal",
             hint="Set workload.concurrency, or workload.num_sessions of sessions that start together",
         )
-
-
-def counts_of_run(run: SealedRun, slo: SloSpec) -> Counts:
-    """What met its target in a sealed run; what was not answered met none."""
-    requests = sessions = None
-    if slo.is_set:
-        requests = int(is_good(latencies(run), slo).sum()), len(requests_in_window(run))
-    if slo.session_s is not None and (times := session_times(run)) is not None:
-        sessions = times.num_within(slo.session_s), len(times.session)
-    return Counts(requests, sessions)
-
-
-def share_of(pairs: Sequence[tuple[int, int]], alpha: float) -> Share:
-    """A share of sums over runs, of each run one draw: by Student's t, wider on the side of the rare runs (Johnson's
-    correction for skewness), and never narrower than runs can show of which none is worse."""
-    total, num = sum(of for _, of in pairs), len(pairs)
-    share = sum(met for met, _ in pairs) / total
-    if num < 2:
-        return Share(share, 0.0, 1.0)
-    left = np.array([(met - share * of) * num / total for met, of in pairs])
-    sd, t = float(left.std(ddof=1)), t_quantile(1 - 2 * alpha, num - 1)
-    half = t * sd / math.sqrt(num)
-    shift = SKEWER * float((left**3).mean()) / sd**2 * (1 + 2 * t * t) / (6 * num) if sd else 0.0
-    most = most_shown(num, alpha)
-    low, high = min(most, share - half + min(shift, 0.0)), max(1 - most, share + half + max(shift, 0.0))
-    return Share(share, max(0.0, low), min(1.0, high))
-
-
-def point_of(agents: int, counts: Sequence[Counts], share: float) -> Point:
-    """What the runs of one number of agents show. A number fails by either target, which share the error."""
-    alpha = ALPHA / max(1, len(parts_of(counts)))
-    requests, sessions = (
-        None if None in column else share_of([pair for pair in column if pair is not None], alpha)
-        for column in ([each.requests for each in counts], [each.sessions for each in counts])
-    )
-    shares = [each for each in (requests, sessions) if each is not None]
-    verdict: Verdict = "open"
-    if any(each.high < share for each in shares):
-        verdict = "fails"
-    elif all(each.low >= share for each in shares):
-        verdict = "holds"
-    return Point(agents, verdict, requests, sessions, len(counts))
 
 
 def plans_needed(slo: SloSpec, share: float) -> int:

@@ -8,7 +8,8 @@ of the keys that are a row of the table. Nothing is simulated here.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import combinations
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -17,19 +18,9 @@ import numpy.typing as npt
 from harness.errors import PlanError, SpecError
 from harness.model.spec.server import MOST_SEQS, ROUTER_POLICIES, SERVER_KEYS, VALUE_LEVERS
 from harness.tune.plans import Question
-from harness.tune.setups import (
-    MORE_SIZES,
-    MOST_RUNGS,
-    MOST_SIZES,
-    NUM_DRAFTS,
-    Baseline,
-    Setup,
-    best_for_steps,
-    ladder,
-    neighbours,
-    sets_of_sizes,
-)
+from harness.tune.setups import MORE_SIZES, MOST_SIZES, NUM_DRAFTS, Baseline, Setup, ladder
 
+MOST_RUNGS = 24
 EVERY_LIMIT = 16
 """Up to here every number of requests at once is tried, beyond it the rungs of a ladder."""
 SAME = 1e-4
@@ -359,3 +350,50 @@ def in_ranges(numbers: Iterable[int]) -> str:
         else:
             runs.append([number])
     return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
+
+
+def sets_of_sizes(limit: int, width: int, most: int, most_sets: int) -> list[tuple[int, ...]] | None:
+    """Every set of at most ``most`` sizes that ends at ``limit`` and can matter; None for more than ``most_sets``.
+
+    width: most requests in a step; a size above the first that holds them all is never used.
+    """
+    others = range(1, min(limit, width + 1))
+    counts = range(min(most, limit))
+    if sum(math.comb(len(others), count) for count in counts) > most_sets:
+        return None
+    return [(*chosen, limit) for count in counts for chosen in combinations(others, count)]
+
+
+def best_for_steps(
+    histogram: Sequence[int] | npt.NDArray[np.int64], cost_ns: Sequence[Sequence[int]], limit: int, most: int
+) -> list[tuple[int, ...]]:
+    """For each number of sizes up to ``most``, the set that costs least for steps as they are.
+
+    histogram: steps by their number of requests, from 0. cost_ns: of a step, by size and number of requests. Exact for
+    a schedule that does not change with the sizes; by dynamic programming over the sizes in ascending order.
+    """
+    steps = np.zeros(limit + 1)
+    steps[: len(histogram)] = histogram[: limit + 1]
+    # Of steps with low < n <= high, padded to high.
+    padded = np.full((limit + 1, limit + 1), np.inf)
+    for high in range(1, limit + 1):
+        spent = np.cumsum(steps[: high + 1] * np.asarray(cost_ns[high], dtype=np.float64))
+        padded[:high, high] = spent[-1] - spent[:-1]
+    least, chosen = np.full(limit + 1, np.inf), [()] * (limit + 1)
+    least[0], best = 0.0, list[tuple[int, ...]]()
+    for _ in range(most):
+        ways = least[:, None] + padded
+        low = ways.argmin(axis=0)
+        least, chosen = ways.min(axis=0), [(*chosen[low[high]], high) for high in range(limit + 1)]
+        if math.isfinite(least[limit]):
+            best.append(chosen[limit])
+    return best
+
+
+def neighbours(sizes: tuple[int, ...], limit: int, query: int = 1) -> Iterator[tuple[int, ...]]:
+    """The sets in which one size, the last apart, is one or two requests larger or smaller. query: tokens of each."""
+    for place in range(len(sizes) - 1):
+        for shift in (-2, -1, 1, 2):
+            moved = sizes[place] + shift * query
+            if 1 <= moved < limit * query and moved not in sizes:
+                yield tuple(sorted({*sizes[:place], moved, *sizes[place + 1 :]}))

@@ -6,6 +6,7 @@ A request that was preempted gave no token for a while: the steps without one co
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -13,7 +14,11 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from harness.analysis.serving import is_good, latencies, requests_in_window
+from harness.analysis.sessions import session_times
+from harness.analysis.stats import t_quantile
 from harness.clock import NS_PER_MS, NS_PER_S
+from harness.measure.records.run import SealedRun
 from harness.model.engine.config import EngineConfig
 from harness.model.engine.cost import CostModel
 from harness.model.engine.state import STEP_PREFILL
@@ -31,6 +36,8 @@ FELT_PLANS = 12
 PROPOSED = "proposed"
 ALPHA = 0.025
 """Chance that a number of agents is wrongly said to hold, or to fail; targets of requests and of sessions share it."""
+SKEWER = 1.25
+"""Runs are more skewed than a sample of them shows."""
 Verdict = Literal["holds", "fails", "open"]
 
 
@@ -219,6 +226,48 @@ class Point:
         ]
         told = {"holds": "holds", "fails": "does not hold", "open": "not told"}[self.verdict]
         return f"{', '.join(parts)} within the targets, {told}"
+
+
+def counts_of_run(run: SealedRun, slo: SloSpec) -> Counts:
+    """What met its target in a sealed run; what was not answered met none."""
+    requests = sessions = None
+    if slo.is_set:
+        requests = int(is_good(latencies(run), slo).sum()), len(requests_in_window(run))
+    if slo.session_s is not None and (times := session_times(run)) is not None:
+        sessions = times.num_within(slo.session_s), len(times.session)
+    return Counts(requests, sessions)
+
+
+def share_of(pairs: Sequence[tuple[int, int]], alpha: float) -> Share:
+    """A share of sums over runs, of each run one draw: by Student's t, wider on the side of the rare runs (Johnson's
+    correction for skewness), and never narrower than runs can show of which none is worse."""
+    total, num = sum(of for _, of in pairs), len(pairs)
+    share = sum(met for met, _ in pairs) / total
+    if num < 2:
+        return Share(share, 0.0, 1.0)
+    left = np.array([(met - share * of) * num / total for met, of in pairs])
+    sd, t = float(left.std(ddof=1)), t_quantile(1 - 2 * alpha, num - 1)
+    half = t * sd / math.sqrt(num)
+    shift = SKEWER * float((left**3).mean()) / sd**2 * (1 + 2 * t * t) / (6 * num) if sd else 0.0
+    most = most_shown(num, alpha)
+    low, high = min(most, share - half + min(shift, 0.0)), max(1 - most, share + half + max(shift, 0.0))
+    return Share(share, max(0.0, low), min(1.0, high))
+
+
+def point_of(agents: int, counts: Sequence[Counts], share: float) -> Point:
+    """What the runs of one number of agents show. A number fails by either target, which share the error."""
+    alpha = ALPHA / max(1, len(parts_of(counts)))
+    requests, sessions = (
+        None if None in column else share_of([pair for pair in column if pair is not None], alpha)
+        for column in ([each.requests for each in counts], [each.sessions for each in counts])
+    )
+    shares = [each for each in (requests, sessions) if each is not None]
+    verdict: Verdict = "open"
+    if any(each.high < share for each in shares):
+        verdict = "fails"
+    elif all(each.low >= share for each in shares):
+        verdict = "holds"
+    return Point(agents, verdict, requests, sessions, len(counts))
 
 
 @dataclass(frozen=True)

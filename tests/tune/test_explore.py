@@ -29,8 +29,8 @@ from harness.tune.diagnose import diagnose
 from harness.tune.explore import QUICK, Effort, Explored, explore
 from harness.tune.plans import Plans, Question
 from harness.tune.predict import Predictor
-from harness.tune.setups import Baseline, Setup, best_for_steps, checked_levers
-from harness.tune.space import Thoroughness
+from harness.tune.setups import Baseline, Setup, checked_levers
+from harness.tune.space import Thoroughness, best_for_steps
 from harness.tune.targets import Targets, gaps_ns, share_met
 
 pytestmark = pytest.mark.same_everywhere

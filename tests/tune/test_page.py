@@ -12,8 +12,8 @@ from harness.analysis.compare.drawn import DrawnRatio
 from harness.errors import ExitCode, RecordsError
 from harness.model.spec import ExperimentSpec, parse_experiment
 from harness.model.spec.base import tomllib
-from harness.tune.answer import answer, first_look, to_copy, tuned_text
-from harness.tune.confirm import BEST, SMALLEST, Confirmed, Measured, base_of
+from harness.tune.answer import answer, to_copy, tuned_text
+from harness.tune.confirm import BEST, SMALLEST, Confirmed, Measured, base_of, first_look
 from harness.tune.explore import Explored
 from harness.tune.folder import TuneFolder
 from harness.tune.page import TuneResult, tune_page, unbroken

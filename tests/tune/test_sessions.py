@@ -26,9 +26,9 @@ from harness.tune.answer import sessions_answer
 from harness.tune.explore import QUICK, Explored
 from harness.tune.path import Tune
 from harness.tune.predict import Option
-from harness.tune.sessions import counts_of_run, explore_agents, most_held, next_points, point_of, share_of
+from harness.tune.sessions import explore_agents, most_held, next_points
 from harness.tune.setups import Setup
-from harness.tune.targets import Capacity, Counts, Point, Targets, counts_of
+from harness.tune.targets import Capacity, Counts, Point, Targets, counts_of, counts_of_run, point_of, share_of
 
 SETUP = Setup(8, (1, 2, 4, 8), 8, None)
 SLO = {"ttft_ms": 700.0, "session_s": 8.0}
