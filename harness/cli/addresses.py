@@ -66,15 +66,6 @@ SessionTargetOption = Annotated[
         min=1e-9,
     ),
 ]
-TimeInStepsOption = Annotated[
-    bool,
-    typer.Option(
-        "--time-in-steps", help="Answers rest on the time in steps (S), where every run measured it, in place of A."
-    ),
-]
-CostsOption = Annotated[
-    str, typer.Option("--costs", help="Cost model, name or file: prices A of every run, in place of its own costs.")
-]
 
 
 def output_option(meaning: str) -> Any:

@@ -9,17 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from harness.cli import inputs
 from harness.cli.doctor import DEFAULT_WAIT, StackOption, WaitOption, seconds_to_wait
 from harness.cli.first_sessions import Workload, drawn, imported_file, read_trace_of, recorded
-from harness.cli.inputs import (
-    BlockTokensOption,
-    LengthsOption,
-    RecordedWaitsOption,
-    SinceOption,
-    TimeUnitOption,
-    UntilOption,
-    read_options,
-)
 from harness.cli.sizes import notes_of_server
 from harness.cli.terminal import print_folded, print_with_comment
 from harness.errors import SpecError
@@ -56,12 +48,12 @@ def init(
         typer.Option("--from", metavar="FILE", help="Replay recorded agents, as `harness trace import` reads them."),
     ] = "",
     agents: AgentsOption = 0,
-    block_tokens: BlockTokensOption = 0,
-    time_unit: TimeUnitOption = "",
-    waits: RecordedWaitsOption = "",
-    lengths: LengthsOption = "",
-    since: SinceOption = "",
-    until: UntilOption = "",
+    block_tokens: inputs.BlockTokensOption = 0,
+    time_unit: inputs.TimeUnitOption = "",
+    waits: inputs.RecordedWaitsOption = "",
+    lengths: inputs.LengthsOption = "",
+    since: inputs.SinceOption = "",
+    until: inputs.UntilOption = "",
     urls: Annotated[
         list[str] | None,
         typer.Option(
@@ -89,7 +81,7 @@ def init(
         hint = "Name the recordings with --from, or leave these options out"
         options = "--agents, --block-tokens, --time-unit, --waits, --lengths, --since, --until"
         raise SpecError("goes with --from", where=options, hint=hint)
-    options, servers = read_options(block_tokens, time_unit, waits, lengths, since, until), tuple(urls or ())
+    options, servers = inputs.read_options(block_tokens, time_unit, waits, lengths, since, until), tuple(urls or ())
     asked = DraftInputs(backend, servers, source, api_key_env, seconds_to_wait(wait), options, agents, stack)
 
     def changed(draft: Draft) -> Draft:
@@ -130,7 +122,37 @@ class Draft:
     @property
     def text(self) -> str:
         """The file."""
-        return _text(self.name, self.kind, self.start, self.workload)
+        start, workload = self.start, self.workload
+        scale = f"time_scale = {start.time_scale}" if start.time_scale != 1 else ""
+        each = f"each with inputs of its own; how many it takes: harness power {self.name}.toml"
+        rules = 'rules = ["superiority"]' if start.other else ""
+        form = f'prompt_form = "{start.prompt_form}"' if start.prompt_form else ""
+        slots = f"slot_tokens = {workload.slot_tokens}" if workload.slot_tokens else ""
+        has_server = start.server or workload.server or slots
+        lines: list[Line] = [
+            (f'name = "{self.name}"', ""),
+            (f'question = "{start.question}"', ""),
+            (f'backend = "{self.kind}"', start.about),
+            (scale, "the emulator runs this many times as fast as the server it models"),
+            (f"replicates = {start.replicates}", each),
+            ("base_seed = 1", ""),
+            (rules, "how harness decide answers: is the condition cheaper than its baseline?"),
+            ("[limits]", ""),
+            ("retries = 3", "a frozen run that a busy machine made INVALID may be repeated so often"),
+            *start.limits,
+            ("[workload]", "every key: harness explain workload"),
+            *workload.lines,
+            (form, "what this server takes"),
+            ("[server]" if has_server else "", "every key: harness explain server"),
+            *start.server,
+            *workload.server,
+            (slots, "room for the longest request"),
+            ("[[condition]]", "the first one is the baseline"),
+            *start.base,
+            *start.other,
+        ]
+        body = [f"{setting:<25} # {comment}" if comment else setting for setting, comment in lines if setting]
+        return "\n".join(body) + "\n"
 
     def planned(self) -> PlannedRuns:
         """Its first runs; SpecError where the file would be refused."""
@@ -182,11 +204,16 @@ def write_experiment(name: str, asked: DraftInputs, changed: Callable[[Draft], D
     changed: what is asked of the draft besides. Raises SpecError where the file is there already, or what it asks
     cannot be measured, ServerError where a server cannot.
     """
+    from harness.runner.experiment import checked, refuse_what_is_missing
+
     path = _new_file(name)
     made = [each for each in (imported_file(name, asked.source), _cost_file(name)) if not each.exists()]
     try:
         draft = changed(_draft(name, asked))
-        _check(draft, is_running=bool(asked.urls))
+        planned = checked(draft.planned())
+        if asked.urls:
+            # What ``harness run --dry-run`` would refuse; a server that is named can be asked now.
+            refuse_what_is_missing(planned.runs)
     except BaseException:
         # The trace of a file that is not written would be in the way of the next try.
         for each in made:
@@ -272,15 +299,6 @@ def _refuse_unlike(recording: Path, steps: Path) -> None:
     ]:
         what = f"{recording.name} and {steps.name} show {'; '.join(unlike)}"
         raise RecordsError(what, hint="Record both anew, and change neither")
-
-
-def _check(draft: Draft, *, is_running: bool) -> None:
-    """Raise what ``harness run --dry-run`` would. is_running: the server of the file can be asked now."""
-    from harness.runner.experiment import checked, refuse_what_is_missing
-
-    planned = checked(draft.planned())
-    if is_running:
-        refuse_what_is_missing(planned.runs)
 
 
 def _sizes(text: str) -> tuple[int, ...]:
@@ -401,34 +419,3 @@ def _kind(asked: DraftInputs) -> str:
         what = f"goes with backend {ATTACHED}, not with {asked.backend}"
         raise SpecError(what, where="--for", hint="Leave one of the two out")
     return kind_named(ATTACHED if asked.urls else asked.backend or DEFAULT_BACKEND).name
-
-
-def _text(name: str, kind: str, start: FirstExperiment, workload: Workload) -> str:
-    """The experiment file."""
-    scale = [(f"time_scale = {start.time_scale}", "the emulator runs this many times as fast as the server it models")]
-    each = f"each with inputs of its own; how many it takes: harness power {name}.toml"
-    rules = [('rules = ["superiority"]', "how harness decide answers: is the condition cheaper than its baseline?")]
-    form = [(f'prompt_form = "{start.prompt_form}"', "what this server takes")] if start.prompt_form else []
-    slots = [(f"slot_tokens = {workload.slot_tokens}", "room for the longest request")] if workload.slot_tokens else []
-    server = [*start.server, *workload.server, *slots]
-    lines: list[Line] = [
-        (f'name = "{name}"', ""),
-        (f'question = "{start.question}"', ""),
-        (f'backend = "{kind}"', start.about),
-        *(scale if start.time_scale != 1 else []),
-        (f"replicates = {start.replicates}", each),
-        ("base_seed = 1", ""),
-        *(rules if start.other else []),
-        ("[limits]", ""),
-        ("retries = 3", "a frozen run that a busy machine made INVALID may be repeated so often"),
-        *start.limits,
-        ("[workload]", "every key: harness explain workload"),
-        *workload.lines,
-        *form,
-        *([("[server]", "every key: harness explain server"), *server] if server else []),
-        ("[[condition]]", "the first one is the baseline"),
-        *start.base,
-        *start.other,
-    ]
-    body = [f"{setting:<25} # {comment}" if comment else setting for setting, comment in lines]
-    return "\n".join(body) + "\n"

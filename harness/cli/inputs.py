@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -294,35 +294,27 @@ def _show(trace: str, *, is_whole: bool = False) -> None:
     with open_trace(path) as reader:
         facts, name = describe_trace(reader), reader.head.name
         changes = changes_at_import(reader.head)
-    parts = {key: [_shortened(printable_lines(value), is_whole=is_whole)] for key, value in facts.items()}
-    parts |= {
-        kind: [line for each in reasons or ["nothing"] for line in _wrapped(printable_lines(each), is_whole=is_whole)]
-        for kind, reasons in changes.items()
-    }
+    parts = {key: [printable_lines(value)] for key, value in facts.items()}
+    parts |= {kind: [printable_lines(each) for each in reasons or ["nothing"]] for kind, reasons in changes.items()}
     # A name that ``harness init`` takes, for a trace of any name.
     experiment = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:20].strip("-") or "replay"
     parts["replay"] = [shlex.join(["harness", "init", experiment, "--from", trace])]
     if not is_whole:
-        _cut_to_screen(
-            parts, tuple(changes), "... all of it: " + shlex.join(["harness", "trace", "show", trace, "--all"])
-        )
+        _cut_to_screen(parts, changes, "... all of it: " + shlex.join(["harness", "trace", "show", trace, "--all"]))
     for key, lines in parts.items():
         for place, line in enumerate(lines):
             print_text(f"{'' if place else key:<{KEY_WIDTH}}{line}")
 
 
-def _shortened(text: str, *, is_whole: bool) -> str:
-    width = SCREEN_COLUMNS - KEY_WIDTH
-    return text if is_whole or len(text) <= width else text[: width - 3] + "..."
-
-
-def _wrapped(text: str, *, is_whole: bool) -> list[str]:
-    return [text] if is_whole else textwrap.wrap(text, SCREEN_COLUMNS - KEY_WIDTH - len(" ..."), subsequent_indent="  ")
-
-
-def _cut_to_screen(parts: dict[str, list[str]], kinds: Sequence[str], note: str) -> None:
+def _cut_to_screen(parts: dict[str, list[str]], kinds: Collection[str], note: str) -> None:
     """Shorten the longest of these kinds, line by line, until all parts fit a screen; each keeps a line."""
-    is_cut = False
+    width, is_cut = SCREEN_COLUMNS - KEY_WIDTH, False
+    wrap = textwrap.TextWrapper(width - len(" ..."), subsequent_indent="  ").wrap
+    for key, lines in parts.items():
+        if key in kinds:
+            parts[key] = [part for line in lines for part in wrap(line)]
+        elif key != "replay":
+            parts[key] = [line if len(line) <= width else line[: width - 3] + "..." for line in lines]
     while sum(map(len, parts.values())) + is_cut >= SCREEN_LINES:
         longest = max(kinds, key=lambda kind: len(parts[kind]))
         is_cut = True

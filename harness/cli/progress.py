@@ -26,26 +26,16 @@ from harness.analysis.logs.glance import glance
 from harness.cli.terminal import about, escape_markup, format_duration, new_console, say
 from harness.measure.records import layout
 from harness.present.report.terminal import status_lines
-from harness.runner.progress import (
-    BlockLooked,
-    ExperimentStarted,
-    ProgressEvent,
-    RequestFinished,
-    RunSealed,
-    RunStarted,
-    ServerReady,
-    ServerStarting,
-    StopFlag,
-)
+from harness.runner import progress as events
 
 
 @contextmanager
-def watched(console: Console, runs: Path | None = None) -> Generator[tuple[TerminalProgress, StopFlag]]:
+def watched(console: Console, runs: Path | None = None) -> Generator[tuple[TerminalProgress, events.StopFlag]]:
     """(progress on the console, the flag that signals set) while runs are performed.
 
     The first Ctrl-C ends after the present run, the second aborts it.
     """
-    stop = StopFlag()
+    stop = events.StopFlag()
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
         if number != signal.SIGINT:
@@ -113,26 +103,26 @@ class TerminalProgress:
         if self._is_live:
             self._bars.stop()
 
-    def __call__(self, event: ProgressEvent, /) -> None:
+    def __call__(self, event: events.ProgressEvent, /) -> None:
         match event:
-            case ExperimentStarted():
+            case events.ExperimentStarted():
                 self._experiment_started(event)
-            case RunStarted():
+            case events.RunStarted():
                 self._run_started(event)
-            case ServerStarting():
+            case events.ServerStarting():
                 self._server_starting(event)
-            case ServerReady():
+            case events.ServerReady():
                 pass  # what the run does now is looked up
-            case RequestFinished():
+            case events.RequestFinished():
                 if (task := self._requests_tasks.get(event.label)) is not None:
                     self._bars.update(task, completed=event.num_finished)
-            case RunSealed():
+            case events.RunSealed():
                 self._run_sealed(event)
-            case BlockLooked():
+            case events.BlockLooked():
                 for line in status_lines(event.status):
                     say(self._console, f"  {line}")
 
-    def _experiment_started(self, event: ExperimentStarted) -> None:
+    def _experiment_started(self, event: events.ExperimentStarted) -> None:
         self._name = event.name
         self._num_planned, self._num_sealed = event.num_planned, event.num_sealed
         already = f", {event.num_sealed} sealed before" if event.num_sealed else ""
@@ -145,7 +135,7 @@ class TerminalProgress:
             say(self._console, f"Note: {escape_markup(event.warning)}.")
         self._runs_task = self._bars.add_task("runs", total=event.num_planned, completed=event.num_sealed, note="")
 
-    def _run_started(self, event: RunStarted) -> None:
+    def _run_started(self, event: events.RunStarted) -> None:
         self._remove_bar(event.label)
         self._requests_tasks[event.label] = self._bars.add_task(
             f"{event.place} {event.label}".lstrip(),
@@ -154,7 +144,7 @@ class TerminalProgress:
             folder=None if self._runs is None else self._runs / self._name / f"{event.label}{layout.PARTIAL}",
         )
 
-    def _server_starting(self, event: ServerStarting) -> None:
+    def _server_starting(self, event: events.ServerStarting) -> None:
         """A terminal has the time beside the bar, which moves."""
         waited = f"waited {format_duration(event.waited_s)} of {format_duration(event.limit_s)}"
         if (task := self._requests_tasks.get(event.label)) is not None:
@@ -167,7 +157,7 @@ class TerminalProgress:
         if (task := self._requests_tasks.pop(label, None)) is not None:
             self._bars.remove_task(task)
 
-    def _run_sealed(self, event: RunSealed) -> None:
+    def _run_sealed(self, event: events.RunSealed) -> None:
         self._num_sealed += 1
         self._remove_bar(event.label)
         left = f"{format_duration(event.left_s)} left" if event.left_s else ""

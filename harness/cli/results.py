@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from harness.cli.addresses import (
-    CostsOption,
     RunsOption,
     SealedArgument,
     SessionTargetOption,
     TableFormOption,
-    TimeInStepsOption,
     held_to,
     output_option,
     sealed_runs,
@@ -36,6 +34,15 @@ if TYPE_CHECKING:
     from harness.present.report.view import Results
     from harness.tune.diagnose import Hint
 
+TimeInStepsOption = Annotated[
+    bool,
+    typer.Option(
+        "--time-in-steps", help="Answers rest on the time in steps (S), where every run measured it, in place of A."
+    ),
+]
+CostsOption = Annotated[
+    str, typer.Option("--costs", help="Cost model, name or file: prices A of every run, in place of its own costs.")
+]
 Figures = Literal["conditions", "serving", "reuse by wait"]
 """What ``harness table`` shows."""
 

@@ -79,7 +79,7 @@ _TYPES = {
     "int": _INT,
     "float": pa.float64(),
     "NDArray[np.int64]": pa.list_(_INT),
-    "FloatArray": pa.list_(pa.float64()),
+    "NDArray[np.float64]": pa.list_(pa.float64()),
 }
 
 

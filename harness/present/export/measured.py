@@ -15,15 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.analysis.serving import (
-    FloatArray,
-    Rate,
-    ServingFigures,
-    latencies,
-    requests_in_window,
-    serving_figures,
-    token_chunks,
-)
+from harness.analysis.serving import Rate, ServingFigures, latencies, requests_in_window, serving_figures, token_chunks
 from harness.analysis.stats import quantiles
 from harness.clock import NS_PER_S
 from harness.measure.records.manifest import table_at
@@ -77,7 +69,7 @@ class MeasuredRequest:
     tpot_at_least_ns: float | None = _column("tpot_ns if its last chunk came as early as it can; null: exact", "ns")
     tpot_at_most_ns: float | None = _column("tpot_ns if its first chunk came as early as it can; null: exact", "ns")
     token_ns: NDArray[np.int64] = _column("instant of each token", UNIX_NS)  # noqa: RUF009  # makes a field
-    itl_ns: FloatArray = _column("gap before each token after the first", "ns")  # noqa: RUF009  # makes a field
+    itl_ns: NDArray[np.float64] = _column("gap before each token after the first", "ns")  # noqa: RUF009  # makes a field
 
     @property
     def is_answered(self) -> bool:

@@ -27,16 +27,8 @@ from harness.measure.records.findings import FindingRow, finding_rows
 from harness.measure.records.manifest import Finding
 from harness.measure.records.run import SealedRun
 from harness.plugins import plugged, service
+from harness.present.report import facts
 from harness.present.report.answers import Channel, channels_of, counted_words
-from harness.present.report.facts import (
-    changes,
-    changes_from_experiment,
-    gather_facts,
-    num_planned,
-    reproduce_command,
-    spec_text,
-    written_workload,
-)
 from harness.present.report.timeline import TimelineView, requests_in_stalls, timeline
 from harness.run_key import RunKey
 from harness.table import Table
@@ -225,13 +217,13 @@ def gather(  # noqa: PLR0913  # an option each
         changes={condition.name: _changes(condition, runs) for condition in summary.conditions},
         timelines=_timelines(summary, sealed, timelines),
         findings=gather_findings(runs, summary.findings),
-        facts=gather_facts(runs),
-        spec_text=spec_text(first),
-        command=reproduce_command(first),
+        facts=facts.gather_facts(runs),
+        spec_text=facts.spec_text(first),
+        command=facts.reproduce_command(first),
         records_root=str(first.path.parent.parent.parent),
         written_utc=utc_now().strftime("%Y-%m-%d %H:%M:%S UTC"),
         results=Results() if results is None else results,
-        num_planned=num_planned(first),
+        num_planned=facts.num_planned(first),
         status=summary.status,
         drift=drift(runs),
         folders={} if page is None else {run.key: quote(os.path.relpath(run.path, page.parent)) for run in runs},
@@ -269,11 +261,11 @@ def _changes(condition: ConditionFigures, runs: Sequence[SealedRun]) -> tuple[tu
     mine = next(run for run in runs if run.condition == condition.name)
     base = next((run for run in runs if run.condition == condition.baseline), mine)
     if base is mine:
-        return changes_from_experiment(mine.manifest)
+        return facts.changes_from_experiment(mine.manifest)
     return (
-        *changes({"treatment": mine.manifest.treatment}, {"treatment": base.manifest.treatment}),
-        *changes(mine.manifest.server_spec, base.manifest.server_spec),
-        *changes(written_workload(mine.manifest), written_workload(base.manifest), "workload."),
+        *facts.changes({"treatment": mine.manifest.treatment}, {"treatment": base.manifest.treatment}),
+        *facts.changes(mine.manifest.server_spec, base.manifest.server_spec),
+        *facts.changes(facts.written_workload(mine.manifest), facts.written_workload(base.manifest), "workload."),
     )
 
 
