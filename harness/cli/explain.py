@@ -196,13 +196,8 @@ def _tables_with(topic: str, models: Mapping[str, type[BaseModel]]) -> list[str]
 
 
 def _topics() -> list[str]:
-    return [name for name in _models() if name not in LENGTHS and "." not in name and name not in FILES] + [
-        *FILES,
-        "distributions",
-        "tables",
-        "findings",
-        "glossary",
-    ]
+    tables = [name for name in _models() if "." not in name and name not in {*LENGTHS, *FILES}]
+    return [*tables, *FILES, "distributions", "tables", "findings", "glossary"]
 
 
 def _explain_model(topic: str, model: type[BaseModel], only: str = "") -> None:
@@ -247,9 +242,8 @@ def _allowed(key: Mapping[str, Any]) -> str:
             return "one of " + ", ".join(str(choice) or '""' for choice in option["enum"])
         if "discriminator" in option:
             distributions = option["discriminator"]["mapping"]
-            return f"a distribution of {', '.join(distributions)}" + (
-                ": harness explain distributions" if "uniform" in distributions else ""
-            )
+            more = ": harness explain distributions" if "uniform" in distributions else ""
+            return f"a distribution of {', '.join(distributions)}{more}"
     ends = [
         f"{sign} {option[word]:g}"
         for option in options

@@ -271,9 +271,8 @@ def counted_words(summary: ExperimentSummary) -> str:
     plan = f" {summary.one_plan.capitalize()}." if summary.one_plan else ""
     if not missing:
         return f"Costs and counts are sums over {count(len(common), 'replicate')}.{plan}"
-    named = ", ".join(missing[:MAX_MISSING]) + (
-        f" and {len(missing) - MAX_MISSING} more" if missing[MAX_MISSING:] else ""
-    )
+    more = f" and {len(missing) - MAX_MISSING} more" if missing[MAX_MISSING:] else ""
+    named = ", ".join(missing[:MAX_MISSING]) + more
     if not common:
         return f"No replicate has a valid run of every condition, so sums are not shown. Missing or INVALID: {named}."
     which = f"{'replicates' if len(common) > 1 else 'replicate'} {', '.join(map(str, common))}"
@@ -303,17 +302,14 @@ def _unpaired_sentence(
             f"{name} has no valid run of a replicate that every condition has, so its cost is not shown."
         )
     felt = _felt(summary, condition)
+    in_flight = f"{fixed(condition.b_ns, 3, NS_PER_S)} {unit}"
     if condition.a_ns is None:
-        in_flight = fixed(condition.b_ns, 3, NS_PER_S)
-        return ConditionSentence(f"{name} kept requests in flight for {in_flight} {unit} (B).", f"{runs}.{felt}")
-    both = (
-        ""
-        if kind_of_run(summary.backend).is_virtual
-        else f" and {fixed(condition.b_ns, 3, NS_PER_S)} {unit} in flight (B)"
-    )
-    modelled = "of device time" if not both else "of modelled device time (A)"
-    apart = f" {_apart(condition.a_ns, condition.b_ns, condition.parts)}" if both else ""
-    cost = f"{name} costs {fixed(condition.a_ns, 3, NS_PER_S)} {unit} {modelled}{both}"
+        return ConditionSentence(f"{name} kept requests in flight for {in_flight} (B).", f"{runs}.{felt}")
+    what, apart = "of device time", ""
+    if not kind_of_run(summary.backend).is_virtual:
+        what = f"of modelled device time (A) and {in_flight} in flight (B)"
+        apart = f" {_apart(condition.a_ns, condition.b_ns, condition.parts)}"
+    cost = f"{name} costs {fixed(condition.a_ns, 3, NS_PER_S)} {unit} {what}"
     return ConditionSentence(f"{cost}; it has no baseline.", f"{runs}.{apart}{felt}")
 
 
