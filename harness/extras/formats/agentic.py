@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 
 from harness.clock import NS_PER_MS
@@ -102,11 +102,10 @@ def _recordings(files: Iterable[Path], notes: ReadNotes) -> Iterator[Recording]:
 def _calls(path: Path, place: int, names: Names, notes: ReadNotes) -> Iterator[_Call]:
     """The rows of a file; one with more block names than its prompt has blocks of any size is broken."""
     unit_ns = notes.unit_ns(NS_PER_MS)
-    number = 0
+    numbers = count(1)
 
     def call(record: Record, at: str) -> _Call | None:
-        nonlocal number
-        number += 1
+        number = next(numbers)
         if "dependencies" in record:
             hint = "Give rows with `wait_for`, `delay` and `tool_wait_ms` (version 1)"
             raise SpecError("has `dependencies` (Dynamo's version 2), which no reader exists for", where=at, hint=hint)

@@ -12,11 +12,10 @@ from harness.model.traces.links import REVIEWED, reader_of
 from harness.model.traces.values import Record, counts_of, instant_ns, record_of, text_of, tokens_of
 
 HELD_TO = "0.171.0"
-*TYPES, NAMES = read_tables(Path(__file__).with_suffix(".toml")).values()
-PASSED, ROLES, ITEMS, LABELS = map(by_type, TYPES)
+TABLES = read_tables(Path(__file__).with_suffix(".toml"))
+PASSED, ROLES, ITEMS, LABELS = (by_type(TABLES[name]) for name in ("passed", "roles", "items", "labels"))
+NAMES: dict[str, list[str]] = TABLES["names"]
 ENDINGS = {"_call": "output", "_output": "result"}
-STEPS, UNCOUNTED, COPIED, REVIEWS, BARE = LABELS.values()
-INPUTS, USAGE, TOTALS, ABOVE, *REVIEW = NAMES.values()
 
 
 class CodexLog(AgentLog):
@@ -69,7 +68,7 @@ class _Session(Conversation):
 
     def log(self) -> Log:
         """The calls so far."""
-        self._leave(UNCOUNTED)
+        self._leave(LABELS["uncounted"])
         self.known()
         mark_replay(self.calls, self._closed_ns, self._began_ns or 0, is_fork=bool(self._fork_of))
         for place, turn in enumerate(self.calls):
@@ -77,7 +76,7 @@ class _Session(Conversation):
             if place and self.calls[place - 1].is_replay and not (turn.is_replay or self.parent):
                 copied_ns = max(self._began_ns or 0, self._closed_ns[place - 1]) + BURST_NS
                 is_copied = turn.kind == "tool" and turn.submitted_ns < copied_ns
-                turn.unknown_wait = turn.unknown_wait or (COPIED if is_copied else "")
+                turn.unknown_wait = turn.unknown_wait or (LABELS["copied"] if is_copied else "")
             turn.fork_of, turn.cut = self._fork_of, self._cut
             turn.session = self.session  # its first record may come late
             turn.parent = self.parent or "-" * self._is_agent  # a review, or an agent of the program, names none
@@ -87,7 +86,11 @@ class _Session(Conversation):
         """Read one record."""
         payload, kind = record_of(record, "payload"), text_of(record, "type")
         self.num_rows += 1
-        self._check_order(record)
+        if isinstance(number := record.get("ordinal"), int):  # by which newer releases number the rows
+            num_missing = number - self._ordinal - 1 if self._ordinal is not None else 0
+            self.notes.assume("rows that are missing by their ordinal", max(num_missing, 0))
+            self.num_unread += num_missing > 0
+            self._ordinal = number
         self._began_ns = moment_ns if self._began_ns is None else self._began_ns
         self.may_ask = payload.get("approval_policy", "") != "never" if kind == "turn_context" else self.may_ask
         if kind == "session_meta":
@@ -107,14 +110,6 @@ class _Session(Conversation):
         self.look(record)
         self.look(payload, text_of(payload, "type"))
 
-    def _check_order(self, record: Record) -> None:
-        """Label rows that are missing by the number that newer releases give each."""
-        if isinstance(number := record.get("ordinal"), int):
-            if self._ordinal is not None and number > self._ordinal + 1:
-                self.notes.assume("rows that are missing by their ordinal", number - self._ordinal - 1)
-                self.num_unread += 1
-            self._ordinal = number
-
     def _meta(self, payload: Record) -> None:
         """A file's first session_meta says what it is; one with another id comes from a session that it repeats."""
         name = text_of(payload, "id")
@@ -124,7 +119,7 @@ class _Session(Conversation):
         self.notes.check_release("Codex", text_of(payload, "cli_version"), HELD_TO)
         self._has_meta, self.session = True, name or self.session
         spawn = record_of(payload, "source", "subagent", "thread_spawn")
-        self._fork_of, self.parent = (text_of(spawn, name) or text_of(payload, name) for name in ABOVE)
+        self._fork_of, self.parent = (text_of(spawn, name) or text_of(payload, name) for name in NAMES["above"])
         self._is_agent = bool(record_of(payload, "source").get("subagent"))
         base = record_of(payload, "history_base")  # the rows that it goes on from, and does not copy
         self._fork_of = text_of(base, "thread_id") or self._fork_of
@@ -134,7 +129,7 @@ class _Session(Conversation):
         """Leave out the open round, which nothing counts."""
         if self._open is not None:
             self.notes.leave(reason, self._open.at)
-            self.lost = "a call before theirs has no token count" if reason == UNCOUNTED else ""
+            self.lost = "a call before theirs has no token count" if reason == LABELS["uncounted"] else ""
             self.is_compacted, self._back_to = self._open.is_reset, self._open.rewound_to
             self._open = None
 
@@ -155,7 +150,7 @@ class _Session(Conversation):
             self.is_over = self.is_over or (kind == "compacted" and bool(self._inputs))  # no row tells of its call
             if role == "result" and call:
                 self.result(call, moment_ns, payload.get("output"))
-            elif role in INPUTS:
+            elif role in NAMES["inputs"]:
                 self._ask(kind, role, moment_ns, payload.get("content"))
             elif self._open is not None or role == "output":
                 turn = self._output(moment_ns, at)
@@ -167,10 +162,10 @@ class _Session(Conversation):
     def _is_of_review(self, payload: Record, kind: str, role: str, moment_ns: int, at: str) -> bool:
         """Whether a row is Codex's own answer for a review; a review may begin with it, or end."""
         told = {kind, text_of(payload, "item", "type")}
-        is_exit, is_entry = (not told.isdisjoint(names) for names in REVIEW)
+        is_exit, is_entry = (not told.isdisjoint(names) for names in (NAMES["exits"], NAMES["entries"]))
         self.lost = REVIEWED if is_exit or is_entry else self.lost
         if is_exit and not (self._is_reviewed or self.calls):
-            self.notes.leave(REVIEWS, at)
+            self.notes.leave(LABELS["reviews"], at)
         for turn in self.calls[-1:] if is_exit and not self._is_reviewed else ():
             turn.num_agents += 1
             turn.tool_spans.append((turn.end_ns, moment_ns))
@@ -195,7 +190,7 @@ class _Session(Conversation):
             is_asked = any((self._began_ns or 0) <= at_ns <= moment_ns - LATE_NS for at_ns, _ in self._inputs)
             if self._open is None and is_asked and False not in latest and not self._unanswered:
                 self.end_without_row(at)
-            self._leave(UNCOUNTED)
+            self._leave(LABELS["uncounted"])
             self.is_over = self._is_aborted = True
         elif kind == "error" and self._open is None:
             self.end_without_row(at)
@@ -210,7 +205,7 @@ class _Session(Conversation):
     def _output(self, moment_ns: int, at: str) -> Call:
         """The round that this output belongs to; what was asked for after the open round's output is of another one."""
         if self._open is not None and self.is_asked(moment_ns):
-            self._leave(UNCOUNTED)
+            self._leave(LABELS["uncounted"])
         if self._open is None:
             self._open = self.begin(moment_ns)
             self._open.at = at
@@ -219,7 +214,10 @@ class _Session(Conversation):
 
     def _count(self, payload: Record, moment_ns: int, at: str) -> None:
         info = record_of(payload, "info")
-        totals, usage = counts_of(info.get("total_token_usage"), TOTALS), counts_of(info.get("last_token_usage"), USAGE)
+        totals, usage = (
+            counts_of(info.get("total_token_usage"), NAMES["totals"]),
+            counts_of(info.get("last_token_usage"), NAMES["usage"]),
+        )
         if (totals is not None and totals == self._totals) or (usage is not None and usage == self._recorded):
             self.notes.pass_over("token_count: told again")
             if usage is not None and not any(usage) and self.calls and self._emptied_at is None:
@@ -238,8 +236,8 @@ class _Session(Conversation):
             return
         if totals is not None and (self._totals or not (self._fork_of or self.parent)):
             sums = [counts[4] or counts[0] + counts[2] for counts in (totals, self._totals or [0] * 5)]
-            self.notes.hold(STEPS, sums[0] - sums[1], (usage[0], usage[2]))
-        self.notes.assume(BARE, self._open is None)
+            self.notes.hold(LABELS["steps"], sums[0] - sums[1], (usage[0], usage[2]))
+        self.notes.assume(LABELS["bare"], self._open is None)
         turn, last = self._close(usage, totals or (), moment_ns, at), record_of(info, "last_token_usage")
         turn.total_tokens = tokens_of(last.get("total_tokens")) or None
         if last and last.get("cached_input_tokens") is None:
@@ -248,7 +246,7 @@ class _Session(Conversation):
 
     def _usage_record(self, payload: Record, moment_ns: int, at: str) -> None:
         """The usage of one answer by its id: of the open round, or of one without a row of output, as a compaction."""
-        usage, name = counts_of(payload.get("usage"), USAGE), text_of(payload, "response_id")
+        usage, name = counts_of(payload.get("usage"), NAMES["usage"]), text_of(payload, "response_id")
         if usage is None:
             self.notes.row_broken("a token count without its numbers", at)
         elif self._open is None and self.calls and self._counted == usage:

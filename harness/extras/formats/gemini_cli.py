@@ -13,7 +13,7 @@ from harness.model.traces.links import reader_of
 from harness.model.traces.values import Record, counts_of, first_of, instant_ns, list_of, record_of, records_of, text_of
 
 TABLES = read_tables(Path(__file__).with_suffix(".toml"))
-PASSED, (COUNTS, ENDED, CANCELLED) = by_type(TABLES["passed"]), TABLES["names"].values()
+PASSED, NAMES = by_type(TABLES["passed"]), TABLES["names"]
 
 
 class GeminiLog(AgentLog):
@@ -54,6 +54,7 @@ class _Session(Conversation):
         self._uncounted: dict[str, str] = {}  # answers without counts so far, and their places
         self._said: list[str] = []
         self._ended: set[str] = set()
+        self._is_refused = False  # no tool of the last answer ran: the model is not asked with their results
         self._moments: dict[str, int] = {}  # of messages, as they were first written
 
     def take_state(self, state: Record, rewound_to: str, at: str) -> None:
@@ -66,7 +67,8 @@ class _Session(Conversation):
         gone = [name for name in self._said if name not in kept] if len(kept) > 1 else []
         # All after some message: a turn that was cancelled, or failed, is taken back.
         if rewound_to or (0 < len(gone) < len(self._said) and gone == self._said[-len(gone) :]):
-            self.end_without_row(at) if gone else None
+            if gone:
+                self.end_without_row(at)
             del self._said[self._said.index(rewound_to or gone[0]) :]
             self.go_back([call for name in self._said if (call := self._answers.get(name))])
         elif any(map(self._answers.get, gone)):
@@ -93,11 +95,12 @@ class _Session(Conversation):
                 self.row_broken("a message without its id, time or content", at)
             else:
                 self._said += [name] * bool(name)
+                self._is_refused = False
                 take_parts(self, parts, moment_ns, is_human=True)
                 self.notes.part()
         elif not self.notes.passes(kind, PASSED):
             self.row_unknown(f"message {kind}", at)
-        elif kind == "error" or text_of(message, "content") == CANCELLED:
+        elif kind == "error" or (text_of(message, "content") == NAMES["cancelled"] and not self._is_refused):
             self.end_without_row(at)
         self.look(message)
 
@@ -107,7 +110,7 @@ class _Session(Conversation):
         # An editor's session has one message without counts for the tools of all its answers.
         is_holder = bool(self.calls and tools) and not (turn or text_of(message, "content"))
         is_holder = is_holder and (name in self._said or not (name in self._uncounted or self.is_asked(moment_ns)))
-        counts = counts_of(tokens, COUNTS) if turn is None and tokens else []
+        counts = counts_of(tokens, NAMES["counts"]) if turn is None and tokens else []
         if counts is None:
             self.row_broken("an answer with a count that is no number of tokens", at)
             return
@@ -116,7 +119,7 @@ class _Session(Conversation):
             self._leave_uncounted()
             turn = self._answers[name] = self.add(moment_ns, ("gemini-cli", name), at)
             self._said.append(name)
-            set_counts(turn, tokens, COUNTS)
+            set_counts(turn, tokens, NAMES["counts"])
             turn.has_reasoning_apart, turn.provider = True, text_of(message, "model")
             turn.answer_characters = len(text_of(message, "content"))
         else:
@@ -127,6 +130,7 @@ class _Session(Conversation):
             self._uncounted.setdefault(name, at)
         for tool in tools if self.calls else ():
             self._take_tool(turn or self.calls[-1], tool, is_counted=bool(turn or is_holder))
+        self._is_refused = bool(tools) and all(text_of(tool, "status") == "cancelled" for tool in tools)
 
     def _leave_uncounted(self) -> None:
         """Answers whose counts did not come are left out, with what they were asked."""
@@ -140,12 +144,12 @@ class _Session(Conversation):
             self.call(name, turn, turn.end_ns, text_of(tool, "name"))
             turn.answer_characters += len(json.dumps(tool.get("args"))) * is_counted
         ended_ns = instant_ns(tool.get("timestamp"))
-        if ended_ns is not None and name not in self._ended and text_of(tool, "status") in ENDED:
+        if ended_ns is not None and name not in self._ended and text_of(tool, "status") in NAMES["ended"]:
             self._ended.add(name)  # older releases write no row of its result
             ended_ns = self.moved_ns(ended_ns, turn.end_ns)
             said = (text_of(part, "functionResponse", "response", "error") for part in records_of(tool, "result"))
             self.result(name, ended_ns, "".join(said))
-            self.is_over |= text_of(tool, "status") == "cancelled" and self._inputs[-1][1] is False
+            self.is_allowed |= text_of(tool, "status") == "cancelled"  # a person did so, before it ran or as it ran
         if child := text_of(tool, "agentId"):
             turn.children[child] = UNTIMED if ended_ns is None else ended_ns
 
@@ -166,7 +170,7 @@ def take_parts(conversation: Conversation, parts: Sequence[object], moment_ns: i
 
 
 def set_counts(turn: Call, usage: Record, names: Mapping[str, str]) -> None:
-    """The counts of a call, from a usage object by the names of ``COUNTS``."""
+    """The counts of a call, from a usage object by the names of these."""
     counts = dict(zip(names, counts_of(usage, names.values()) or [0] * len(names), strict=True))
     turn.input_tokens, turn.output_tokens = counts["input"] + counts["tool"], counts["output"]
     turn.reasoning_tokens, turn.total_tokens = counts["thoughts"], counts["total"] or None

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.extras.formats import blocks
 from harness.model.traces.account import ReadNotes
-from harness.model.traces.base import Read, read_tables, trace_format
+from harness.model.traces.base import read_tables, trace_format
 from harness.model.traces.recording import RecordedRequest, Recording, hidden_name
 from harness.model.traces.values import Record, seconds_ns
 
@@ -29,24 +30,20 @@ class _Row(NamedTuple):
     chat: str | None
 
 
-def _reader(block_tokens: int, unit_ns: int) -> Read:
-    """unit_ns: of ``timestamp``."""
-
-    def read(files: Iterable[Path], notes: ReadNotes) -> Iterator[Recording]:
-        paths = list(files)
-        unit = notes.unit_ns(unit_ns)
-        read_rows = [list(_rows(path, unit, notes)) for path in paths]
-        rows_of = _once_each(read_rows, notes)
-        lengths = ((row.prompt, len(row.names)) for rows in rows_of for _, row in rows)
-        size = blocks.settled_block_tokens(lengths, block_tokens, notes, str(paths[0]))
-        requests = _named(rows_of, size, notes, is_one_set=notes.dropped[REPEATED] > 0)
-        in_files = (notes.in_order(rows, lambda one: one[0], "rows out of order of time") for rows in requests)
-        arrivals = sorted((one for rows in in_files for one in rows), key=lambda one: one[0])
-        check_instants([at_ns for at_ns, _ in arrivals], unit, notes)
-        for place, (at_ns, request) in enumerate(arrivals):
-            yield Recording(hidden_name(f"request {place}"), at_ns - arrivals[0][0], (request,))
-
-    return read
+def _recordings(files: Iterable[Path], notes: ReadNotes, block_tokens: int, unit_ns: int) -> Iterator[Recording]:
+    """A recording for each request. unit_ns: of ``timestamp``."""
+    paths = list(files)
+    unit = notes.unit_ns(unit_ns)
+    read_rows = [list(_rows(path, unit, notes)) for path in paths]
+    rows_of = _once_each(read_rows, notes)
+    lengths = ((row.prompt, len(row.names)) for rows in rows_of for _, row in rows)
+    size = blocks.settled_block_tokens(lengths, block_tokens, notes, str(paths[0]))
+    requests = _named(rows_of, size, notes, is_one_set=notes.dropped[REPEATED] > 0)
+    in_files = (notes.in_order(rows, lambda one: one[0], "rows out of order of time") for rows in requests)
+    arrivals = sorted((one for rows in in_files for one in rows), key=lambda one: one[0])
+    check_instants([at_ns for at_ns, _ in arrivals], unit, notes)
+    for place, (at_ns, request) in enumerate(arrivals):
+        yield Recording(hidden_name(f"request {place}"), at_ns - arrivals[0][0], (request,))
 
 
 def _rows(path: Path, unit_ns: int, notes: ReadNotes) -> Iterator[tuple[str, _Row]]:
@@ -121,5 +118,6 @@ def check_instants(instants_ns: Sequence[int], unit_ns: int, notes: ReadNotes) -
             notes.assume(f"{what}If they are in another unit, give --time-unit", len(instants_ns))
 
 
-FORMAT = trace_format(__file__, "mooncake", _reader(blocks.MOONCAKE_BLOCK_TOKENS, NS_PER_MS))
-BAILIAN = trace_format(__file__, "bailian", _reader(16, NS_PER_S))
+MOONCAKES = {"block_tokens": blocks.MOONCAKE_BLOCK_TOKENS, "unit_ns": NS_PER_MS}
+FORMAT = trace_format(__file__, "mooncake", partial(_recordings, **MOONCAKES))
+BAILIAN = trace_format(__file__, "bailian", partial(_recordings, block_tokens=16, unit_ns=NS_PER_S))

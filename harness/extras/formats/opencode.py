@@ -9,7 +9,7 @@ from harness.clock import NS_PER_MS
 from harness.extras.formats.trajectories import UNSTATED
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import trace_format
-from harness.model.traces.calls import LAST_NS, UNTIMED, Call, Conversation, Log, mark_replay
+from harness.model.traces.calls import ATTEMPTS, LAST_NS, UNTIMED, Call, Conversation, Log, mark_replay
 from harness.model.traces.links import of_documents
 from harness.model.traces.values import (
     Record,
@@ -111,7 +111,7 @@ class _Session(Conversation):
         self._take_tools(turn, parts)
         self.is_compacted = info.get("summary") is True
         self.is_over = bool(text_of(info, "error", "name"))
-        self.notes.assume("attempts that failed, left out", sum(text_of(part, "type") == "retry" for part in parts))
+        self.notes.assume(ATTEMPTS, sum(text_of(part, "type") == "retry" for part in parts))
 
     def _take_tools(self, turn: Call, parts: list[Record]) -> None:
         for part in (part for part in parts if text_of(part, "type") == "tool"):

@@ -114,6 +114,9 @@ class _Conversation(TrajectoryCalls):
         is_told = bool(name or (is_agents and (any(step) or kind == "message"))) and "observation" not in event
         states = {text_of(event, *path) for path in NAMES["states"]}
         above = self._calls_at.get(text_of(event, "parent_id"), self.calls[-1] if self.calls else None)
+        # The model is asked again after a person's message, or with what came of an action.
+        is_asking = kind in ("MessageEvent", "message") or text_of(event, "args", "agent_state") == "running"
+        is_result = "observation" in event and kind not in ("agent_state_changed", "recall", "null")
         num_calls = len(self.calls)
         self._named.add(name)
         if is_unusable or (is_told and kind not in NAMES["observations"]):
@@ -121,7 +124,7 @@ class _Conversation(TrajectoryCalls):
             self._answer(event, name or at, moment_ns, at, step)
             if is_unusable:
                 self.take_input(moment_ns, is_human=None)
-        elif _is_input(event, kind):
+        elif kind in NAMES["observations"] or is_result or (is_asking and text_of(event, "source") == "user"):
             is_human = text_of(event, "source") == "user" and (self.policy != "nobody" or None)
             is_refused = kind in NAMES["rejections"] and text_of(event, "rejection_source") != "hook"
             is_end = text_of(event, "tool_name") in END_A_RUN or kind == "HookExecutionEvent"
@@ -183,13 +186,6 @@ def _number(event: Record, at: str) -> int | None:
     """Its place among the events: its id, or that in the name of its file; None where neither says one."""
     name = re.search(r"event-(\d{1,12})-[^/]*$", at)
     return number if isinstance(number := event.get("id"), int) else int(name[1]) if name else None
-
-
-def _is_input(event: Record, kind: str) -> bool:
-    """Whether the model is asked again after an event: a person's message, or what came of an action."""
-    is_said = kind in ("MessageEvent", "message") or text_of(event, "args", "agent_state") == "running"
-    is_told = "observation" in event and kind not in ("agent_state_changed", "recall", "null")
-    return kind in NAMES["observations"] or is_told or (is_said and text_of(event, "source") == "user")
 
 
 FORMAT = trace_format(__file__, "openhands", of_lines(openhands_logs), passed=PASSED)

@@ -54,7 +54,7 @@ class _Tree:
                 span.clock = span.clock if span.trace else scope
             known = self._spans.get((span.trace, span.span)) if span.span else None
             if span.call is not None and (is_known or (known and known.call)):
-                self._notes.drop("spans that came before" if is_known else LABELS["other_values"], span.at)
+                self._notes.drop("calls in spans that came before" if is_known else LABELS["other_values"], span.at)
                 continue
             if span.span:
                 self._spans.setdefault((span.trace, span.span), span)
@@ -71,9 +71,8 @@ class _Tree:
         traces: dict[str, list[Span]] = {}
         for place, span in enumerate(self._calls):
             earlier = self._calls[max(0, place - MOST_LOOKED_AT) : place]
-            self._notes.assume(
-                LABELS["twice"], any(each.service != span.service and each.wraps(span) for each in earlier)
-            )
+            is_twice = any(each.service != span.service and each.wraps(span) for each in earlier)
+            self._notes.assume(LABELS["twice"], is_twice)
             run = self._run(span)
             if span.call is not None:
                 agents = (each.agent for each in (span, *self._above(span)) if each.agent)
@@ -298,10 +297,8 @@ class _Tree:
             if ended_ns is None or span.call is None:
                 continue
             tools = (tool for each in earlier if each.call for tool in each.call.tool_spans)
-            # A tool that goes on is not waited for.
-            over = (
-                each for each in tools if each[0] < span.start_ns and ended_ns < each[1] <= span.start_ns + BURST_NS
-            )
+            last_ns = span.start_ns + BURST_NS  # a tool that goes on is not waited for
+            over = (each for each in tools if each[0] < span.start_ns and ended_ns < each[1] <= last_ns)
             ran = sorted((max(start_ns, ended_ns), end_ns) for start_ns, end_ns in over)
             tool_ns = max((end_ns for _, end_ns in ran), default=ended_ns)
             root, before = self._root(span), self._root(earlier[-1])

@@ -8,20 +8,31 @@ from pathlib import Path
 
 from harness.extras.formats.gemini_cli import set_counts, take_parts
 from harness.model.traces.base import by_type, read_tables, trace_format
-from harness.model.traces.calls import DECIDED, Call, Log
+from harness.model.traces.calls import ATTEMPTS, DECIDED, Call, Log
 from harness.model.traces.claude import Chain, ClaudeLog
 from harness.model.traces.links import reader_of
 from harness.model.traces.values import Record, counts_of, record_of, records_of, text_of
 
 HELD_TO = "0.24.4"
-TYPES, COUNTS, TOLD, NAMES = read_tables(Path(__file__).with_suffix(".toml")).values()
-PASSED, (COMPRESS, BESIDE) = by_type(TYPES), NAMES.values()
+TABLES = read_tables(Path(__file__).with_suffix(".toml"))
+PASSED, COUNTS, TOLD = by_type(TABLES["passed"]), TABLES["counts"], TABLES["told"]
+COMPRESS, BESIDE = TABLES["names"]["compress"], TABLES["names"]["beside"]
 
 
 class _QwenChain(Chain):
-    kinds = ("user", "assistant", "tool_result", "chat_compression", "api_response", "tool_call", "compress")
+    kinds = (
+        "user",
+        "assistant",
+        "tool_result",
+        "chat_compression",
+        "api_response",
+        "api_error",
+        "tool_call",
+        "compress",
+    )
     _told: tuple[Record, int, str] | None = None  # an answer in telemetry whose row has not come, its instant, place
     _untold: list[int] | None = None  # counts of an answer's row whose telemetry has not come
+    _failed: tuple[str, int] = ("", -1)  # where an attempt failed last, and behind how many calls
     _called: tuple[str, ...] = ()  # the tools of the last answer, by name
 
     def log(self) -> Log:
@@ -32,7 +43,8 @@ class _QwenChain(Chain):
         """An answer that has no row of its own: of another prompt than the conversation's."""
         if self._told is not None:
             self.notes.pass_over(f"ui_telemetry: {PASSED['ui_telemetry']}")
-            self.notes.leave(BESIDE, self._told[2])
+            if self.notes.is_first(text_of(self._told[0], "uuid"), self._told[2]):
+                self.notes.leave(BESIDE, self._told[2])
             self._told = None
 
     def take(self, kind: str, record: Record, moment_ns: int, at: str) -> None:
@@ -55,17 +67,23 @@ class _QwenChain(Chain):
                 self._compact(at)
             elif kind == "compress":
                 self.take_input(moment_ns, is_human=True, is_hint=True)
+            elif kind == "api_error":
+                self.notes.assume(ATTEMPTS, self.notes.is_first(self.row or at, at))
+                self._failed = at, len(self.calls)
             elif kind == "tool_call":  # an agent's tools have their telemetry here too
                 self.is_allowed = self.is_allowed or text_of(event, "function_name") in self._called
             elif text_of(record, "subtype") == "notification" and task.get("kind") != "peer":
-                self.take_news(moment_ns)
+                self.take_input(moment_ns, is_human=False)
+                self.is_woken = True
                 name = text_of(task, "toolUseId") if task.get("kind") == "agent" else ""
                 self.start(name, f"{self.session}/{text_of(task, 'taskId')}")
             else:
                 is_by_program = text_of(record, "subtype") in ("cron", "goal_runtime", "notification")
+                if kind == "user" and not is_by_program and self._failed[1] == len(self.calls):
+                    self.end_without_row(self._failed[0])  # a person goes on where no attempt succeeded
                 take_parts(self, parts, moment_ns, is_human=None if is_by_program else kind == "user")
                 is_cancelled = text_of(record, "toolCallResult", "status") == "cancelled"
-                self.is_over = self.is_over or (is_cancelled and self._inputs[-1:] != [(moment_ns, True)])
+                self.is_allowed = self.is_allowed or is_cancelled  # by a person, before it ran or as it ran
 
     def _compact(self, at: str) -> None:
         """The summary has no row but its telemetry's; the next call is made at once, unless a person is asked."""
@@ -118,10 +136,11 @@ class QwenLog(ClaudeLog):
     def kind_of(self, record: Record) -> str:
         kind, more = text_of(record, "type"), text_of(record, "subtype")
         event = record_of(record, "systemPayload", "uiEvent")
-        if text_of(event, "event.name").endswith(".api_response") and not text_of(event, "subagent_id"):
-            return "api_response"
-        if text_of(event, "event.name").endswith(".tool_call") and text_of(event, "decision") in DECIDED:
-            return "tool_call"
+        what = text_of(event, "event.name").rpartition(".")[2]
+        if what in ("api_response", "api_error") and not text_of(event, "subagent_id"):
+            return what
+        if what == "tool_call" and text_of(event, "decision") in DECIDED:
+            return what
         if [more, *map(record_of(record, "systemPayload").get, ("phase", "rawCommand"))] == COMPRESS:
             return "compress"
         return more if kind == "system" and more else kind

@@ -18,6 +18,7 @@ MOST_NS = 1 << 62
 LABELS = read_tables(Path(__file__).with_name("labels.toml"))
 NOT_ENDED, BEFORE, OWN, NO_NAMES, NO_LIMIT = LABELS["vllm-requests"].values()
 UNKNOWN_WAITS, PROMPTS_ALONE, EARLY, LOST, HIDDEN, CUT, AFTER_ROTATION, RESTARTS = LABELS["vllm-sessions"].values()
+Continued = tuple["ObservedRequest | None", int]  # the request that another one continues, and the tokens kept of it
 Block = tuple[int, int]  # a KV block: the request that had it first, and its place there
 
 
@@ -316,7 +317,7 @@ class Links:
                 return fits[-1], fits[-1].stream_tokens
         return None
 
-    def _parent(self, request: ObservedRequest) -> tuple[ObservedRequest | None, int]:
+    def _parent(self, request: ObservedRequest) -> Continued:
         size, known = request.server.block_tokens, request.known
         holder = self._chains.requests.get(request.like)
         if holder is None:
@@ -326,7 +327,11 @@ class Links:
         holder = self._chains.requests[tip[0]]
         if known <= holder.blocks and holder.parent is None:
             return self._after_hidden_answer(request, holder, tip)
-        if (whole := self._whole(request, tip)) is not None:
+        # The latest request whose prompt and answer it begins with.
+        near = (each for each in self._tips.get(tip, ()) if each.stream_tokens <= request.prompt)
+        fits = [each for each in near if _has_ended(each, request)]
+        if fits:
+            whole = max(fits, key=lambda each: (each.stream_tokens, _has_answered(each, request), each.number))
             return whole, whole.stream_tokens
         walk: ObservedRequest | None = holder
         while walk is not None and not _has_ended(walk, request):
@@ -336,9 +341,7 @@ class Links:
         self._notes.assume(CUT)
         return walk, min(known * size, walk.stream_tokens, request.prompt)
 
-    def _after_hidden_answer(
-        self, request: ObservedRequest, holder: ObservedRequest, tip: Block
-    ) -> tuple[ObservedRequest | None, int]:
+    def _after_hidden_answer(self, request: ObservedRequest, holder: ObservedRequest, tip: Block) -> Continued:
         """What it continues, where it begins with a first prompt: others may do so that are no part of that session.
 
         It is taken to continue that request where the answer fills no block and nobody else goes on from there.
@@ -351,12 +354,6 @@ class Links:
             return holder, holder.stream_tokens
         self._notes.assume(PROMPTS_ALONE)
         return None, 0
-
-    def _whole(self, request: ObservedRequest, tip: Block) -> ObservedRequest | None:
-        """The latest request whose prompt and answer it begins with."""
-        near = (each for each in self._tips.get(tip, ()) if each.stream_tokens <= request.prompt)
-        fits = [each for each in near if _has_ended(each, request)]
-        return max(fits, key=lambda each: (each.stream_tokens, _has_answered(each, request), each.number), default=None)
 
 
 def _has_ended(earlier: ObservedRequest, request: ObservedRequest) -> bool:

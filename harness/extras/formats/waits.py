@@ -252,7 +252,12 @@ def summarise_tracelab(source: Path, *, tables: tuple[str, ...] = (), max_malfor
         for call in row.tools or ():
             _count(summary, latencies_us, call)
     if not latencies_us:
-        raise _nothing_to_use(source, summary)
+        excluded, missing, zero = (each.total() for each in (summary.excluded, summary.missing, summary.non_positive))
+        what = f"holds {summary.calls} tool calls, none of which can be used: {excluded} wait for a person, "
+        what += f"{missing} have no latency, {zero} one of zero or less"
+        looked_for = f"looked for tools[].tool_name, {', '.join(_LATENCIES)}"
+        what = what if summary.calls else f"holds no tool call in {summary.rows} rows; {looked_for}"
+        raise SpecError(what, where=str(source), hint="Give a TraceLab round trace (JSONL, JSONL.gz or DuckDB)")
     tools = [_quantiles(tool, np.frombuffer(us, np.int64) / 1000) for tool, us in latencies_us.items()]
     summary.tools = sorted(tools, key=lambda tool: (-tool.calls, tool.name))
     summary.sha256 = sha256_of(source)
@@ -273,16 +278,6 @@ def _count(summary: ImportSummary, latencies_us: dict[str, array[int]], call: _C
         summary.non_positive[tool] += 1
     else:
         latencies_us.setdefault(tool, array("q")).append(max(round(latency_ms * 1000), 1))
-
-
-def _nothing_to_use(source: Path, summary: ImportSummary) -> SpecError:
-    if summary.calls:
-        excluded, missing, zero = (each.total() for each in (summary.excluded, summary.missing, summary.non_positive))
-        what = f"holds {summary.calls} tool calls, none of which can be used: {excluded} wait for a person, "
-        what += f"{missing} have no latency, {zero} one of zero or less"
-    else:
-        what = f"holds no tool call in {summary.rows} rows; looked for tools[].tool_name, {', '.join(_LATENCIES)}"
-    return SpecError(what, where=str(source), hint="Give a TraceLab round trace (JSONL, JSONL.gz or DuckDB)")
 
 
 def _provenance(summary: ImportSummary) -> dict[str, Any]:

@@ -38,6 +38,7 @@ PLACEHOLDER_TOKENS = 2
 PLACEHOLDER = "output tokens estimated from characters, 4 to a token: the recording has a placeholder"
 INCLUDED = "prompts whose cached tokens exceed them: their file counts the cache apart, so it is added"
 NO_TOKEN = "answers of no token taken as 1 token"
+SHORT = "answers of 1 or 2 tokens, as estimated from their characters"
 NO_PROMPT = "calls whose usage counts no prompt token"
 
 
@@ -65,8 +66,7 @@ class ReadNotes:
 
     A row is a line, or a span, step, event or message of a document. passed, broken, unknown: rows by reason, or by
     type; num_more: calls beyond the first that one row holds; dropped: calls by reason; left: files, links between
-    sessions, and rows that stand twice (num_twice). stated, summed: what files state, and their calls' sums. num_short:
-    answers of a token or two by the reader's own estimate.
+    sessions, and rows that stand twice (num_twice). stated, summed: what files state, and their calls' sums.
     block_tokens, arrivals: set by a reader that finds them in the files. A place is shown, and stored nowhere.
     """
 
@@ -77,7 +77,6 @@ class ReadNotes:
     num_parts: int = 0
     num_more: int = 0
     num_twice: int = 0
-    num_short: int = 0
     passed: Counter[str] = field(default_factory=Counter[str])
     broken: Counter[str] = field(default_factory=Counter[str])
     unknown: Counter[str] = field(default_factory=Counter[str])
@@ -147,6 +146,10 @@ class ReadNotes:
         self.left[reason] += max(num_rows, 1)
         self.num_twice += num_rows
         self.first_at.setdefault(reason, at)
+
+    def is_first(self, row: str, at: str) -> bool:
+        """Whether no other file held the row of this id before, that tells of something to be counted once."""
+        return self.told.setdefault(row, at) == at
 
     def assume(self, what: str, count: int = 1) -> None:
         """Label the trace with ``what``; nothing happens where ``count`` is 0."""

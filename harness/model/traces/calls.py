@@ -27,6 +27,7 @@ LIKE_ASKING, RAN, NEWS, BY_PROGRAM = map(re.compile, TABLES["patterns"].values()
 LAST_NS = instant_ns(datetime.max.isoformat()) or 0  # that a timestamp can name
 UNTIMED = -1
 UNCOUNTED = "a call before theirs has no token counts"
+ATTEMPTS = "attempts that failed, left out"
 Message = tuple[bytes, int]  # digest and tokens of one message of a prompt
 
 
@@ -127,6 +128,7 @@ class Conversation:
 
     def __init__(self, session: str, notes: ReadNotes) -> None:
         self.session, self.parent, self.notes = session, "", notes
+        self.row = ""  # the id of its latest row, which a copy in another file has too
         self.calls: Log = []
         self.people_ns: list[int] = []
         self.is_compacted = False
@@ -137,7 +139,7 @@ class Conversation:
         self._ran_ns: list[int | None] = []
         self._tools: dict[str, tuple[Call, int, str]] = {}
         self._unanswered, self._answered = set[str](), set[str]()
-        self._is_in_doubt = self._is_woken = False
+        self._is_in_doubt = self.is_woken = False  # woken: the program tells that a background agent or task has ended
         self.is_allowed = self.is_strange = False  # a person was asked about a tool; a row says what is not known
         self.is_over = False  # a summary, a retry or an interruption came since the last call
         self.has_tools = True  # the last call called a tool, where no row of its result tells
@@ -172,22 +174,18 @@ class Conversation:
         """What a person said, or a tool's result; None: neither, as of a program. is_hint: counts only by itself."""
         texts = [text for text in texts_of(said) if text.strip()]
         if any(map(NEWS.match, texts)):
-            is_human, is_hint, self._is_woken = False, False, True
+            is_human, is_hint, self.is_woken = False, False, True
         elif is_human and texts and all(map(BY_PROGRAM.match, texts)):
             is_human = None
         (self._hints if is_hint else self._inputs).append((moment_ns, is_human))
         self.people_ns += [moment_ns] * (is_human is True)
 
-    def take_news(self, moment_ns: int) -> None:
-        """The program tells that a background agent or task has ended."""
-        self.take_input(moment_ns, is_human=False)
-        self._is_woken = True
-
     def compact(self, at: str) -> None:
         """The next prompt begins anew, with a summary of a call that the log does not hold."""
         self.is_compacted = True
         self.lost = SUMMED
-        self.notes.leave(SUMMARY, at)
+        if self.notes.is_first(self.row or at, at):
+            self.notes.leave(SUMMARY, at)
 
     def add(self, moment_ns: int, identity: Hashable, at: str) -> Call:
         """A row is a call; as ``begin``."""
@@ -242,7 +240,7 @@ class Conversation:
         is_alone = tools_ns is None if self._inputs else is_by_itself
         turn.kind = "none" if self.is_strange or (persons_ns is None and is_alone) else turn.kind
         turn.ran_ns, turn.is_allowed, turn.is_over = self._ran_ns, self.is_allowed, self.is_over
-        turn.inputs_ns, turn.is_woken, turn.people_ns = (tools_ns, persons_ns), self._is_woken, self.people_ns
+        turn.inputs_ns, turn.is_woken, turn.people_ns = (tools_ns, persons_ns), self.is_woken, self.people_ns
         turn.is_unstated = self.may_ask and None in self._ran_ns
         turn.parent, turn.index, turn.is_reset = self.parent, len(self.calls), self.is_compacted
         turn.rewound_to, self._back_to = self._back_to, None
@@ -251,7 +249,7 @@ class Conversation:
         self._num_before = self.num_unread
         turn.unknown_wait, self.lost = self.lost or self.doubt(is_last_human=persons_ns == submitted_ns), ""
         self._inputs, self._hints, self._ran_ns, self._unanswered = [], [], [], set()
-        self.is_compacted = self._is_in_doubt = self._is_woken = False
+        self.is_compacted = self._is_in_doubt = self.is_woken = False
         self.is_allowed = self.is_strange = self.is_over = False
         return turn
 
@@ -344,9 +342,9 @@ def logs_of(kind: type[AgentLog], files: Iterable[Path], notes: ReadNotes) -> It
 
 
 def _log(kind: type[AgentLog], path: Path, notes: ReadNotes, *, num_late: int = 0) -> AgentLog:
-    log = kind(path.stem, ReadNotes(known=notes.known, told=notes.told, progress=notes.progress))
+    log = kind(path.stem, ReadNotes(known=notes.known, told=notes.told))
     log.folder = path.parent.name
-    lines = json_records(path, log.notes)
+    lines = json_records(path, log.notes, None if num_late else notes.progress)
     for _, at, record in _by_time(lines, num_late, log) if num_late else lines:
         log.take(record, at)
     return log

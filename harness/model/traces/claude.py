@@ -9,8 +9,8 @@ from pathlib import Path
 
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.base import by_type, read_tables, trace_format
-from harness.model.traces.calls import BACK, AgentLog, Call, Conversation, Log, texts_of
-from harness.model.traces.links import UNLINKED, reader_of
+from harness.model.traces.calls import ATTEMPTS, BACK, AgentLog, Call, Conversation, Log, texts_of
+from harness.model.traces.links import REPEATED, UNLINKED, reader_of
 from harness.model.traces.values import Record, counts_of, instant_ns, record_of, records_of, text_of, tokens_of
 
 HELD_TO = "2.1.157"
@@ -57,12 +57,13 @@ class _ClaudeChain(Chain):
         if kind == "compaction":
             self.compact(at)
         said = message.get("content")
-        rows = [text_of(record, "uuid") or at for one in texts_of(said) if one.startswith("[Request interrupted by")]
-        self.notes.assume(INTERRUPTED, any(self.notes.told.setdefault(row, at) == at for row in rows))  # a fork copies
+        is_stop = any(one.startswith("[Request interrupted by") for one in texts_of(said))
+        self.notes.assume(INTERRUPTED, is_stop and self.notes.is_first(self.row or at, at))
         if mode := text_of(record, "permissionMode"):
             self.may_ask = mode not in ("bypassPermissions", "dontAsk")
         if origin == "task-notification":
-            self.take_news(moment_ns)
+            self.take_input(moment_ns, is_human=False)
+            self.is_woken = True
         elif not results:
             self.take_input(moment_ns, is_human=not is_hint if is_own else None, is_hint=is_hint, said=said)
         for part in results:
@@ -79,7 +80,8 @@ class _ClaudeChain(Chain):
         message = record_of(record, "message")
         name, counts = text_of(message, "id"), _counts(record_of(message, "usage"))
         if record.get("isApiErrorMessage") is True:
-            self.notes.drop_call("calls that failed, after all tries: the program tells their error", at)
+            failed = "calls that failed, after all tries: the program tells their error"
+            self.notes.drop_call(failed if self.notes.is_first(self.row or at, at) else REPEATED, at)
             self.skip("a call before theirs failed")
             return
         if text_of(message, "model") == "<synthetic>":
@@ -148,9 +150,11 @@ class ClaudeLog(AgentLog):
         self._is_back = self._is_back or at in self.backs
         if self.notes.passes(kind, self.passed):
             self._is_strange = not self.notes.look(record, kind) or self._is_strange
+            is_attempt = text_of(record, "subtype") == "api_error" and self.notes.is_first(row or at, at)
+            self.notes.assume(ATTEMPTS, is_attempt)
             return
         chain = self._chain(record, row)
-        chain.num_rows += 1
+        chain.row, chain.num_rows = row, chain.num_rows + 1
         chain.lost, self._is_back = BACK if self._is_back else chain.lost, False
         chain.is_strange, self._is_strange = chain.is_strange or self._is_strange, False
         if kind not in chain.kinds:

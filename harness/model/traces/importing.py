@@ -10,7 +10,7 @@ from pathlib import Path
 
 from harness.errors import PlanError, SpecError
 from harness.model.traces import base, claude
-from harness.model.traces.account import NO_TOKEN, PLACEHOLDER_TOKENS, TYPE_NAME, ReadNotes, ReadOptions
+from harness.model.traces.account import NO_TOKEN, PLACEHOLDER_TOKENS, SHORT, TYPE_NAME, ReadNotes, ReadOptions
 from harness.model.traces.base import Progress, TraceFormat, by_type, json_records, opened, read_tables, sha256_of
 from harness.model.traces.recording import Arrivals, Recording, TraceHead, check_recording, trace_sha256, write_trace
 from harness.model.traces.values import list_of, parsed_json, record_of
@@ -89,7 +89,7 @@ def read_recordings(
     if notes.options.time_unit_ns and not notes.has_bare_times:
         raise SpecError("has no bare numbers of time", where=str(files[0]), hint="Leave --time-unit out")
     answers = [request.generate_tokens for recording in recordings for request in recording.requests]
-    num_short = sum(tokens <= PLACEHOLDER_TOKENS for tokens in answers) - notes.assumed[NO_TOKEN] - notes.num_short
+    num_short = sum(tokens <= PLACEHOLDER_TOKENS for tokens in answers) - notes.assumed[NO_TOKEN] - notes.assumed[SHORT]
     if num_short > SHARE_OF_SHORT_ANSWERS * len(answers):
         notes.assume(f"answers of 1 or 2 tokens, of {len(answers)}: they may be placeholders", num_short)
     if notes.options.since_ns or notes.options.until_ns:

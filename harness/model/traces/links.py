@@ -10,7 +10,7 @@ from pathlib import Path
 
 from harness.clock import NS_PER_MS, NS_PER_S
 from harness.model.plan.model import WaitKind, has_ended
-from harness.model.traces.account import INCLUDED, NO_PROMPT, PLACEHOLDER_TOKENS, DrawnWaits, ReadNotes
+from harness.model.traces.account import INCLUDED, NO_PROMPT, PLACEHOLDER_TOKENS, SHORT, DrawnWaits, ReadNotes
 from harness.model.traces.base import Lines, Read, json_records
 from harness.model.traces.calls import LATE_NS, REPLAYED, SUMMED, TABLES, UNTIMED, AgentLog, Call, Log, logs_of, whose
 from harness.model.traces.recording import ANEW, CACHE_GONE, NO_CACHE, RecordedRequest, Recording, hidden_name
@@ -220,7 +220,7 @@ def _check_counts(group: Log, notes: ReadNotes) -> None:
         elif turn.output_tokens == 0:
             notes.answered(0)
         elif turn.output_tokens <= PLACEHOLDER_TOKENS and turn.is_estimated:
-            notes.num_short += 1
+            notes.assume(SHORT)
         elif turn.output_tokens <= PLACEHOLDER_TOKENS and turn.tool_spans:
             notes.assume("answers that call a tool in 1 or 2 tokens: likely placeholders, kept as recorded")
     has_times = max(turn.end_ns for turn in group) > group[0].submitted_ns or any(turn.unknown_end for turn in group)

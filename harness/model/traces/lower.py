@@ -179,7 +179,9 @@ def begun_at_a_drawn_instant(recording: Recording, rng: random.Random) -> tuple[
     Its time is the sum of its waits; one that had begun keeps its rest. Earlier requests are left out unless later ones
     continue their text; those are sent first, whole. A recording without waits begins at a random request.
     """
-    starts_ns = _starts_ns(recording)
+    starts_ns: list[int] = []  # of requests, if every one had taken no time
+    for request in recording.requests:
+        starts_ns.append(max((starts_ns[before] for before in request.after), default=0) + request.wait_ns)
     last_ns = max(starts_ns)
     instant_ns = rng.randrange(last_ns) if last_ns else 0
     first = 0 if last_ns else rng.randrange(len(starts_ns))
@@ -211,14 +213,6 @@ def begun_at_a_drawn_instant(recording: Recording, rng: random.Random) -> tuple[
             )
         )
     return Recording(recording.name, 0, tuple(kept)), sum(is_warm_up)
-
-
-def _starts_ns(recording: Recording) -> list[int]:
-    """When each request was sent if every request had taken no time."""
-    starts_ns: list[int] = []
-    for request in recording.requests:
-        starts_ns.append(max((starts_ns[before] for before in request.after), default=0) + request.wait_ns)
-    return starts_ns
 
 
 def _shrunk(request: RecordedRequest, shrink: int) -> RecordedRequest:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness.clock import NS_PER_S
-from harness.extras.formats.codex import UNCOUNTED
+from harness.extras.formats.codex import LABELS
 from harness.model.traces.calls import BACK, PAST_SUMMARY
 from harness.model.traces.links import (
     AFTER_SUMMARY,
@@ -316,7 +316,7 @@ def test_a_call_without_a_token_count_in_the_middle_is_counted_and_the_wait_afte
     rows[3:3] = [{"timestamp": at(at_s), "type": form, "payload": payload} for at_s, form, payload in uncounted]
     trace = imported(written(tmp_path, rows, "a"))
     assert [one.prompt_tokens for one in trace.recordings[0].requests] == [1000, 1500]
-    assert trace.head.dropped == {UNCOUNTED: 1}
+    assert trace.head.dropped == {LABELS["uncounted"]: 1}
     assert trace.recordings[0].requests[1].is_drawn
 
 

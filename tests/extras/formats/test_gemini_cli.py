@@ -106,6 +106,27 @@ def test_a_tool_that_was_refused_was_waited_for_by_a_person(
     assert waits_s(recording)[1:] == [(5, kind if has_tool or kind != "none" else "tool")]
 
 
+@pytest.mark.parametrize(("status", "has_asked"), [("cancelled", False), ("success", True)])
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_notice_behind_tools_of_which_none_ran_tells_of_no_call(
+    tmp_path: Path, status: str, *, has_asked: bool, is_told: bool
+) -> None:
+    tool = {"id": "s-c0", "name": "x", "args": {}, "status": status, "timestamp": at(8)}
+    rows = [row | ({"toolCalls": [tool]} if "toolCalls" in row else {}) for row in rows_of(turns=1)]
+    rows = [row for row in rows if row.get("id") != "s-r0"]
+    notice = {"id": "i", "timestamp": at(8.2), "type": "info", "content": "Request cancelled."}
+    person = {"id": "p", "timestamp": at(60), "type": "user", "content": [{"text": "x"}]}
+    answer = answers(2)[1] | {"id": "more", "timestamp": at(64)}
+    (recording,), notes = read(tmp_path, [*rows, *[notice] * is_told, person, answer])
+    last = recording.requests[-1]
+    assert (last.is_drawn, last.wait_kind) == (has_asked and is_told, "human")
+    assert last.is_drawn or last.wait_ns == 57 * NS_PER_S
+    assert sum(notes.left.values()) == (has_asked and is_told)
+    # The person asked since then: it was the answer to that which was cancelled.
+    (recording,), notes = read(tmp_path, [*rows, person, notice | {"timestamp": at(62)}, answer])
+    assert recording.requests[-1].is_drawn
+
+
 @pytest.mark.parametrize("is_document", [False, True])
 @pytest.mark.parametrize(("back_at", "waits"), [("s-r1", [5, None, 5]), ("s-a2", [5, None, 5]), ("tool", [5, None, 5])])
 def test_rows_behind_a_clock_that_went_back_keep_their_order_and_one_wait_is_unknown(

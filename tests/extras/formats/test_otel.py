@@ -92,7 +92,7 @@ def test_spans_that_stand_twice_and_spans_around_the_same_call_count_once(tmp_pa
     assert trace.num_requests == 6
     assert trace.head.dropped == {
         "chats that wrap another chat: one call, instrumented twice": 1,
-        "spans that came before": 1,
+        "calls in spans that came before": 1,
     }
 
 

@@ -11,9 +11,9 @@ import pytest
 from harness.clock import NS_PER_S
 from harness.extras.formats.qwen_code import BESIDE
 from harness.model.traces.account import ReadNotes
-from harness.model.traces.calls import AT_ONCE
+from harness.model.traces.calls import AT_ONCE, ATTEMPTS
 from harness.model.traces.importing import detect, read_recordings
-from harness.model.traces.links import AFTER_SUMMARY, ALLOWED, MAY_ASK, NEAR, OVER, STARTED, UNANSWERED
+from harness.model.traces.links import AFTER_SUMMARY, ALLOWED, MAY_ASK, NEAR, STARTED, UNANSWERED
 from harness.model.traces.recording import Recording
 from tests.support.agent_logs import at
 from tests.support.sound_traces import qwen_rows
@@ -80,6 +80,37 @@ def test_a_call_that_only_telemetry_tells_of_is_counted(tmp_path: Path) -> None:
     assert notes.left == {BESIDE: 1}
 
 
+def failed(seconds: float, name: str, **more: Any) -> Any:
+    """What its telemetry tells of an attempt that failed."""
+    event = {"event.name": "qwen-code.api_error", "status_code": 429} | more
+    return system("ui_telemetry", seconds, name) | {"systemPayload": {"uiEvent": event}}
+
+
+def test_attempts_that_failed_are_counted_and_a_call_that_a_person_tries_again_too(tmp_path: Path) -> None:
+    rows = list(qwen_rows("s", 2))
+    rows[3:3] = [failed(9, "f"), failed(10, "g")]  # behind the first tool's result
+    (recording,), notes = read(tmp_path, s=rows)
+    assert [(one.wait_kind, one.is_drawn) for one in recording.requests] == [("none", False), ("tool", False)]
+    assert (notes.assumed[ATTEMPTS], notes.left) == (2, {})
+    again = {"type": "user", "sessionId": "s", "timestamp": at(12), "message": {"parts": [{"text": "x"}]}}
+    for more, is_failed in (([again], True), ([again | {"subtype": "cron"}], False), ([], False)):
+        (recording,), notes = read(tmp_path, s=[*rows[:5], *more, *rows[5:]])
+        assert recording.requests[1].is_drawn == is_failed
+        assert sum(notes.left.values()) == is_failed
+    _, notes = read(tmp_path, s=[*rows[:3], failed(9, "f", subagent_id="k"), again, *rows[5:]])
+    assert not notes.left, "its sub-agent's"
+
+
+def test_a_summary_and_a_call_beside_that_a_fork_copied_count_once(tmp_path: Path) -> None:
+    rows = list(qwen_rows("s"))
+    rows[3:3] = [system("chat_compression", 9), told(9.5, "title"), failed(9.6, "f"), told(12.5, "v")]
+    copies = [row | {"sessionId": "f", "forkedFrom": {"sessionId": "s"}} for row in rows[:8]]
+    own = [row | {"uuid": f"own{place}"} for place, row in enumerate(qwen_rows("f", 1, 50.0))]
+    _, notes = read(tmp_path, a=[*copies, *own], s=rows)
+    assert notes.left == {"summaries of a conversation: the log does not hold their calls": 1, BESIDE: 1}
+    assert notes.assumed[ATTEMPTS] == 1
+
+
 @pytest.mark.parametrize("is_said", [True, False])
 def test_a_tool_that_was_refused_was_waited_for_by_a_person(tmp_path: Path, *, is_said: bool) -> None:
     rows = list(qwen_rows("s"))
@@ -90,7 +121,7 @@ def test_a_tool_that_was_refused_was_waited_for_by_a_person(tmp_path: Path, *, i
     for more in ([], [{"type": "user", "sessionId": "s", "timestamp": at(9), "message": {"parts": [{"text": "x"}]}}]):
         (recording,), notes = read(tmp_path, s=[*rows[:3], *more, *rows[3:]])
         assert [request.wait_kind for request in recording.requests[1:]] == ["human" if is_said else "none", "tool"]
-        assert notes.assumed[OVER] == (not is_said)
+        assert notes.assumed[ALLOWED] == (not is_said)
         assert not notes.assumed[AT_ONCE]
 
 

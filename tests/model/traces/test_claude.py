@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from harness.clock import NS_PER_S
-from harness.model.traces.calls import BACK, LATE, REJECTED
+from harness.model.traces.calls import ATTEMPTS, BACK, LATE, REJECTED, SUMMARY
 from harness.model.traces.claude import INTERRUPTED
-from harness.model.traces.links import ALLOWED, CACHE_LEFT_OUT, MAY_ASK, MISSING, UNANSWERED
+from harness.model.traces.links import ALLOWED, CACHE_LEFT_OUT, MAY_ASK, MISSING, REPEATED, UNANSWERED
 from harness.model.traces.recording import CACHE_GONE, NO_CACHE, TraceFile, describe_trace, open_trace
 from tests.support.agent_logs import SECRET, assistant, at, result, text, tool, user
 from tests.support.sound_traces import claude_rows, qwen_rows
@@ -388,6 +388,20 @@ def test_the_wait_around_a_summary_is_not_known(tmp_path: Path, trigger: str, as
     request = trace.recordings[0].requests[1]
     assert (request.wait_kind, request.is_drawn) == ("tool" if asked_s is None else "human", True)
     assert any("unknown: a summary was made before theirs" in label for label in trace.head.labels)
+
+
+def test_a_summary_and_calls_that_failed_count_once_where_a_fork_copied_them(tmp_path: Path) -> None:
+    error = assistant("e", 59, (0, 0, 0, 0), text()) | {"isApiErrorMessage": True}
+    attempt = user(57) | {"type": "system", "subtype": "api_error", "retryAttempt": 1}
+    boundary = user(50) | {"type": "system", "subtype": "compact_boundary"}
+    rows = [user(0), assistant("m1", 5, (10, 0, 0, 9), text()), boundary, user(55), attempt, error]
+    rows = [row | {"uuid": f"row{place}"} for place, row in enumerate(rows)]
+    copy = [row | {"sessionId": "fork"} for row in (*rows, user(90, uuid="u"))]
+    copy.append(assistant("m2", 95, (20, 0, 10, 9), text(), uuid="a") | {"sessionId": "fork"})
+    trace = imported(written(tmp_path, rows), written(tmp_path, copy, "fork"))
+    failed = "calls that failed, after all tries: the program tells their error"
+    assert trace.head.dropped == {SUMMARY: 1, failed: 1, REPEATED: 2}
+    assert f"1 x {ATTEMPTS}" in trace.head.labels
 
 
 @pytest.mark.parametrize("name", ["cache_creation_input_tokens", "cache_read_input_tokens"])

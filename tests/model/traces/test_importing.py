@@ -361,4 +361,6 @@ def test_the_recorded_traces_import_whole(tmp_path: Path) -> None:
         _, notes = import_trace([RECORDED / source], tmp_path / "out.jsonl", name="t")
         assert read_trace(tmp_path / "out.jsonl").num_requests == count
         assert not notes.broken
-    assert notes.dropped == {"spans that came before": 3}, "one chain is there twice, its messages written in two ways"
+    assert notes.dropped == {"calls in spans that came before": 3}, (
+        "one chain is there twice, its messages written in two ways"
+    )
