@@ -25,10 +25,10 @@ from harness.runner.backends.emulator import EmulatorBackend
 from harness.runner.run import LaunchOptions
 from harness.stacks.rbln.rules.kv_rules import AUTO, RULE_SETS, is_paged
 from tests.extras.formats.test_mooncake import sharing
-from tests.support.agent_logs import assistant, result, text, tool, user
 from tests.support.plain_server import PlainServer, plain_server
 from tests.support.processes import NO_PORT, serving
 from tests.support.stacks import write_artifact, write_driver, write_environment, write_patched_stack
+from tests.support.trace_rows import assistant, result, text, tool, user
 
 pytestmark = pytest.mark.same_everywhere
 

@@ -24,9 +24,9 @@ from harness.errors import HarnessError
 from harness.model.traces.account import ReadNotes
 from harness.model.traces.importing import read_recordings
 from harness.model.traces.recording import RecordedRequest, Recording
-from tests.support.agent_logs import assistant, result, text, tool, user
 from tests.support.naive_traces import NAIVE
 from tests.support.sound_traces import SOUND, at
+from tests.support.trace_rows import assistant, result, text, tool, user
 
 ROWS_INSIDE = {"atif": "steps", "openhands": "history", "swe-agent": "messages", "weka": "requests"}
 ROWS_INSIDE.update({"opencode": "messages", "gemini-cli": "messages"})

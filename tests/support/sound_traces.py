@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tests.support.agent_logs import assistant, at, result, text, tool, user
+from tests.support.trace_rows import assistant, at, result, text, tool, user
 
 SESSIONS, TURNS = 2, 3
 Lines = list[str]

@@ -13,9 +13,8 @@ from harness.extras.formats.trajectories import NO_TIME, UNSTATED
 from harness.model.traces.importing import read_recordings
 from harness.model.traces.links import ALLOWED, GAPS, MAY_ASK, OVER, UNKNOWN, UNLINKED
 from harness.model.traces.recording import NO_CACHE
-from tests.support.agent_logs import at
 from tests.support.sound_traces import atif_document
-from tests.support.trace_rows import trace_of
+from tests.support.trace_rows import at, trace_of
 
 
 def test_a_trajectory_becomes_calls_that_keep_what_was_cached(tmp_path: Path) -> None:

@@ -25,9 +25,8 @@ from harness.model.traces.links import (
     UNLINKED,
 )
 from harness.model.traces.recording import NO_CACHE
-from tests.support.agent_logs import at
 from tests.support.sound_traces import codex_count, codex_rows
-from tests.support.trace_rows import imported, written
+from tests.support.trace_rows import at, imported, written
 
 FORK_S = 400.0
 SPAWN = {"source": {"subagent": {"thread_spawn": {"parent_thread_id": "par"}}}}

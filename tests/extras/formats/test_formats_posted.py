@@ -17,9 +17,8 @@ from harness.model.traces.account import ReadNotes
 from harness.model.traces.links import ALLOWED, CONTRADICTED, HELD, LAST_BLOCK, UNANSWERED, WHOLE
 from harness.model.traces.recording import NO_CACHE, TraceFile
 from harness.model.traces.values import instant_ns
-from tests.support.agent_logs import assistant, at, result, text, tool, user
 from tests.support.sound_traces import SOUND
-from tests.support.trace_rows import imported, trace_of, written
+from tests.support.trace_rows import assistant, at, imported, result, text, tool, trace_of, user, written
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 

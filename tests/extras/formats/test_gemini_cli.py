@@ -15,8 +15,8 @@ from harness.model.traces.importing import read_recordings
 from harness.model.traces.links import AFTER_SUMMARY, MAY_ASK, UNANSWERED
 from harness.model.traces.recording import Recording
 from harness.model.traces.values import instant_ns
-from tests.support.agent_logs import at
 from tests.support.sound_traces import gemini_session
+from tests.support.trace_rows import at
 
 HEADER = {"sessionId": "s", "projectHash": "x", "kind": "main"}
 

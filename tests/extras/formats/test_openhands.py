@@ -16,9 +16,8 @@ from harness.model.traces.calls import BACK, LATE, SHIFTED
 from harness.model.traces.links import ALLOWED, GAPS, MAY_ASK, MISSING, OVER, UNANSWERED
 from harness.model.traces.recording import TraceFile
 from harness.model.traces.values import text_of
-from tests.support.agent_logs import at
 from tests.support.sound_traces import chat_usage, openhands_events
-from tests.support.trace_rows import imported
+from tests.support.trace_rows import at, imported
 
 
 def check(trace: TraceFile) -> None:

@@ -15,8 +15,8 @@ from harness.model.traces.calls import AT_ONCE, ATTEMPTS
 from harness.model.traces.importing import detect, read_recordings
 from harness.model.traces.links import AFTER_SUMMARY, ALLOWED, MAY_ASK, NEAR, STARTED, UNANSWERED
 from harness.model.traces.recording import Recording
-from tests.support.agent_logs import at
 from tests.support.sound_traces import qwen_rows
+from tests.support.trace_rows import at
 
 
 def read(folder: Path, **files: list[Any]) -> tuple[list[Recording], ReadNotes]:

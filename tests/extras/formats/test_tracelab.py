@@ -10,9 +10,8 @@ import pytest
 
 from harness.clock import NS_PER_S
 from harness.model.traces.links import BACKWARDS, FALLEN, MAY_ASK, NO_READING, UNEXPLAINED
-from tests.support.agent_logs import at
 from tests.support.sound_traces import SOUND
-from tests.support.trace_rows import trace_of
+from tests.support.trace_rows import at, trace_of
 
 
 def rounds() -> list[Any]:

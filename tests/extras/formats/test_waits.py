@@ -10,8 +10,8 @@ import pytest
 from harness.errors import SpecError
 from harness.extras.formats.waits import import_recorded_waits
 from harness.model.plan.waits import load_waits
-from tests.support.agent_logs import SECRET, assistant, result, text, tool, user
 from tests.support.command_line import harness
+from tests.support.trace_rows import SECRET, assistant, result, text, tool, user
 
 
 def write_session(path: Path, *waits_s: float) -> None:

@@ -15,8 +15,7 @@ from harness.model.traces.calls import Call, logs_of
 from harness.model.traces.claude import ClaudeLog
 from harness.model.traces.links import AFTER_SUMMARY, recordings_of
 from harness.model.traces.recording import Recording, check_recording
-from tests.support.agent_logs import SECRET, assistant, at, result, text, tool, user
-from tests.support.trace_rows import written
+from tests.support.trace_rows import SECRET, assistant, at, result, text, tool, user, written
 
 RECORDED = Path(__file__).parents[4] / "shared" / "traces" / "agent-logs"
 

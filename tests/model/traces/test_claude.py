@@ -15,9 +15,8 @@ from harness.model.traces.calls import ATTEMPTS, BACK, LATE, REJECTED, SUMMARY
 from harness.model.traces.claude import INTERRUPTED
 from harness.model.traces.links import ALLOWED, CACHE_LEFT_OUT, MAY_ASK, MISSING, REPEATED, UNANSWERED
 from harness.model.traces.recording import CACHE_GONE, NO_CACHE, TraceFile, describe_trace, open_trace
-from tests.support.agent_logs import SECRET, assistant, at, result, text, tool, user
 from tests.support.sound_traces import claude_rows, qwen_rows
-from tests.support.trace_rows import imported, written
+from tests.support.trace_rows import SECRET, assistant, at, imported, result, text, tool, user, written
 
 RESUMED_S = 1000.0
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from harness.cli.tree import app
-from tests.support.agent_logs import SECRET, assistant, result, text, tool, user
+from tests.support.trace_rows import SECRET, assistant, result, text, tool, user
 
 
 def planted(folder: Path) -> Path:

@@ -31,8 +31,8 @@ from harness.model.traces.links import (
     UNLINKED,
 )
 from harness.model.traces.recording import NO_CACHE, RecordedRequest, TraceFile, describe_trace, open_trace, read_trace
-from tests.support.agent_logs import assistant, at, result, text, tool, user
 from tests.support.sound_traces import claude_rows, codex_rows, opencode_session
+from tests.support.trace_rows import assistant, at, result, text, tool, user
 
 
 def imported(folder: Path, files: Mapping[str, Iterable[Any]]) -> TraceFile:
