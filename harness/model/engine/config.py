@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.compiled.records import IntArray, Records, new_records, record_fields, records_of
+from harness.compiled.records import IntArray, new_records, record_fields, records_of
 from harness.errors import SpecError
 from harness.model.engine.state import (
     EVENT_HEADER,
@@ -656,8 +656,34 @@ def new_state(
         evictions = slots_per_seq * (1 + limit) + limit + 1
         event_room = evictions * (2 * EVENT_HEADER + blocks_per_slot + num_slots + 2)
         event_room += (limit + 2) * (4 * EVENT_HEADER + 3 * blocks_per_seq + 4 * slots_per_seq)
+    rules = config.rule_set
+    scalars: dict[str, int] = {
+        "limit": limit,
+        "active_limit": config.active_limit,
+        "num_slots": num_slots,
+        "block_tokens": block_tokens,
+        "blocks_per_slot": blocks_per_slot,
+        "max_model_len": config.slot_tokens,
+        "is_full": config.is_full,
+        "is_caching": config.prefix_caching,
+        "num_blocks": num_blocks,
+        "table_mask": table_size - 1,
+        "has_events": with_events,
+        # Flags of the rules that compiled functions read have the same names there.
+        **{name: value for name, value in vars(rules).items() if name in record_fields(Server)},
+        "free_blocks": num_blocks,
+        # Blocks never handed out are not linked: they precede every freed block, in ascending order.
+        "fresh_block": 1,
+        "fifo_head": -1,
+        "fifo_tail": -1,
+        "free_slots": num_slots,
+        "free_seats": limit,
+        "dummy_slot": -1,
+    }
+    if evicts_by_last_use:
+        scalars["evicts_by_last_use"] = 1
     state = EngineState(
-        server=_fresh_server(config, block_tokens, num_blocks, table_size - 1),
+        server=records_of(Server, scalars, 2),
         rows=new_records(Row, num_rows),
         queues=new_queues(1),
         places=new_records(Place, limit),
@@ -671,40 +697,10 @@ def new_state(
         slot_blocks=_zeros(num_slots, blocks_per_slot),
         events=_zeros(event_room),
     )
-    state.server["has_events"][:] = with_events
-    if evicts_by_last_use:
-        state.server["evicts_by_last_use"][:] = 1
     # As `steps.reset` leaves them.
     state.slots["free"][:] = np.arange(num_slots)
     state.places["free_seat"][:] = np.arange(limit)[::-1]
     return state
-
-
-def _fresh_server(config: EngineConfig, block_tokens: int, num_blocks: int, table_mask: int) -> Records[Server]:
-    rules, num_slots = config.rule_set, config.num_usable_slots
-    scalars: dict[str, int] = {
-        "limit": config.max_num_seqs,
-        "active_limit": config.active_limit,
-        "num_slots": num_slots,
-        "block_tokens": block_tokens,
-        "blocks_per_slot": config.region_tokens // block_tokens,
-        "max_model_len": config.slot_tokens,
-        "is_full": config.is_full,
-        "is_caching": config.prefix_caching,
-        "num_blocks": num_blocks,
-        "table_mask": table_mask,
-        # Flags of the rules that compiled functions read have the same names there.
-        **{name: value for name, value in vars(rules).items() if name in record_fields(Server)},
-        "free_blocks": num_blocks,
-        # Blocks never handed out are not linked: they precede every freed block, in ascending order.
-        "fresh_block": 1,
-        "fifo_head": -1,
-        "fifo_tail": -1,
-        "free_slots": num_slots,
-        "free_seats": config.max_num_seqs,
-        "dummy_slot": -1,
-    }
-    return records_of(Server, scalars, 2)
 
 
 def _zeros(*shape: int) -> IntArray:
