@@ -133,7 +133,7 @@ def linearity() -> Figure:
     )
     slopes = 1 + np.polyfit(np.log(SIZES), np.log(spent_s.T), 1)[0]
     error = slopes.std(ddof=1) / REPEATS**0.5
-    state = new_paged_state(config.paged, SIZES[-1])
+    state = new_paged_state(config, SIZES[-1])
     of_requests = (state.rows, *new_scratch(arrays[-1]), *new_outcome(arrays[-1], config))
     of_blocks = (state.blocks, state.buckets)
     bytes_each = sum(cast("Any", table).nbytes for table in of_requests) / SIZES[-1]

@@ -217,7 +217,7 @@ def _endless(question: Question, sample: Plans) -> Setup:
     if base.kv_slots is not None:
         return base._replace(kv_slots=max(base.kv_slots, most + widest))
     config = EngineConfig.from_server(question.server.replica)
-    longest = config.paged.blocks_of(question.server.slot_tokens)
+    longest = config.blocks_of(question.server.slot_tokens)
     tokens = max(
         int(sum(group.requests[part].sum() for part in ("keep", "new", "generate"))) for group in sample.groups
     )

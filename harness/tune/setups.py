@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from harness.errors import SpecError
-from harness.model.engine.config import SCALAR_OF, EngineConfig
+from harness.model.engine.config import EngineConfig
 from harness.model.engine.cost import DeviceSpec
 from harness.model.spec import ServerSpec
 from harness.model.spec.server import LEVERS, ROUTED_KEYS, SERVER_KEYS, VALUE_LEVERS, ServerShape, default_buckets
@@ -44,12 +44,11 @@ class Setup(NamedTuple):
     def of(cls, server: ServerSpec) -> Setup:
         """The configuration of a server, with the memory that it has by default written out."""
         config = EngineConfig.from_server(server.replica) if server.is_paged else None
-        paged = None if config is None else config.paged
         return cls(
             server.max_num_seqs,
             server.decode_buckets,
-            None if paged else server.num_kv_slots,
-            paged.num_gpu_blocks if paged else None,
+            None if config else server.num_kv_slots,
+            config.num_blocks if config else None,
             server.prefix_caching,
             server.num_replicas,
             server.routing.policy if server.is_routed else "",
@@ -105,7 +104,7 @@ def _value_in(config: EngineConfig, key: str) -> int:
     """The value of one of VALUE_LEVERS that an engine has."""
     if key == NUM_DRAFTS:
         return config.drafts.num_drafts
-    value: int = getattr(config.paged, SCALAR_OF.get(key, key))
+    value: int = getattr(config, SERVER_KEYS[key].engine or key)
     return value
 
 

@@ -145,7 +145,7 @@ def test_the_file_for_a_server_keeps_all_that_the_server_shows(flags: str) -> No
     server, shown = shown_as(flags)
     with plain_server(shown) as running:
         spec = begun("--for", running.url)
-    paged = {"num_gpu_blocks": EngineConfig.from_server(server).paged.num_gpu_blocks} if server.is_paged else {}
+    paged = {"num_gpu_blocks": EngineConfig.from_server(server).num_blocks} if server.is_paged else {}
     wanted = EngineConfig.from_server(server.model_copy(update=paged))
     assert EngineConfig.from_server(spec.server) == wanted
     assert spec.server.cost_model == server.cost_model

@@ -18,7 +18,7 @@ import numpy as np
 
 from harness.errors import PlanError
 from harness.model.engine import CostModel
-from harness.model.engine.config import NO_DRAFTS, EngineConfig, PagedConfig, drafts_of, native_drafts_of
+from harness.model.engine.config import NO_DRAFTS, EngineConfig, drafts_of, native_drafts_of
 from harness.model.engine.paged import PagedScheduler
 from harness.model.engine.paged_state import new_paged_state
 from harness.model.engine.scheduler import DECODE, Step
@@ -241,7 +241,7 @@ class PagedEngine:
         self._block_size, self._geometry = geometry.block_tokens, geometry
         config = plant(config_of(geometry, rules, release))
         self._ahead = config.drafts.key_lookahead
-        self.scheduler = PagedScheduler(config.paged, COSTS)
+        self.scheduler = PagedScheduler(config, COSTS)
 
     def submit(self, request: Submit) -> bool:
         """Queue a request; False when it is refused."""
@@ -315,7 +315,7 @@ class PagedEngine:
         )
 
 
-def native_shape(config: PagedConfig, step: Step) -> tuple[str, int]:
+def native_shape(config: EngineConfig, step: Step) -> tuple[str, int]:
     """Tokens of each request of a step as its graph is compiled, and requests."""
     if step.kind != DECODE:
         return (f"{config.max_num_batched_tokens} tokens", 1) if step.tokens else ("NONE", 0)
@@ -382,8 +382,8 @@ MOST_STEPS = 1 << 15
 
 def _run(arrays: PlanArrays, config: EngineConfig) -> SimOutcome:
     """As ``run_batch``, which would refuse requests whose answers end with the longest context."""
-    state, outcome = new_paged_state(config.paged, len(arrays.requests)), new_outcome(arrays, config, MOST_STEPS)
-    costs = paged_costs(config.paged, [COSTS], config.max_num_seqs)
+    state, outcome = new_paged_state(config, len(arrays.requests)), new_outcome(arrays, config, MOST_STEPS)
+    costs = paged_costs(config, [COSTS], config.max_num_seqs)
     run_paged_plans(PagedRun(arrays, state, new_scratch(arrays), outcome, costs), 0, 1, FAR)
     check_admitted(outcome, "")
     num_steps = int(outcome.totals["num_step_records"][0])

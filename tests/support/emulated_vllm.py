@@ -18,7 +18,7 @@ import argparse, json, os, pathlib, sys
 from harness.measure.emulator import driver
 from harness.measure.emulator.__main__ import main
 from harness.measure.emulator.metrics import ServerMetrics
-from harness.model.engine.config import PagedConfig
+from harness.model.engine.config import EngineConfig
 
 parser = argparse.ArgumentParser(allow_abbrev=False)
 parser.add_argument("serve")
@@ -50,7 +50,7 @@ arguments += [] if options.enable_prefix_caching else ["--no-prefix-caching"]
 shown = {}
 if options.enforce_eager:
     shown |= {"enforce_eager": True, "cudagraph_mode": "NONE", "cudagraph_capture_sizes": []}
-    PagedConfig.graph_of = lambda config, tokens: ("NONE", sum(tokens))
+    EngineConfig.graph_of = lambda config, tokens: ("NONE", sum(tokens))
 if options.speculative_config:
     shown["num_speculative_tokens"] = options.speculative_config["num_speculative_tokens"]
 step_log_header, render = driver.step_log_header, ServerMetrics.render

@@ -13,7 +13,7 @@ from itertools import count, islice, takewhile
 import numpy as np
 
 from harness.compiled.records import IntArray
-from harness.model.engine.config import PagedConfig
+from harness.model.engine.config import EngineConfig
 from harness.model.engine.cost import CostModel, attended_tokens
 from harness.model.engine.paged import PagedScheduler, PrefixCounts
 from harness.model.engine.scheduler import DECODE, IDLE, MIXED, PREFILL, Admission, Step
@@ -28,10 +28,10 @@ class BlockPool:
     used first. now_ns: set before each call that counts on it. Source: vLLM 0.30.0, v1/core/block_pool.py.
     """
 
-    def __init__(self, config: PagedConfig) -> None:
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, config.num_gpu_blocks))
-        self._holders = [0] * config.num_gpu_blocks
-        self._keys: list[int | None] = [None] * config.num_gpu_blocks
+    def __init__(self, config: EngineConfig) -> None:
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, config.num_blocks))
+        self._holders = [0] * config.num_blocks
+        self._keys: list[int | None] = [None] * config.num_blocks
         self._by_key: dict[int, dict[int, None]] = {}
         self._keeps_keys = config.prefix_caching
         # Pinned free blocks, which are not among the others: when the pin ends, and which pin it is.
@@ -180,7 +180,7 @@ class _Decided:
 class NaivePagedScheduler(PagedScheduler):
     """Decides as ``PagedScheduler``, in the same words."""
 
-    def __init__(self, config: PagedConfig, cost_model: CostModel) -> None:  # pyright: ignore[reportMissingSuperCall]
+    def __init__(self, config: EngineConfig, cost_model: CostModel) -> None:  # pyright: ignore[reportMissingSuperCall]
         self.config = config
         self.cost_model = cost_model
         self.pool = BlockPool(config)
@@ -209,7 +209,7 @@ class NaivePagedScheduler(PagedScheduler):
         stop_tokens: int | None = None,
     ) -> None:
         answer = max_tokens if stop_tokens is None else min(stop_tokens, max_tokens)
-        end_tokens = min(prompt_tokens + answer, self.config.max_model_len)
+        end_tokens = min(prompt_tokens + answer, self.config.slot_tokens)
         keys = np.asarray(block_keys, dtype=np.int64).tolist()
         queued = _Request(request, prompt_tokens, prompt_tokens, end_tokens, prompt_tokens + max_tokens, keys)
         self._requests[request] = queued
@@ -240,7 +240,7 @@ class NaivePagedScheduler(PagedScheduler):
         """Source: scheduler.py, schedule() and _update_after_schedule()."""
         self._scheduled, self._external = [], (0, 0)
         # From vLLM 0.31.0 on a request without others may take the whole budget: there is nobody to hold up.
-        is_capped = self.config.caps_lone_requests or self.num_running + self.num_waiting > 1
+        is_capped = self.config.rule_set.caps_lone_requests or self.num_running + self.num_waiting > 1
         self._prompt_limit = self.config.long_prefill_tokens if is_capped else 0
         budget, preempted = self._schedule_running(self.config.max_num_batched_tokens)
         # A step that had to preempt admits nobody.
@@ -365,12 +365,12 @@ class NaivePagedScheduler(PagedScheduler):
             matched: list[int] = []
             if config.prefix_caching:
                 # The last token is always computed: its output is the next token.
-                matched = self.pool.match(request.keys[: (request.num_tokens - 1) // config.block_size])
+                matched = self.pool.match(request.keys[: (request.num_tokens - 1) // config.block_tokens])
             if not self._fits(request, matched):
                 break
             self.pool.hold(matched)
             matched = self._with_loaded(request, matched)
-            cached_tokens = len(matched) * config.block_size
+            cached_tokens = len(matched) * config.block_tokens
             num_tokens = min(self._chunk(request.num_tokens - cached_tokens), budget)
             request.blocks, request.num_registered, request.num_computed = matched, len(matched), cached_tokens
             grown = self._grow(request, num_tokens)
@@ -389,11 +389,11 @@ class NaivePagedScheduler(PagedScheduler):
         pool, config = self.pool, self.config
         if not config.offload_blocks or not config.prefix_caching:
             return matched
-        wanted = request.keys[len(matched) : (request.num_tokens - 1) // config.block_size]
+        wanted = request.keys[len(matched) : (request.num_tokens - 1) // config.block_tokens]
         num_loaded = pool.match_second(wanted)
         queries, hits = self._external
-        asked = request.num_tokens - len(matched) * config.block_size
-        self._external = queries + asked, hits + num_loaded * config.block_size
+        asked = request.num_tokens - len(matched) * config.block_tokens
+        self._external = queries + asked, hits + num_loaded * config.block_tokens
         loaded = pool.take(num_loaded)
         for block, key in zip(loaded, wanted, strict=False):
             pool.register(block, key)
@@ -403,7 +403,7 @@ class NaivePagedScheduler(PagedScheduler):
         """Tokens that a running request can compute: 0 when a step in flight gives the last that it may have."""
         if request.num_placeholders and request.num_known >= request.most_tokens:
             return 0
-        return min(request.num_known, self.config.max_model_len - 1) - request.num_computed
+        return min(request.num_known, self.config.slot_tokens - 1) - request.num_computed
 
     def _chunk(self, num_tokens: int) -> int:
         return min(num_tokens, self._prompt_limit) if self._prompt_limit else num_tokens
@@ -427,7 +427,7 @@ class NaivePagedScheduler(PagedScheduler):
         """The full blocks of the first tokens can be matched from now on."""
         if not self.config.prefix_caching:
             return
-        num_full = num_tokens // self.config.block_size
+        num_full = num_tokens // self.config.block_tokens
         for place in range(request.num_registered, num_full):
             self.pool.register(request.blocks[place], request.keys[place])
         request.num_registered = max(request.num_registered, num_full)
@@ -517,5 +517,5 @@ class NaivePagedScheduler(PagedScheduler):
         has_graph = config.is_captured(num_decodes + num_chunk_tokens) or not config.capture_sizes
         extra_ns = 0 if has_graph else costs.chunk_eager_ns if num_chunk_tokens else costs.eager_ns
         # The step waits for what it reads from the second memory.
-        extra_ns += self._external[1] // config.block_size * config.offload_block_ns
+        extra_ns += self._external[1] // config.block_tokens * config.offload_block_ns
         return costs.chunked_step_ns(size, num_decodes, context_tokens, num_chunk_tokens, attended) + extra_ns

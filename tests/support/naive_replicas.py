@@ -60,7 +60,7 @@ class NaiveReplicas(ReplicaRun):
         self.costs, self.config = costs, EngineConfig.from_server(server)
         # The second opinion knows no drafts.
         if self.config.rule_set.is_paged and not self.config.drafts.num_drafts:
-            self.cores = [EngineCore(NaivePagedScheduler(self.config.paged, costs)) for _ in self.cores]
+            self.cores = [EngineCore(NaivePagedScheduler(self.config, costs)) for _ in self.cores]
         self.requests: dict[Key, EngineRequest] = {}
         self.requests_table = self.rows.requests_table
         self.decode_ns, self.prefill_ns = ([0 for _ in self.cores] for _ in range(2))
@@ -102,7 +102,7 @@ class NaiveReplicas(ReplicaRun):
         device_ns = [decode + prefill for decode, prefill in zip(self.decode_ns, self.prefill_ns, strict=True)]
         first_token_ns = {key: sent.first_token_ns for key, sent in self.requests.items() if sent.first_token_ns >= 0}
         is_paged = self.config.rule_set.is_paged
-        rule = ReuseRule(self.config.paged.block_size, keeps_generated=True) if is_paged else INNER_BLOCKS
+        rule = ReuseRule(self.config.block_tokens, keeps_generated=True) if is_paged else INNER_BLOCKS
         table = self.requests_table()
         return figures_of(Served(self.plan, table, rule, self.served_by, device_ns, self.batches, first_token_ns))
 

@@ -124,8 +124,8 @@ class TwoSchedulers:
     """The compiled scheduler and the naive one, which are asked the same."""
 
     def __init__(self, chosen: random.Random) -> None:
-        config, costs = EngineConfig.from_server(drawn_server(chosen, retains=True)).paged, drawn_costs(chosen)
-        config = replace(config, capture_sizes=chosen.choice((config.capture_sizes, ())))
+        config, costs = EngineConfig.from_server(drawn_server(chosen, retains=True)), drawn_costs(chosen)
+        config = replace(config, decode_buckets=chosen.choice((config.decode_buckets, ())))
         self.sides: tuple[PagedScheduler, ...] = (PagedScheduler(config, costs), NaivePagedScheduler(config, costs))
         self.chosen, self.now_ns = chosen, 0
 

@@ -181,7 +181,7 @@ def record(seed: int, folder: Path) -> Files:
 def _recorded_bytes(seed: int) -> tuple[bytes, bytes]:
     chosen = random.Random(f"recorded sessions {seed}")
     server = drawn_server(chosen)
-    plan = drawn_plan(chosen, EngineConfig.from_server(server).paged.block_size)
+    plan = drawn_plan(chosen, EngineConfig.from_server(server).block_tokens)
     with tempfile.TemporaryDirectory() as folder:
         sessions, steps = Path(folder) / "sessions.jsonl", Path(folder) / "core.jsonl"
         recorded_with_steps(plan, server, sessions, steps)
@@ -231,7 +231,7 @@ def core_row(
         "finished": [],
         "free_blocks": free_blocks,
         "generated_tokens": len(end.requests),
-        "padded_tokens": config.paged.graph_of(step.tokens)[1],
+        "padded_tokens": config.graph_of(step.tokens)[1],
         "observer_ns": 0,
     }
     return [values[name] for name in COLUMNS]
@@ -322,7 +322,7 @@ def check_plan(seed: int, folder: Path) -> Counter[str]:
     """Play, record and import the plan of a seed; AssertionError where the import says anything else."""
     chosen = random.Random(f"recorded sessions {seed}")
     server = drawn_server(chosen)
-    block = EngineConfig.from_server(server).paged.block_size
+    block = EngineConfig.from_server(server).block_tokens
     plan = drawn_plan(chosen, block)
     folder.mkdir()
     steps = recorded(plan, server, folder / "sessions.jsonl")

@@ -55,9 +55,9 @@ class DrawsOnReplicas:
         ]
         if config.rule_set.is_paged:
             most_decodes = min(config.max_num_seqs, int(arrays.plans["num_sessions"].max()))
-            in_blocks = paged_costs(config.paged, draws.models, most_decodes, draws.noise_seeds, draws.noise)
+            in_blocks = paged_costs(config, draws.models, most_decodes, draws.noise_seeds, draws.noise)
             runs: list[AnyRun] = [
-                PagedRun(arrays, new_paged_state(config.paged, num_rows), scratch, outcome, _costs_of(in_blocks, place))
+                PagedRun(arrays, new_paged_state(config, num_rows), scratch, outcome, _costs_of(in_blocks, place))
                 for place, outcome in enumerate(outcomes)
             ]
         else:

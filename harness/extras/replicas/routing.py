@@ -20,13 +20,14 @@ from harness.extras.replicas.policies import (
     RoundRobin,
     SessionAffinity,
 )
-from harness.model.engine.config import PagedConfig
+from harness.model.engine.config import EngineConfig
 from harness.model.engine.paged_state import PagedState, new_paged_state
 from harness.model.engine.paged_steps import reset_paged
 from harness.model.engine.retention import find_second, put_second
 from harness.model.engine.steps import FAR
 from harness.model.sim.kernel.arrays import PlanArrays
 from harness.model.sim.kernel.arrivals import load_keys
+from harness.stacks.rbln.rules.kv_rules import PAGED
 
 ROUND_ROBIN, LEAST_REQUESTS, SESSION_AFFINITY, PREFIX_AWARE = range(4)
 _NUMBERS = {
@@ -93,8 +94,14 @@ def new_router(policy: str, num_replicas: int, arrays: PlanArrays) -> tuple[Rout
     )
     prompts = arrays.requests["keep"] + arrays.requests["new"] if policy == PrefixAware.name else np.zeros(1, np.int64)
     longest, most = int(prompts.max()) // BLOCK_TOKENS + 1, int((prompts // BLOCK_TOKENS).sum()) + 1
-    remembered = PagedConfig(
-        1, (), longest + 1, BLOCK_TOKENS, max_model_len=longest * BLOCK_TOKENS, offload_blocks=min(KEPT_BLOCKS, most)
+    remembered = EngineConfig(
+        1,
+        (),
+        slot_tokens=longest * BLOCK_TOKENS,
+        block_tokens=BLOCK_TOKENS,
+        rules=PAGED,
+        num_gpu_blocks=longest + 1,
+        offload_blocks=min(KEPT_BLOCKS, most),
     )
     return router, Several([new_paged_state(remembered, 0) for _ in range(num_replicas)])
 

@@ -131,8 +131,8 @@ class _Server:
     def __init__(
         self, config: EngineConfig, costs: CostModel, requests: Sequence[ObservedRequest], chains: Chains
     ) -> None:
-        self.scheduler = _Scheduler(config.paged, costs)
-        self._block_size, self._is_caching = config.paged.block_size, config.paged.prefix_caching
+        self.scheduler = _Scheduler(config, costs)
+        self._block_size, self._is_caching = config.block_tokens, config.prefix_caching
         self._chains = chains
         self._names: dict[tuple[int, int], int] = {}
         self._queue = deque(sorted(requests, key=lambda request: (request.queued_ns, request.number)))
@@ -192,7 +192,7 @@ class _Server:
             self.scheduler.abort(request.number)
 
     def _lengths(self, request: ObservedRequest) -> tuple[int, int, list[int], int | None]:
-        limit = self.scheduler.config.max_model_len
+        limit = self.scheduler.config.slot_tokens
         generated = request.most or ENDLESS
         stop = None
         if request.end is not None and request.end.reason != "abort":
@@ -337,7 +337,7 @@ def _difference(
     found.num_preempted_by_rules += len(by_rules.preempted)
     batch, batch_by_rules = numbers.batch(step), dict(zip(by_rules.requests, by_rules.tokens, strict=True))
     padded = values["padded_tokens"]
-    size = config.paged.graph_of(step.tokens)[1] if padded is not None else None
+    size = config.graph_of(step.tokens)[1] if padded is not None else None
     pairs: tuple[tuple[str, object, object], ...] = (
         ("admitted", sorted(admitted), sorted(cached_by_rules)),
         ("cached tokens", _of(cached, both), _of(cached_by_rules, both)),
@@ -362,9 +362,9 @@ def _of(cached: Mapping[int, int], numbers: Iterable[int]) -> dict[int, int]:
 
 def check_settings(config: EngineConfig, block_tokens: int) -> None:
     """Refuse, as RecordsError, a server whose blocks the rules do not know."""
-    if config.paged.prefix_caching and block_tokens != config.paged.block_size:
+    if config.prefix_caching and block_tokens != config.block_tokens:
         raise RecordsError(
-            f"names blocks of {block_tokens} tokens and keeps KV in blocks of {config.paged.block_size}",
+            f"names blocks of {block_tokens} tokens and keeps KV in blocks of {config.block_tokens}",
             where="the file of sessions",
             hint="The rules hold for one pool of full attention; this server has another",
         )

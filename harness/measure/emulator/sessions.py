@@ -25,8 +25,8 @@ class SessionRecorder:
         monotonic_ns: Callable[[int], int] = in_place,
         limits: Limits | None = None,
     ) -> None:
-        self._monotonic_ns, self._size = monotonic_ns, config.paged.block_size
-        self._is_caching = config.paged.prefix_caching
+        self._monotonic_ns, self._size = monotonic_ns, config.block_tokens
+        self._is_caching = config.prefix_caching
         shown = step_log_header(config, monotonic_ns(0))
         settings = {name: shown[name] for name in ("vllm", "started_ns", "effective", "absent")}
         header = {"engine": 0, "scheduler": "emulated", "block_tokens": self._size, **settings}

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from harness.measure.emulator.logs import BackgroundWriter
 from harness.model.engine import EngineConfig
-from harness.model.engine.config import PagedConfig, drafts_shown, settings_of
+from harness.model.engine.config import drafts_shown, settings_of
 from harness.model.engine.core import StepEnd
 from harness.model.spec.server import SERVER_KEYS
 
@@ -63,22 +63,22 @@ def step_log_row(
     """
     from harness.stacks.vllm.step_log import COLUMNS
 
-    step, paged = end.start.step, config.paged
+    step = end.start.step
     if config.drafts.num_drafts:
-        return _core_row(config.paged, end, monotonic_ns)
+        return _core_row(config, end, monotonic_ns)
     if not step.tokens:
         return []
     num_tokens = sum(step.tokens)
     num_decodes = num_tokens - step.computed_tokens
-    mode, padded = paged.graph_of(step.tokens)
-    lookups = end.start.lookups if paged.prefix_caching else ()
+    mode, padded = config.graph_of(step.tokens)
+    lookups = end.start.lookups if config.prefix_caching else ()
     first = [request for request in end.requests if request.num_generated == 1]
     values = {
         "at_ns": monotonic_ns(end.start.end_ns),
         "running": end.num_running,
         "waiting": end.num_waiting,
         "skipped_waiting": 0,
-        "kv_usage": end.used_blocks / paged.num_usable_blocks,
+        "kv_usage": end.used_blocks / (config.num_blocks - 1),
         "prefix_queries": sum(lookup.cached_tokens + lookup.computed_tokens for lookup in lookups),
         "prefix_hits": sum(lookup.cached_tokens for lookup in lookups),
         "unpadded_tokens": num_tokens,
@@ -97,7 +97,7 @@ def step_log_row(
     return [values[column] for column in COLUMNS]
 
 
-def _core_row(config: PagedConfig, end: StepEnd, monotonic_ns: Callable[[int], int]) -> list[Any]:
+def _core_row(config: EngineConfig, end: StepEnd, monotonic_ns: Callable[[int], int]) -> list[Any]:
     """A step as the observer in the engine core of a server with drafts writes it. Empty steps are among them."""
     from harness.stacks.vllm.core_steps import COLUMNS_WITH_DRAFTS
 

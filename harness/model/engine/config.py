@@ -159,153 +159,26 @@ def native_drafts_of(method: str, num_drafts: int, rates: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
-class PagedConfig(PagedSettings):
-    """One vLLM server, in its own terms.
-
-    capture_sizes: ascending sizes that a decode step is padded to (--cudagraph-capture-sizes); a larger step runs
-    without a graph, unpadded. num_gpu_blocks: KV blocks, one of which vLLM keeps as a placeholder. caps_lone_requests:
-    ``long_prefill_tokens`` also holds for a request without others. drafts: how it decodes speculatively; sizes count
-    tokens then. full_sizes: ascending sizes of whole graphs, of decode steps in which all requests have as many tokens;
-    None: those captured that ``max_num_seqs`` requests fill. never_mixes: each part of a prompt runs alone, on a graph
-    of ``max_num_batched_tokens``; sizes count requests, and each is compiled for every number of tokens of a request.
-    """
-
-    max_num_seqs: int
-    capture_sizes: tuple[int, ...]
-    num_gpu_blocks: int
-    block_size: int = PAGED_BLOCK_TOKENS
-    max_model_len: int = 8192
-    prefix_caching: bool = True
-    caps_lone_requests: bool = False
-    drafts: Drafts = NO_DRAFTS
-    full_sizes: tuple[int, ...] | None = None
-    never_mixes: bool = False
-
-    def __post_init__(self) -> None:
-        if self.never_mixes:
-            self._check_native()
-        elif 0 < self.long_prefill_tokens <= self.drafts.num_drafts:
-            raise SpecError(
-                f"long_prefill_tokens ({self.long_prefill_tokens}) is not above the {self.drafts.num_drafts} drafts of "
-                "a step",
-                where="engine",
-                hint="vLLM ends with an error where it pads a request at its admission",
-            )
-        if self.offload_blocks and self.drafts.lookahead_tokens:
-            raise SpecError(
-                f"drafts by {self.drafts.method!r} beside a second KV memory, whose rules are not known",
-                where="engine",
-                hint="Leave the second memory out, or draft with ngram",
-            )
-        if min(self.max_num_seqs, self.block_size, self.max_num_batched_tokens, self.max_model_len) < 1:
-            raise SpecError("every size must be at least 1", where="engine")
-        sizes = self.capture_sizes
-        if any(size < 1 for size in sizes) or any(later <= earlier for earlier, later in pairwise(sizes)):
-            raise SpecError(f"capture sizes {list(sizes)} are not ascending and positive", where="engine")
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise SpecError(
-                f"max_num_batched_tokens ({self.max_num_batched_tokens}) is below max_num_seqs ({self.max_num_seqs})",
-                where="engine",
-                hint="vLLM refuses this too: a full decode step would not fit a step",
-            )
-        if self.num_usable_blocks < self.blocks_of(self.max_model_len):
-            raise SpecError(
-                f"num_gpu_blocks ({self.num_gpu_blocks}) of {self.block_size} tokens do not hold one request of "
-                f"{self.max_model_len} tokens and the placeholder block",
-                where="engine",
-                hint=f"Give at least {self.blocks_of(self.max_model_len) + 1} blocks, or shorter requests",
-            )
-
-    def _check_native(self) -> None:
-        """SpecError for what vllm-rbln's native path does not have, or nobody has held to it."""
-        if self.async_scheduling or self.offload_blocks or self.keep_kv_ns:
-            raise SpecError(
-                "asynchronous scheduling, a second KV memory and kept KV are not modelled on vllm-rbln's native path",
-                where="engine",
-                hint="Leave async_scheduling, offload_blocks and keep_kv_s out; with drafts it never is asynchronous",
-            )
-        if self.max_num_batched_tokens == 1 or self.long_prefill_tokens == 1:
-            raise SpecError(
-                "a part of a prompt of one token would run as a decode",
-                where="engine",
-                hint="Give at least 2 for max_num_batched_tokens, and for long_prefill_tokens",
-            )
-        check_buckets(self.capture_sizes, self.max_num_seqs)
-
-    @property
-    def active_limit(self) -> int:
-        """Most requests that admission lets run at once."""
-        return self.max_num_seqs
-
-    @cached_property
-    def queries(self) -> tuple[int, int]:
-        """Tokens of each request of a decode step, without and with drafts, where steps never mix; see
-        ``decode_queries``."""
-        drafts = self.drafts
-        queries = decode_queries(drafts.method or None, drafts.num_drafts)
-        return queries[0], queries[-1]
-
-    @property
-    def num_usable_blocks(self) -> int:
-        """Blocks that requests can hold: block 0 is a placeholder."""
-        return self.num_gpu_blocks - 1
-
-    def blocks_of(self, num_tokens: int) -> int:
-        """Blocks that hold so many tokens."""
-        return -(-num_tokens // self.block_size)
-
-    def padded(self, num_tokens: int) -> int:
-        """The size that a step of so many tokens is run with: the next captured, or its own above the largest."""
-        place = bisect_left(self.capture_sizes, num_tokens)
-        return self.capture_sizes[place] if place < len(self.capture_sizes) else num_tokens
-
-    def is_captured(self, num_tokens: int) -> bool:
-        """Whether a graph is large enough for a step of so many tokens."""
-        return bool(self.capture_sizes) and num_tokens <= self.capture_sizes[-1]
-
-    @cached_property
-    def whole_sizes(self) -> tuple[int, ...]:
-        """Sizes of whole graphs, which are captured for uniform decode steps of at most max_num_seqs requests only."""
-        query = 1 + self.drafts.num_drafts
-        own = (size for size in self.capture_sizes if query <= size <= query * self.max_num_seqs)
-        return tuple(own) if self.full_sizes is None else self.full_sizes
-
-    def graph_of(self, tokens: Sequence[int]) -> tuple[Graph, int]:
-        """The mode of the CUDA graph that a step of requests of so many tokens runs with, and its size."""
-        num_tokens, query = sum(tokens), 1 + self.drafts.num_drafts
-        if num_tokens == 0:
-            return "NONE", 0
-        return self.graph(num_tokens, is_uniform=max(tokens) == query and num_tokens == query * len(tokens))
-
-    def graph(self, num_tokens: int, *, is_uniform: bool) -> tuple[Graph, int]:
-        """As ``graph_of``. is_uniform: each request has one token and all its drafts.
-
-        Source: v1/cudagraph_dispatcher.py, v1/worker/gpu/cudagraph_utils.py, with the mode FULL_AND_PIECEWISE.
-        """
-        if is_uniform and (place := bisect_left(self.whole_sizes, num_tokens)) < len(self.whole_sizes):
-            return "FULL", self.whole_sizes[place]
-        return ("PIECEWISE", self.padded(num_tokens)) if self.is_captured(num_tokens) else ("NONE", num_tokens)
-
-
-@dataclass(frozen=True)
 class EngineConfig(PagedSettings):
     """One server configuration, in the vendor's terms.
 
     max_num_seqs: the limit, most requests running at once (the artifact's batch_size).
     max_active_seqs: most requests admitted at once (--max-num-active-seqs), at most the limit; None: the limit.
     rules: a name of ``harness.stacks.rbln.rules.kv_rules``; "auto" becomes the newest stable release's.
-    decode_buckets: ascending compiled decode batch sizes; the last is the limit.
-    kv_slots: physical KV regions (kvcache_num_blocks, or --num-gpu-blocks-override).
+    decode_buckets: ascending compiled decode batch sizes; the last is the limit. Of a vLLM the sizes that it is asked
+    to capture: see ``capture_sizes``.
+    kv_slots: physical KV regions (kvcache_num_blocks, or --num-gpu-blocks-override); 0: paged rules.
     slot_tokens: longest request, prompt and output together (max_model_len).
-    num_gpu_blocks, and all of PagedSettings: paged rules only; block_tokens is their block size, and kv_slots has no
-    meaning there.
+    num_gpu_blocks, drafts (how it decodes speculatively) and all of PagedSettings: paged rules only; block_tokens is
+    their block size. Rules that never mix run each part of a prompt alone, on a graph of ``max_num_batched_tokens``;
+    sizes count requests there, and each is compiled for every number of tokens of a request.
     partition_tokens: length of one physical region when a request spans several (kvcache_partition_len of a
     flash-attention artifact); None: one region holds a whole request (eager attention).
     """
 
     max_num_seqs: int
     decode_buckets: tuple[int, ...]
-    kv_slots: int
+    kv_slots: int = 0
     slot_tokens: int = 8192
     block_tokens: int = PREFILL_CHUNK_TOKENS
     partition_tokens: int | None = None
@@ -317,7 +190,7 @@ class EngineConfig(PagedSettings):
 
     def __post_init__(self) -> None:
         if is_paged(self.rules):
-            _ = self.paged
+            self._check_paged()
             return
         if self.max_num_seqs < 1:
             raise SpecError(f"max_num_seqs must be at least 1, got {self.max_num_seqs}", where="engine")
@@ -349,6 +222,58 @@ class EngineConfig(PagedSettings):
                 where="engine",
                 hint="Give at least 2 slots",
             )
+
+    def _check_paged(self) -> None:
+        """SpecError for what vLLM would refuse, or whose rules are not known."""
+        if self.rule_set.never_mixes:
+            self._check_native()
+        elif 0 < self.long_prefill_tokens <= self.drafts.num_drafts:
+            raise SpecError(
+                f"long_prefill_tokens ({self.long_prefill_tokens}) is not above the {self.drafts.num_drafts} drafts of "
+                "a step",
+                where="engine",
+                hint="vLLM ends with an error where it pads a request at its admission",
+            )
+        if self.offload_blocks and self.drafts.lookahead_tokens:
+            raise SpecError(
+                f"drafts by {self.drafts.method!r} beside a second KV memory, whose rules are not known",
+                where="engine",
+                hint="Leave the second memory out, or draft with ngram",
+            )
+        if min(self.max_num_seqs, self.block_tokens, self.max_num_batched_tokens, self.slot_tokens) < 1:
+            raise SpecError("every size must be at least 1", where="engine")
+        sizes = self.capture_sizes
+        if any(size < 1 for size in sizes) or any(later <= earlier for earlier, later in pairwise(sizes)):
+            raise SpecError(f"capture sizes {list(sizes)} are not ascending and positive", where="engine")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise SpecError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) is below max_num_seqs ({self.max_num_seqs})",
+                where="engine",
+                hint="vLLM refuses this too: a full decode step would not fit a step",
+            )
+        if self.num_blocks <= self.blocks_of(self.slot_tokens):
+            raise SpecError(
+                f"num_gpu_blocks ({self.num_blocks}) of {self.block_tokens} tokens do not hold one request of "
+                f"{self.slot_tokens} tokens and the placeholder block",
+                where="engine",
+                hint=f"Give at least {self.blocks_of(self.slot_tokens) + 1} blocks, or shorter requests",
+            )
+
+    def _check_native(self) -> None:
+        """SpecError for what vllm-rbln's native path does not have, or nobody has held to it."""
+        if self.async_scheduling or self.offload_blocks or self.keep_kv_ns:
+            raise SpecError(
+                "asynchronous scheduling, a second KV memory and kept KV are not modelled on vllm-rbln's native path",
+                where="engine",
+                hint="Leave async_scheduling, offload_blocks and keep_kv_s out; with drafts it never is asynchronous",
+            )
+        if self.max_num_batched_tokens == 1 or self.long_prefill_tokens == 1:
+            raise SpecError(
+                "a part of a prompt of one token would run as a decode",
+                where="engine",
+                hint="Give at least 2 for max_num_batched_tokens, and for long_prefill_tokens",
+            )
+        check_buckets(self.capture_sizes, self.max_num_seqs)
 
     @classmethod
     def from_server(cls, server: ServerSpec) -> EngineConfig:
@@ -386,30 +311,19 @@ class EngineConfig(PagedSettings):
         return RULE_SETS[self.rules]
 
     @property
-    def paged(self) -> PagedConfig:
-        """The server in vLLM's terms, under paged rules. Memory holds max_num_seqs longest requests by default."""
-        per_seq, is_native = -(-self.slot_tokens // self.block_tokens), self.rule_set.never_mixes
-        sizes, whole = captured_sizes(self.decode_buckets, self.max_num_batched_tokens), None
-        if self.drafts.num_drafts and sizes and not is_native:
-            sizes, whole = self._drafting_graphs(sizes)
-        return PagedConfig(
-            self.max_num_seqs,
-            sizes,
-            self.max_num_seqs * per_seq + 1 if self.num_gpu_blocks is None else self.num_gpu_blocks,
-            self.block_tokens,
-            self.slot_tokens,
-            self.prefix_caching,
-            self.rule_set.caps_lone_requests,
-            self.drafts,
-            whole,
-            is_native,
-            **{name: getattr(self, name) for name in PAGED_SCALARS},
-        )
+    def capture_sizes(self) -> tuple[int, ...]:
+        """Ascending sizes that a decode step is padded to (--cudagraph-capture-sizes), in tokens where it drafts; a
+        larger step runs without a graph, unpadded."""
+        return self._graphs[0]
 
-    def _drafting_graphs(self, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The sizes that vLLM captures of those asked for, and the sizes of whole graphs; SpecError: it would not
-        start."""
-        drafts = self.drafts
+    @cached_property
+    def _graphs(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The sizes that vLLM captures of those asked for; and of these the sizes of whole graphs, for decode steps in
+        which all requests have as many tokens. SpecError: it would not start."""
+        sizes, drafts = captured_sizes(self.decode_buckets, self.max_num_batched_tokens), self.drafts
+        if not (drafts.num_drafts and sizes) or self.rule_set.never_mixes:
+            query = 1 + drafts.num_drafts
+            return sizes, tuple(size for size in sizes if query <= size <= query * self.max_num_seqs)
         try:
             graphs = graphs_of(
                 GraphFlags(
@@ -428,6 +342,49 @@ class EngineConfig(PagedSettings):
                 what, where="engine", hint="Sizes count tokens; `harness server sizes` lists them"
             ) from None
         return graphs.sizes, tuple(graphs.full)
+
+    @cached_property
+    def queries(self) -> tuple[int, int]:
+        """Tokens of each request of a decode step, without and with drafts, where steps never mix; see
+        ``decode_queries``."""
+        drafts = self.drafts
+        queries = decode_queries(drafts.method or None, drafts.num_drafts)
+        return queries[0], queries[-1]
+
+    @property
+    def num_blocks(self) -> int:
+        """KV blocks, one of which vLLM keeps as a placeholder. Room for max_num_seqs longest requests by default."""
+        most = self.max_num_seqs * self.blocks_of(self.slot_tokens) + 1
+        return most if self.num_gpu_blocks is None else self.num_gpu_blocks
+
+    def blocks_of(self, num_tokens: int) -> int:
+        """Blocks that hold so many tokens."""
+        return -(-num_tokens // self.block_tokens)
+
+    def padded(self, num_tokens: int) -> int:
+        """The size that a step of so many tokens is run with: the next captured, or its own above the largest."""
+        place = bisect_left(self.capture_sizes, num_tokens)
+        return self.capture_sizes[place] if place < len(self.capture_sizes) else num_tokens
+
+    def is_captured(self, num_tokens: int) -> bool:
+        """Whether a graph is large enough for a step of so many tokens."""
+        return bool(self.capture_sizes) and num_tokens <= self.capture_sizes[-1]
+
+    def graph_of(self, tokens: Sequence[int]) -> tuple[Graph, int]:
+        """The mode of the CUDA graph that a step of requests of so many tokens runs with, and its size."""
+        num_tokens, query = sum(tokens), 1 + self.drafts.num_drafts
+        if num_tokens == 0:
+            return "NONE", 0
+        return self.graph(num_tokens, is_uniform=max(tokens) == query and num_tokens == query * len(tokens))
+
+    def graph(self, num_tokens: int, *, is_uniform: bool) -> tuple[Graph, int]:
+        """As ``graph_of``. is_uniform: each request has one token and all its drafts.
+
+        Source: v1/cudagraph_dispatcher.py, v1/worker/gpu/cudagraph_utils.py, with the mode FULL_AND_PIECEWISE.
+        """
+        if is_uniform and (place := bisect_left(self._graphs[1], num_tokens)) < len(self._graphs[1]):
+            return "FULL", self._graphs[1][place]
+        return ("PIECEWISE", self.padded(num_tokens)) if self.is_captured(num_tokens) else ("NONE", num_tokens)
 
     @property
     def active_limit(self) -> int:
@@ -471,7 +428,7 @@ class EngineConfig(PagedSettings):
         Source: vllm-rbln 0.11.1, utils/optimum/bucket.py.
         """
         if self.rule_set.is_paged:
-            return self.paged.padded(num_seqs)
+            return self.padded(num_seqs)
         return self.decode_buckets[bisect_left(self.decode_buckets, num_seqs)]
 
 
@@ -579,9 +536,9 @@ def settings_of(config: EngineConfig, cost_model: str) -> dict[str, Any]:
     if not config.rule_set.is_paged:
         return {**settings, "kv_slots": config.kv_slots}
     settings |= {
-        "num_gpu_blocks": config.paged.num_gpu_blocks,
+        "num_gpu_blocks": config.num_blocks,
         "block_size": config.block_tokens,
-        "decode_buckets": list(config.paged.capture_sizes),
+        "decode_buckets": list(config.capture_sizes),
     }
     for key, scalar in SCALAR_OF.items():
         value, row = getattr(config, scalar), SERVER_KEYS[key]

@@ -20,7 +20,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from harness.compiled.records import IntArray
 from harness.errors import SpecError
-from harness.model.engine.config import PAGED_BLOCK_TOKENS, PREFILL_CHUNK_TOKENS, EngineConfig, PagedConfig
+from harness.model.engine.config import PAGED_BLOCK_TOKENS, PREFILL_CHUNK_TOKENS, EngineConfig
 from harness.model.engine.state import FS_PER_NS
 from harness.model.spec import ServerShape, Spec, load_toml
 from harness.shipped import find_shipped
@@ -286,9 +286,9 @@ class CostModel:
         """The model in which f(b) is of a step of so many tokens a request, on vllm-rbln's native path."""
         return self if query == 1 else replace(self, f_fs=self.query_fs[query], _filled_fs={})
 
-    def check_paged(self, config: PagedConfig) -> None:
+    def check_paged(self, config: EngineConfig) -> None:
         """Raise SpecError where it states no price of parts of prompts, or of drafts, where a step has some."""
-        if config.never_mixes and config.drafts.num_drafts:
+        if config.rule_set.never_mixes and config.drafts.num_drafts:
             self._check_queries(config.queries)
         for key, price, needed in (
             ("chunked_prefill", self.chunk_step_fs, 1),
@@ -341,7 +341,7 @@ class CostModel:
 
     def unmeasured_of(self, config: EngineConfig) -> tuple[int, ...]:
         """Those buckets of a server whose cost was not measured, at any number of tokens a request."""
-        queries = set(config.paged.queries) if config.rule_set.never_mixes else {1}
+        queries = set(config.queries) if config.rule_set.never_mixes else {1}
         missing = {
             bucket for query in queries for bucket in self.of_query(query).interpolated_buckets(config.decode_buckets)
         }

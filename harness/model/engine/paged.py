@@ -16,7 +16,7 @@ from harness.compiled import bind, compiled
 from harness.compiled.records import IntArray, Records, record_as_dict
 from harness.errors import PlanError
 from harness.model.engine import paged_steps
-from harness.model.engine.config import EngineConfig, PagedConfig
+from harness.model.engine.config import EngineConfig
 from harness.model.engine.cost import CostModel
 from harness.model.engine.paged_state import NO_PIN, SKIPPED, PagedPart, PagedRow, PagedState, new_paged_state
 from harness.model.engine.scheduler import (
@@ -33,6 +33,7 @@ from harness.model.engine.scheduler import (
     StepPart,
 )
 from harness.model.engine.state import QUEUED, ROW_GONE
+from harness.stacks.rbln.rules.kv_rules import PAGED
 from harness.stacks.vllm.graph_rules import Graph
 
 _FUNCTIONS: Any = (
@@ -71,13 +72,13 @@ class PagedScheduler(SchedulerRows[PagedState]):
     what arrives during it, cannot change.
     """
 
-    def __init__(self, config: PagedConfig, cost_model: CostModel, draw_seed: int = 0) -> None:
+    def __init__(self, config: EngineConfig, cost_model: CostModel, draw_seed: int = 0) -> None:
         """draw_seed: of what is accepted where the configuration has rates."""
         cost_model.check_paged(config)
         self.config = config
         self.cost_model = cost_model
         # Of decode steps without and with drafts, where these have prices of their own.
-        self._costs = tuple(map(cost_model.of_query, config.queries)) if config.never_mixes else ()
+        self._costs = tuple(map(cost_model.of_query, config.queries)) if config.rule_set.never_mixes else ()
         super().__init__(PagedRow, new_paged_state(config, FIRST_ROWS))
         self._state.server["draw_seed"][:] = draw_seed
         self._reset()
@@ -102,15 +103,15 @@ class PagedScheduler(SchedulerRows[PagedState]):
         stop_tokens: the true output length when the model stops before max_tokens; nothing is scheduled by it.
         """
         config = self.config
-        if not 1 <= prompt_tokens < config.max_model_len or max_tokens < 1:
+        if not 1 <= prompt_tokens < config.slot_tokens or max_tokens < 1:
             raise PlanError(
-                f"{prompt_tokens} prompt and {max_tokens} output tokens do not fit {config.max_model_len} tokens "
+                f"{prompt_tokens} prompt and {max_tokens} output tokens do not fit {config.slot_tokens} tokens "
                 "(a prompt may fill all but one)",
                 where=f"request {request}",
             )
         answer = max_tokens if stop_tokens is None else min(stop_tokens, max_tokens)
-        end_tokens = min(prompt_tokens + answer, config.max_model_len)
-        needed = (end_tokens - 1) // config.block_size
+        end_tokens = min(prompt_tokens + answer, config.slot_tokens)
+        needed = (end_tokens - 1) // config.block_tokens
         if config.prefix_caching and len(block_keys) < needed:
             raise PlanError(
                 f"{len(block_keys)} block keys for {end_tokens} tokens, {needed} needed", where=f"request {request}"
@@ -260,7 +261,7 @@ class PagedScheduler(SchedulerRows[PagedState]):
     @property
     def num_blocks(self) -> int:
         """Blocks that requests can hold."""
-        return self.config.num_usable_blocks
+        return self.config.num_blocks - 1
 
     @property
     def num_evicted(self) -> int:
@@ -318,7 +319,7 @@ class PagedScheduler(SchedulerRows[PagedState]):
         admissions, cached_tokens = (
             self._admissions(first, numbers["num_admitted"]) if numbers["num_admitted"] else ((), 0)
         )
-        computed, block_size = numbers["num_chunk_tokens"], self.config.block_size
+        computed, block_size = numbers["num_chunk_tokens"], self.config.block_tokens
         kind = DECODE if not computed else MIXED if numbers["num_decodes"] else PREFILL
         unfinished = tuple(
             self._handles[row] for row, is_left in zip(rows, parts["is_unfinished"].tolist(), strict=True) if is_left
@@ -366,8 +367,8 @@ class PagedScheduler(SchedulerRows[PagedState]):
         ), sum(cached)
 
     def _graph(self, step: dict[str, int]) -> tuple[Graph, int]:
-        """See ``PagedConfig.graph``. step: the fields of ``PagedStep``."""
-        if self.config.never_mixes:
+        """See ``EngineConfig.graph``. step: the fields of ``PagedStep``."""
+        if self.config.rule_set.never_mixes:
             return "FULL", self.config.padded(step["num_decodes"])
         drafts, num_chunk_tokens = step["draft_tokens"], step["num_chunk_tokens"]
         is_uniform = not num_chunk_tokens and drafts == self.config.drafts.num_drafts * step["num_decodes"]
@@ -377,7 +378,7 @@ class PagedScheduler(SchedulerRows[PagedState]):
         """How long a step lasts. step: the fields of ``PagedStep``."""
         costs, config = self.cost_model, self.config
         num_decodes, num_chunk_tokens = step["num_decodes"], step["num_chunk_tokens"]
-        if config.never_mixes:
+        if config.rule_set.never_mixes:
             costs = self._costs[step["draft_tokens"] > 0]
             num_chunk_tokens = config.max_num_batched_tokens if num_chunk_tokens else 0
         mode, size = self._graph(step)
@@ -402,14 +403,14 @@ def scheduler_of(
     """The scheduler that a server's rules ask for. with_events: KV events, which paged rules do not have. draw_seed:
     of one of several replicas, which accept drafts each by draws of its own."""
     if config.rule_set.is_paged:
-        return PagedScheduler(config.paged, cost_model, draw_seed)
+        return PagedScheduler(config, cost_model, draw_seed)
     return Scheduler(config, cost_model, with_events=with_events)
 
 
 def warm_up() -> None:
     """Compile everything that a PagedScheduler calls, or load it, so that no first step pays for it (seconds)."""
     costs = CostModel("warm-up", "none", {1: 1}, chunk_step_fs=1)
-    scheduler = PagedScheduler(PagedConfig(2, (1, 2), 5, max_model_len=32), costs)
+    scheduler = PagedScheduler(EngineConfig(2, (1, 2), slot_tokens=32, block_tokens=16, rules=PAGED), costs)
     for request in range(2):
         scheduler.submit(request, 16, 8, [request])
         scheduler.keep(request, 0)

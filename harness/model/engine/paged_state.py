@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from harness.compiled.records import IntArray, Records, new_records, record_fields, records_of
-from harness.model.engine.config import PagedConfig
+from harness.model.engine.config import EngineConfig
 from harness.model.engine.state import Queue, new_queues
 
 ROW_SKIPPED = 3
@@ -245,30 +245,30 @@ class PagedState(NamedTuple):
     rates: IntArray
 
 
-def new_paged_state(config: PagedConfig, num_rows: int) -> PagedState:
+def new_paged_state(config: EngineConfig, num_rows: int) -> PagedState:
     """Tables of a server with room for ``num_rows`` requests; ``paged_steps.reset`` makes it a fresh one."""
-    limit, longest = config.max_num_seqs, config.blocks_of(config.max_model_len)
+    limit, longest = config.max_num_seqs, config.blocks_of(config.slot_tokens)
     # Two blocks a bucket: the chains stay short, and a block costs no more than its record and half a word.
-    num_buckets = 1 << max(4, (config.num_gpu_blocks // 2).bit_length())
+    num_buckets = 1 << max(4, (config.num_blocks // 2).bit_length())
     scalars = {
         "limit": limit,
         "active_limit": limit,
-        "num_blocks": config.num_gpu_blocks,
-        "block_tokens": config.block_size,
+        "num_blocks": config.num_blocks,
+        "block_tokens": config.block_tokens,
         "max_step_tokens": config.max_num_batched_tokens,
-        "max_model_len": config.max_model_len,
+        "max_model_len": config.slot_tokens,
         "is_caching": config.prefix_caching,
         "is_async": config.async_scheduling,
-        "caps_lone_requests": config.caps_lone_requests,
+        "caps_lone_requests": config.rule_set.caps_lone_requests,
         "long_prefill_tokens": config.long_prefill_tokens,
         "table_mask": num_buckets - 1,
         "keep_kv_ns": config.keep_kv_ns if config.prefix_caching else 0,
         "second_room": config.offload_blocks if config.prefix_caching else 0,
         # What is decided by how it drafts has the same names there.
         **{name: value for name, value in vars(config.drafts).items() if name in record_fields(PagedServer)},
-        "never_mixes": config.never_mixes,
+        "never_mixes": config.rule_set.never_mixes,
         "free_seats": limit,
-        "num_free": config.num_usable_blocks,
+        "num_free": config.num_blocks - 1,
     }
     return PagedState(
         server=records_of(PagedServer, scalars, 2),
@@ -278,12 +278,12 @@ def new_paged_state(config: PagedConfig, num_rows: int) -> PagedState:
         places=new_records(PagedPlace, limit),
         steps=new_records(PagedStep, 3),
         parts=new_records(PagedPart, 4 * limit),
-        blocks=new_records(PagedBlock, config.num_gpu_blocks),
+        blocks=new_records(PagedBlock, config.num_blocks),
         prefix=new_records(PagedPrefix, longest),
         buckets=np.zeros(num_buckets, dtype=np.int64),
         seat_blocks=np.zeros((limit, longest), dtype=np.int64),
         seat_keys=np.zeros((limit, longest), dtype=np.int64),
-        pins=new_records(PagedPin, config.num_gpu_blocks if config.keep_kv_ns else 0),
+        pins=new_records(PagedPin, config.num_blocks if config.keep_kv_ns else 0),
         second=new_records(PagedSecond, config.offload_blocks + 1 if config.offload_blocks else 0),
         second_buckets=np.zeros(
             1 << max(4, config.offload_blocks.bit_length()) if config.offload_blocks else 0, dtype=np.int64

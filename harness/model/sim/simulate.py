@@ -123,8 +123,8 @@ def run_batch(  # noqa: PLR0913  # what a call of the kernel depends on
     outcome = layout.new_outcome(arrays, config, *room)
     if is_paged:
         most_decodes = min(config.max_num_seqs, int(arrays.plans["num_sessions"].max()))
-        in_blocks = paged_costs(config.paged, models, most_decodes, noise_seeds, noise)
-        run = PagedRun(arrays, new_paged_state(config.paged, most_requests), scratch, outcome, in_blocks)
+        in_blocks = paged_costs(config, models, most_decodes, noise_seeds, noise)
+        run = PagedRun(arrays, new_paged_state(config, most_requests), scratch, outcome, in_blocks)
     else:
         state = new_state(config, most_requests, evicts_by_last_use=evicts_by_last_use)
         run = SlotRun(arrays, state, scratch, outcome, layout.cost_arrays(config, models, noise_seeds, noise))

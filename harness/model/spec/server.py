@@ -302,7 +302,7 @@ class ServerSpec(Spec):
         ge=2,
     )
     block_size: int | None = key(
-        searched(shown("paged", "block_size"), 11, (16, 32, 64, 128), is_asked=True),
+        searched(shown("paged", "block_size")._replace(engine="block_tokens"), 11, (16, 32, 64, 128), is_asked=True),
         None,
         "tokens of a block; default: the server's",
         ge=1,

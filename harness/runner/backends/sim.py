@@ -223,7 +223,7 @@ class EngineRecord:
             self._write_step(step_log_header(config, 0))
         self._events, self._readings = list[LogEvent | EqualSteps](), list[Scrape]()
         self.settings = settings_of(config, server.cost_model)
-        num_blocks = config.paged.num_gpu_blocks if is_paged else server.num_kv_slots
+        num_blocks = config.num_blocks if is_paged else server.num_kv_slots
         self._metrics = ServerMetrics(MODEL, config, num_blocks, server.cost_model)
 
     def tables(self) -> dict[str, pa.Table]:

@@ -30,7 +30,7 @@ def test_sizes_that_were_left_to_the_server_differ_from_none_in_force() -> None:
 def test_sizes_above_the_token_budget_are_dropped_as_vllm_drops_them() -> None:
     table = {"decode_buckets": [1, 2, 4, 8, 16], "max_num_batched_tokens": 8, "max_num_seqs": 8}
     config = EngineConfig.from_server(ServerSpec.model_validate({**EMULATED, **table}))
-    assert config.paged.capture_sizes == (1, 2, 4, 8)
+    assert config.capture_sizes == (1, 2, 4, 8)
     server = ServerSpec.model_validate({**REAL, **table})
     assert differences(server, {"decode_buckets": [1, 2, 4, 8]}, {"decode_buckets"}) == []
     assert differences(server, {"decode_buckets": [1, 2, 4]}, {"decode_buckets"}) == [
@@ -40,7 +40,7 @@ def test_sizes_above_the_token_budget_are_dropped_as_vllm_drops_them() -> None:
 
 def test_few_blocks_of_a_vllm_are_those_of_a_cpu() -> None:
     table = {"num_gpu_blocks": 40, "slot_tokens": 4096}
-    assert EngineConfig.from_server(ServerSpec.model_validate({**REAL, **table})).paged.block_size == 128
-    assert EngineConfig.from_server(ServerSpec.model_validate({**REAL, "num_gpu_blocks": 4096})).paged.block_size == 16
+    assert EngineConfig.from_server(ServerSpec.model_validate({**REAL, **table})).block_tokens == 128
+    assert EngineConfig.from_server(ServerSpec.model_validate({**REAL, "num_gpu_blocks": 4096})).block_tokens == 16
     with pytest.raises(SpecError, match=r"num_gpu_blocks \(40\) of 16 tokens do not hold one request of 4096 tokens"):
         EngineConfig.from_server(ServerSpec.model_validate({**EMULATED, **table}))

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from harness.errors import PlanError, SpecError
 from harness.model.engine import DECODE, PREFILL, CostModel, Step
-from harness.model.engine.config import PagedConfig
+from harness.model.engine.config import EngineConfig
 from harness.model.engine.paged import PagedScheduler
+from harness.stacks.rbln.rules.kv_rules import PAGED
 from tests.support.paged_in_steps import scheduler_differences
 
 US = 10**9
@@ -37,16 +38,16 @@ def server(
     ahead: bool = False,
     caps_lone: bool = False,
 ) -> PagedScheduler:
-    config = PagedConfig(
+    config = EngineConfig(
         max_num_seqs=seqs,
-        capture_sizes=(1, 2, 4),
+        decode_buckets=(1, 2, 4),
         num_gpu_blocks=blocks,
-        block_size=16,
+        block_tokens=16,
         max_num_batched_tokens=budget,
-        max_model_len=longest,
+        slot_tokens=longest,
         long_prefill_tokens=threshold,
         async_scheduling=ahead,
-        caps_lone_requests=caps_lone,
+        rules="vllm-paged-0.30" if caps_lone else PAGED,
     )
     return PagedScheduler(config, COSTS)
 
@@ -163,7 +164,7 @@ def test_a_step_is_padded_to_the_next_captured_size_and_above_the_largest_runs_w
 
 
 def test_a_size_captured_above_the_most_requests_is_not_a_whole_graph() -> None:
-    config = PagedConfig(max_num_seqs=3, capture_sizes=(1, 2, 4), num_gpu_blocks=600)
+    config = EngineConfig(3, (1, 2, 4), rules=PAGED)
 
     assert config.graph_of((1, 1, 1)) == ("PIECEWISE", 4)
 
@@ -173,18 +174,19 @@ def test_a_size_captured_above_the_most_requests_is_not_a_whole_graph() -> None:
     [
         ({"num_gpu_blocks": 16}, r"do not hold one request of 256 tokens.*Give at least 17 blocks"),
         ({"max_num_batched_tokens": 3}, r"max_num_batched_tokens \(3\) is below max_num_seqs \(4\)"),
-        ({"capture_sizes": (2, 1)}, r"not ascending"),
+        ({"decode_buckets": (2, 1)}, r"not ascending"),
     ],
 )
 def test_a_server_that_vllm_would_refuse_is_refused(changed: dict[str, object], message: str) -> None:
-    sound = {"max_num_seqs": 4, "capture_sizes": (1, 2), "num_gpu_blocks": 17, "max_model_len": 256}
-    PagedConfig(**sound)
+    sound = {"max_num_seqs": 4, "decode_buckets": (1, 2), "num_gpu_blocks": 17, "slot_tokens": 256}
+    sound |= {"rules": PAGED, "block_tokens": 16}
+    EngineConfig(**sound)
     with pytest.raises(SpecError, match=message):
-        PagedConfig(**{**sound, **changed})
+        EngineConfig(**{**sound, **changed})
 
 
 def test_a_decode_step_above_the_largest_captured_size_costs_the_extra_of_a_step_without_a_graph() -> None:
-    config = PagedConfig(2, (1,), num_gpu_blocks=100, max_num_batched_tokens=64, max_model_len=256)
+    config = EngineConfig(2, (1,), slot_tokens=256, block_tokens=16, rules=PAGED, max_num_batched_tokens=64)
 
     def durations(costs: CostModel) -> dict[tuple[str, int], int]:
         scheduler = PagedScheduler(config, costs)
@@ -217,14 +219,14 @@ def test_with_asynchronous_scheduling_an_arrival_waits_for_the_step_that_is_alre
 
 def test_a_step_of_prompts_beyond_the_captured_sizes_pays_for_its_launch() -> None:
     costs = replace(COSTS, chunk_eager_ns=7000, _filled_fs={})
-    config = PagedConfig(max_num_seqs=4, capture_sizes=(1, 2, 4), num_gpu_blocks=100, max_model_len=256)
+    config = EngineConfig(4, (1, 2, 4), slot_tokens=256, block_tokens=16, rules=PAGED)
     for num_tokens, extra_ns in ((4, 0), (5, 7000)):
         scheduler = PagedScheduler(config, costs)
         scheduler.submit(0, num_tokens, 2, keys(0))
         first, *decodes = steps_until_idle(scheduler)
         assert first.duration_ns == COSTS.chunked_step_ns(0, 0, 0, num_tokens, first.attended_tokens) + extra_ns
         assert [step.duration_ns for step in decodes] == [COSTS.decode_step_ns(1, 1, num_tokens + 1)]
-    without_graphs = PagedScheduler(replace(config, capture_sizes=()), costs)
+    without_graphs = PagedScheduler(replace(config, decode_buckets=()), costs)
     without_graphs.submit(0, 64, 1, keys(0))
     (alone,) = steps_until_idle(without_graphs)
     assert alone.duration_ns == COSTS.chunked_step_ns(0, 0, 0, 64, alone.attended_tokens)

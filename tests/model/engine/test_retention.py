@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.model.engine import CostModel, Step
-from harness.model.engine.config import PagedConfig
+from harness.model.engine.config import EngineConfig
 from harness.model.engine.paged import PagedScheduler
+from harness.stacks.rbln.rules.kv_rules import PAGED
 
 US = 10**9
 COSTS = CostModel("known", "this test", {1: 10 * US, 8: 40 * US}, chunk_step_fs=5 * US, chunk_token_fs=US)
@@ -19,8 +20,8 @@ PROMPT_TOKENS, BLOCK_TOKENS = 100, 16
 
 def server(**changes: Any) -> PagedScheduler:
     """Memory for two short requests at once."""
-    sizes: dict[str, Any] = {"max_num_seqs": 4, "num_gpu_blocks": 20, "block_size": BLOCK_TOKENS, "max_model_len": 256}
-    return PagedScheduler(PagedConfig(capture_sizes=(1, 2, 4), **{**sizes, **changes}), COSTS)
+    sizes: dict[str, Any] = {"num_gpu_blocks": 20, "block_tokens": BLOCK_TOKENS, "slot_tokens": 256}
+    return PagedScheduler(EngineConfig(4, (1, 2, 4), rules=PAGED, **{**sizes, **changes}), COSTS)
 
 
 def keys(name: int) -> list[int]:

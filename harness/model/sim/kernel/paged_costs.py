@@ -9,7 +9,7 @@ import numpy as np
 
 from harness.compiled import always_inline, jit
 from harness.compiled.records import IntArray, Records, new_records, records_of
-from harness.model.engine.config import PagedConfig
+from harness.model.engine.config import EngineConfig
 from harness.model.engine.cost import CostModel
 from harness.model.engine.paged_state import PagedStep
 from harness.model.engine.state import FS_PER_NS
@@ -76,7 +76,7 @@ _NEVER = 1 << 62
 
 
 def paged_costs(
-    config: PagedConfig,
+    config: EngineConfig,
     cost_models: Sequence[CostModel],
     most_decodes: int,
     noise_seeds: Sequence[int] = (),
@@ -94,22 +94,23 @@ def paged_costs(
     return PagedCosts(batch[: len(batch) // len(cost_models)].copy(), other[:1].copy(), noise, batch, other)
 
 
-def _batch_costs(config: PagedConfig, models: Sequence[CostModel], most_decodes: int) -> Records[PagedBatchCost]:
+def _batch_costs(config: EngineConfig, models: Sequence[CostModel], most_decodes: int) -> Records[PagedBatchCost]:
     query = 1 + config.drafts.num_drafts
-    numbers, size = range(1, most_decodes * (1 if config.never_mixes else query) + 1), config.max_num_seqs * query + 1
+    never_mixes, size = config.rule_set.never_mixes, config.max_num_seqs * query + 1
+    numbers = range(1, most_decodes * (1 if never_mixes else query) + 1)
     captures, counts = bool(config.capture_sizes), np.array(numbers)
     # Without drafts every decode step is uniform.
     kinds = [True] if query == 1 else [False, True]
     batch = new_records(PagedBatchCost, size * len(kinds) * len(models))
     for kind, is_uniform in enumerate(kinds):
-        if config.never_mixes:
+        if never_mixes:
             graphs = [("FULL", config.padded(number)) for number in numbers]
         else:
             graphs = [config.graph(number, is_uniform=is_uniform) for number in numbers]
         is_eager = np.array([captures and mode == "NONE" for mode, _ in graphs], dtype=np.int64)
         for place, model in enumerate(models):
             first, priced = (place * len(kinds) + kind) * size + 1, model
-            if config.never_mixes:
+            if never_mixes:
                 priced = model.of_query(config.queries[kind])
             rows, rest_fs = slice(first, first + len(numbers)), model.alpha_fs + model.beta_fs * counts
             batch["bucket"][rows] = [bucket for _, bucket in graphs]
@@ -120,13 +121,13 @@ def _batch_costs(config: PagedConfig, models: Sequence[CostModel], most_decodes:
 
 
 def _other_costs(
-    config: PagedConfig, models: Sequence[CostModel], noise_seeds: Sequence[int]
+    config: EngineConfig, models: Sequence[CostModel], noise_seeds: Sequence[int]
 ) -> Records[PagedOtherCost]:
     columns: dict[str, list[int]] = {}
     for name, field in (("context", "context_fs"), ("chunk_token", "chunk_token_fs"), ("attended", "attended_fs")):
         split = [divmod(getattr(model, field), FS_PER_NS) for model in models]
         columns[f"{name}_ns"], columns[f"{name}_fs"] = [ns for ns, _ in split], [fs for _, fs in split]
-    is_native = config.never_mixes
+    is_native = config.rule_set.never_mixes
     largest = config.capture_sizes[-1] if config.capture_sizes and not is_native else _NEVER
     return records_of(
         PagedOtherCost,
