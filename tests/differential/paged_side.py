@@ -25,10 +25,9 @@ from harness.model.engine.scheduler import DECODE, Step
 from harness.model.engine.steps import FAR
 from harness.model.plan.blocks import token_block_keys
 from harness.model.plan.model import RequestPlan, SessionPlan
-from harness.model.sim.kernel.arrays import PlanArrays, SimOutcome, new_outcome, new_scratch
+from harness.model.sim.kernel.arrays import PlanArrays, SimOutcome, new_outcome, new_scratch, paged_costs
 from harness.model.sim.kernel.arrivals import PagedRun
 from harness.model.sim.kernel.loop import run_paged_plans
-from harness.model.sim.kernel.paged_costs import paged_costs
 from harness.model.sim.plans import session_arrays
 from harness.model.sim.simulate import check_admitted
 from harness.stacks.rbln.rules.kv_rules import PAGED

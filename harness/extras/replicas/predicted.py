@@ -20,14 +20,13 @@ from harness.model.plan.model import Plan, RequestPlan, SessionPlan
 from harness.model.sim.draws import Draws, nominal
 from harness.model.sim.kernel import arrays as layout
 from harness.model.sim.kernel.arrivals import AnyRun, PagedRun, SlotRun
-from harness.model.sim.kernel.paged_costs import PagedCosts, paged_costs
 from harness.model.sim.plans import check_slots, check_times, plan_arrays
 from harness.model.sim.simulate import check_admitted
 from harness.model.spec import ServerSpec
 from harness.stacks.rbln.rules.kv_rules import PAGED
 
 NO_RECORDS = ("num_step_records", "num_eviction_records")
-_Costs = TypeVar("_Costs", layout.CostArrays, PagedCosts)
+_Costs = TypeVar("_Costs", layout.CostArrays, layout.PagedCosts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ class DrawsOnReplicas:
         ]
         if config.rule_set.is_paged:
             most_decodes = min(config.max_num_seqs, int(arrays.plans["num_sessions"].max()))
-            in_blocks = paged_costs(config, draws.models, most_decodes, draws.noise_seeds, draws.noise)
+            in_blocks = layout.paged_costs(config, draws.models, most_decodes, draws.noise_seeds, draws.noise)
             runs: list[AnyRun] = [
                 PagedRun(arrays, new_paged_state(config, num_rows), scratch, outcome, _costs_of(in_blocks, place))
                 for place, outcome in enumerate(outcomes)

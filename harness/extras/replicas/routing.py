@@ -20,10 +20,10 @@ from harness.extras.replicas.policies import (
     RoundRobin,
     SessionAffinity,
 )
+from harness.model.engine.blocks import find_second, put_second
 from harness.model.engine.config import EngineConfig
 from harness.model.engine.paged_state import PagedState, new_paged_state
 from harness.model.engine.paged_steps import reset_paged
-from harness.model.engine.retention import find_second, put_second
 from harness.model.engine.steps import FAR
 from harness.model.sim.kernel.arrays import PlanArrays
 from harness.model.sim.kernel.arrivals import load_keys

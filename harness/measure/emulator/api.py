@@ -35,8 +35,8 @@ from harness.measure.emulator.protocol import (
 from harness.measure.emulator.recorded import recorded
 from harness.measure.emulator.responses import EmulatedAnswer, compact
 from harness.measure.emulator.tools import script_of, scripted_call
+from harness.model.engine.blocks import PIN_FACTOR
 from harness.model.engine.core import EngineRequest
-from harness.model.engine.retention import PIN_FACTOR
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -192,8 +192,6 @@ class EngineConfig(PagedSettings):
         if is_paged(self.rules):
             self._check_paged()
             return
-        if self.max_num_seqs < 1:
-            raise SpecError(f"max_num_seqs must be at least 1, got {self.max_num_seqs}", where="engine")
         if self.kv_slots < 1:
             raise SpecError(f"kv_slots must be at least 1, got {self.kv_slots}", where="engine")
         check_buckets(self.decode_buckets, self.max_num_seqs)
@@ -413,9 +411,7 @@ class EngineConfig(PagedSettings):
     @property
     def num_usable_slots(self) -> int:
         """Slots that requests can hold. The paper's rules know no reserved slot."""
-        if not self.has_inner_blocks:
-            return self.kv_slots
-        return usable_slots(self.kv_slots, self.max_num_seqs, self.slots_per_seq)
+        return self.kv_slots if self.is_full or not self.has_inner_blocks else self.kv_slots - 1
 
     @property
     def has_inner_blocks(self) -> bool:
@@ -482,15 +478,6 @@ def captured_sizes(sizes: Sequence[int], max_num_batched_tokens: int | None) -> 
     Source: vLLM 0.30.0, config/vllm.py, _set_cudagraph_sizes().
     """
     return tuple(size for size in sizes if max_num_batched_tokens is None or size <= max_num_batched_tokens)
-
-
-def usable_slots(kv_slots: int, max_num_seqs: int, slots_per_seq: int = 1) -> int:
-    """Physical slots that requests can hold: all of them, or one less where the vendor sets one aside for padding.
-
-    It does so when ``max_num_seqs`` longest requests, of ``slots_per_seq`` slots each, do not fit at the same time.
-    Source: vllm-rbln 0.11.1, utils/optimum/converter/from_optimum.py.
-    """
-    return kv_slots if kv_slots >= max_num_seqs * slots_per_seq else kv_slots - 1
 
 
 def check_buckets(buckets: Sequence[int], max_num_seqs: int) -> None:
@@ -589,9 +576,10 @@ def differences(server: ServerSpec, in_force: Mapping[str, Any], keys: Set[str])
 
 
 def _usable_slots(server: ServerSpec, partition_tokens: int | None) -> int:
-    """Slots that requests can hold. partition_tokens: of one slot, where a request spans several."""
+    """Slots that requests can hold, as ``EngineConfig`` has it. partition_tokens: where a request spans several."""
     slots_per_seq = -(-server.slot_tokens // (partition_tokens or server.slot_tokens))
-    return usable_slots(server.physical_slots(slots_per_seq), server.max_num_seqs, slots_per_seq)
+    num_slots = server.physical_slots(slots_per_seq)
+    return num_slots if num_slots >= server.max_num_seqs * slots_per_seq else num_slots - 1
 
 
 def new_state(

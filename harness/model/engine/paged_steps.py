@@ -13,15 +13,15 @@ from harness.model.engine.blocks import (
     forget_content,
     free_seat_blocks,
     hold_block,
+    match_second,
     pin_seat_blocks,
     register_block,
     reset_blocks,
     take_block,
 )
 from harness.model.engine.paged_state import ASIDE, ROW_SKIPPED, SKIPPED, PagedState
-from harness.model.engine.retention import match_second
 from harness.model.engine.state import QUEUED, ROW_GONE, ROW_RUNNING, ROW_WAITING
-from harness.model.engine.steps import empty_queues, queue_first, queue_last, unqueue
+from harness.model.engine.steps import empty_queues, leave_running, queue_first, queue_last, unqueue
 
 
 @jit
@@ -112,14 +112,8 @@ def preempt_last(state: PagedState) -> int:
 @jit
 def leave_server(state: PagedState, row: int) -> None:
     """Take a request out of its queue or from its seat. Steps that hold it give it nothing from now on."""
-    server = state.server[0]
     if state.rows[row].status == ROW_RUNNING:
-        place = 0
-        while state.places[place].running != row:
-            place += 1
-        server.num_running -= 1
-        for i in range(place, server.num_running):
-            state.places[i].running = state.places[i + 1].running
+        leave_running(state, row)
         leave_seat(state, row)
     else:
         unqueue_paged(state, row)

@@ -210,7 +210,7 @@ def schedule_decode(state: EngineState) -> int:
 
 
 @jit
-def leave_running(state: EngineState, row: int) -> None:
+def leave_running(state: EngineState | PagedState, row: int) -> None:
     """Remove a request from the running list; the others keep their order."""
     server = state.server[0]
     place = 0

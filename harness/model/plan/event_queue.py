@@ -1,20 +1,18 @@
-"""Who sends what when: the events of a client that is never late, and the users behind the sessions of a plan.
+"""What clients do at an instant, and the users behind the sessions of a plan: who sends what, and returns when.
 
 No clock, no waiting.
 """
 
 from __future__ import annotations
 
-import heapq
 import sys
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from harness.errors import PlanError
-from harness.model.plan.model import Followers, Plan
+from harness.model.plan.model import Plan
 
 IntArray = NDArray[np.int64]
 LEAVES, SENDS = range(2)
@@ -30,83 +28,6 @@ class ClientEvent(NamedTuple):
     session: int
     request: int
     trigger_ns: int = 0
-
-
-class VirtualClients:
-    """The clients of a plan in virtual time, never late; at one instant they leave first, then send by session.
-
-    A subclass is the server that they send to and leave.
-    """
-
-    def __init__(self, plan: Plan) -> None:
-        self.plan, self._followers = plan, Followers(plan)
-        self.leaves_by_tokens = any(request.abort_after_tokens for request in plan.requests)
-        self._open = set[tuple[int, int]]()
-        self._due = [
-            ClientEvent(session.start_offset_ns, SENDS, session.index, 0)
-            for session in plan.sessions
-            if session.after is None
-        ]
-        heapq.heapify(self._due)
-
-    def send(self, event: ClientEvent) -> None:
-        """A client sends a request."""
-        raise NotImplementedError
-
-    def leave(self, key: tuple[int, int], at_ns: int) -> None:
-        """A client leaves the answer to a request."""
-        raise NotImplementedError
-
-    def num_tokens(self, key: tuple[int, int]) -> int:
-        """Tokens that a request has received."""
-        raise NotImplementedError
-
-    @property
-    def next_event_ns(self) -> int | None:
-        """When the next event is due; None: nothing is left to do but to wait for answers."""
-        while self._due and self._due[0].what == LEAVES and self._due[0][2:4] not in self._open:
-            heapq.heappop(self._due)  # the answer ended before its client would have left
-        return self._due[0].at_ns if self._due else None
-
-    def act_until(self, now_ns: int, *, is_step_over: bool = False) -> None:
-        """Do everything that is due by now, in order; what is sent at the very end of a step comes after it."""
-        last = (now_ns, SENDS) if is_step_over else (now_ns, SENDS + 1)
-        while self.next_event_ns is not None and self._due[0][:2] < last:
-            event = heapq.heappop(self._due)
-            at_ns, what, *_ = event
-            key = (event.session, event.request)
-            if what == LEAVES:
-                self._over(key, at_ns)
-                self.leave(key, at_ns)
-                continue
-            self._open.add(key)
-            if after_ns := self.plan.request(*key).abort_after_ns:
-                heapq.heappush(self._due, ClientEvent(at_ns + after_ns, LEAVES, *key))
-            self.send(event)
-
-    def step_ended(self, finished: Iterable[tuple[int, int]], received: Iterable[tuple[int, int]], end_ns: int) -> None:
-        """What follows a finished request becomes due. Clients that have received enough tokens leave."""
-        for key in finished:
-            self._over(key, end_ns)
-        if not self.leaves_by_tokens:
-            return
-        for key in sorted(received):
-            if 0 < self.plan.request(*key).abort_after_tokens <= self.num_tokens(key):
-                self.leave(key, end_ns)
-                self._over(key, end_ns)
-
-    def _over(self, key: tuple[int, int], at_ns: int) -> None:
-        """A request has ended, or was left: what follows it becomes due."""
-        self._open.discard(key)
-        session, request = key
-        requests = self.plan.sessions[session].requests
-        if request + 1 < len(requests):
-            following = [(session, request + 1, requests[request].wait_after_ns)]
-        else:
-            ready = self._followers.completed(session)
-            following = [(follower, 0, self.plan.sessions[follower].start_offset_ns) for follower in ready]
-        for next_session, next_request, wait_ns in following:
-            heapq.heappush(self._due, ClientEvent(at_ns + wait_ns, SENDS, next_session, next_request, at_ns))
 
 
 def users_of(after: IntArray) -> IntArray:

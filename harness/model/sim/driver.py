@@ -6,18 +6,19 @@ its events. Predictions are compiled: ``sim.kernel``.
 
 from __future__ import annotations
 
+import heapq
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from harness.errors import PlanError
 from harness.model.engine import EngineConfig
+from harness.model.engine.blocks import PIN_FACTOR
 from harness.model.engine.core import EngineCore, EngineRequest, StepEnd, StepStart
-from harness.model.engine.retention import PIN_FACTOR
 from harness.model.plan.blocks import BlockKeys
-from harness.model.plan.event_queue import ClientEvent, VirtualClients, return_waits_ns
-from harness.model.plan.model import Plan
+from harness.model.plan.event_queue import LEAVES, SENDS, ClientEvent, return_waits_ns
+from harness.model.plan.model import Followers, Plan
 
 NEVER_NS = 1 << 62
 Key = tuple[int, int]
@@ -59,8 +60,10 @@ class UnreadRequests:
         )
 
 
-class VirtualDriver(VirtualClients):
+class VirtualDriver:
     """Plays a plan on the cores of servers in virtual time; the clock jumps from one event to the next.
+
+    Clients are never late; at one instant they leave first, then send by session.
 
     A subclass chooses the server of a request, makes the requests, each with a handle of its own, and handles the
     events. It may look at the servers at ``next_look_ns``. With ``takes_equal_steps`` a run of equal decode steps is
@@ -72,7 +75,16 @@ class VirtualDriver(VirtualClients):
     takes_equal_steps = False
 
     def __init__(self, plan: Plan, cores: Sequence[EngineCore]) -> None:
-        super().__init__(plan)
+        self.plan, self._followers = plan, Followers(plan)
+        self.leaves_by_tokens = any(request.abort_after_tokens for request in plan.requests)
+        # Requests that have not ended.
+        self._open = set[Key]()
+        self._due = [
+            ClientEvent(session.start_offset_ns, SENDS, session.index, 0)
+            for session in plan.sessions
+            if session.after is None
+        ]
+        heapq.heapify(self._due)
         self.cores = cores
         self.names: dict[int, Key] = {}
         self.next_look_ns = NEVER_NS
@@ -91,6 +103,10 @@ class VirtualDriver(VirtualClients):
 
     def request_of(self, event: ClientEvent) -> EngineRequest:
         """The request that an event sends."""
+        raise NotImplementedError
+
+    def num_tokens(self, key: Key) -> int:
+        """Tokens that a request has received."""
         raise NotImplementedError
 
     def started(self, server: int, start: StepStart, /) -> None:
@@ -182,3 +198,50 @@ class VirtualDriver(VirtualClients):
             [self.names[request.handle] for request in requests] for requests in (end.finished, end.requests)
         )
         self.step_ended(finished, received, self.end_ns)
+
+    @property
+    def next_event_ns(self) -> int | None:
+        """When the next event is due; None: nothing is left to do but to wait for answers."""
+        while self._due and self._due[0].what == LEAVES and self._due[0][2:4] not in self._open:
+            heapq.heappop(self._due)  # the answer ended before its client would have left
+        return self._due[0].at_ns if self._due else None
+
+    def act_until(self, now_ns: int, *, is_step_over: bool = False) -> None:
+        """Do everything that is due by now, in order; what is sent at the very end of a step comes after it."""
+        last = (now_ns, SENDS) if is_step_over else (now_ns, SENDS + 1)
+        while self.next_event_ns is not None and self._due[0][:2] < last:
+            event = heapq.heappop(self._due)
+            at_ns, what, *_ = event
+            key = (event.session, event.request)
+            if what == LEAVES:
+                self._over(key, at_ns)
+                self.leave(key, at_ns)
+                continue
+            self._open.add(key)
+            if after_ns := self.plan.request(*key).abort_after_ns:
+                heapq.heappush(self._due, ClientEvent(at_ns + after_ns, LEAVES, *key))
+            self.send(event)
+
+    def step_ended(self, finished: Iterable[Key], received: Iterable[Key], end_ns: int) -> None:
+        """What follows a finished request becomes due. Clients that have received enough tokens leave."""
+        for key in finished:
+            self._over(key, end_ns)
+        if not self.leaves_by_tokens:
+            return
+        for key in sorted(received):
+            if 0 < self.plan.request(*key).abort_after_tokens <= self.num_tokens(key):
+                self.leave(key, end_ns)
+                self._over(key, end_ns)
+
+    def _over(self, key: Key, at_ns: int) -> None:
+        """A request has ended, or was left: what follows it becomes due."""
+        self._open.discard(key)
+        session, request = key
+        requests = self.plan.sessions[session].requests
+        if request + 1 < len(requests):
+            following = [(session, request + 1, requests[request].wait_after_ns)]
+        else:
+            ready = self._followers.completed(session)
+            following = [(follower, 0, self.plan.sessions[follower].start_offset_ns) for follower in ready]
+        for next_session, next_request, wait_ns in following:
+            heapq.heappush(self._due, ClientEvent(at_ns + wait_ns, SENDS, next_session, next_request, at_ns))

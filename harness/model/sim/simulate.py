@@ -24,7 +24,6 @@ from harness.model.plan.model import Plan
 from harness.model.sim.kernel import arrays as layout
 from harness.model.sim.kernel.arrivals import PagedRun, SlotRun
 from harness.model.sim.kernel.loop import run_paged_plans, run_plans
-from harness.model.sim.kernel.paged_costs import paged_costs
 from harness.model.sim.plans import check_slots, check_times, plan_arrays
 from harness.model.spec import ServerSpec
 
@@ -123,7 +122,7 @@ def run_batch(  # noqa: PLR0913  # what a call of the kernel depends on
     outcome = layout.new_outcome(arrays, config, *room)
     if is_paged:
         most_decodes = min(config.max_num_seqs, int(arrays.plans["num_sessions"].max()))
-        in_blocks = paged_costs(config, models, most_decodes, noise_seeds, noise)
+        in_blocks = layout.paged_costs(config, models, most_decodes, noise_seeds, noise)
         run = PagedRun(arrays, new_paged_state(config, most_requests), scratch, outcome, in_blocks)
     else:
         state = new_state(config, most_requests, evicts_by_last_use=evicts_by_last_use)

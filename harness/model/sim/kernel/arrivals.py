@@ -11,20 +11,20 @@ from typing import NamedTuple, TypeAlias
 
 from harness.compiled import always_inline, by_kind, jit
 from harness.compiled.records import Records
+from harness.model.engine.blocks import PIN_FACTOR
 from harness.model.engine.paged_state import PagedState
 from harness.model.engine.paged_steps import abort_paged, keep_paged, submit_paged
-from harness.model.engine.retention import PIN_FACTOR
 from harness.model.engine.state import QUEUED, ROW_RUNNING, EngineState
 from harness.model.engine.steps import FAR, abort, submit
 from harness.model.sim.kernel.arrays import (
     OWNER_STRIDE,
     Arrival,
     CostArrays,
+    PagedCosts,
     PlanArrays,
     Scratch,
     SimOutcome,
 )
-from harness.model.sim.kernel.paged_costs import PagedCosts
 
 AnyState: TypeAlias = EngineState | PagedState
 """Both have ``server``, ``rows`` and ``prefix`` with the fields that are read here."""

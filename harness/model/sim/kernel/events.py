@@ -8,9 +8,8 @@ from __future__ import annotations
 from harness.compiled import always_inline, jit
 from harness.model.engine.state import FS_PER_NS, QUEUED, STEP_DECODE, STEP_IDLE, STEP_PREFILL, EngineState
 from harness.model.engine.steps import finish_steps, schedule
-from harness.model.sim.kernel.arrays import CostArrays, SimOutcome, noise_place
+from harness.model.sim.kernel.arrays import CostArrays, PagedCosts, SimOutcome, noise_place
 from harness.model.sim.kernel.arrivals import SlotRun, load_head_keys
-from harness.model.sim.kernel.paged_costs import PagedCosts
 
 STEP_STUCK, STEP_NOTHING = -1, -2
 """No step begins: a request can never be admitted; or nothing is to be done now."""

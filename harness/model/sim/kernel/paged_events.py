@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.compiled import always_inline, jit
-from harness.model.engine.paged_state import SKIPPED, PagedState
+from harness.model.engine.paged_state import SKIPPED, PagedState, PagedStep
 from harness.model.engine.paged_steps import (
     decide_running,
     decide_waiting,
@@ -13,8 +13,9 @@ from harness.model.engine.paged_steps import (
     skip_steps,
     take_ahead,
 )
-from harness.model.engine.state import CALLER_REQUEST, QUEUED, ROW_GONE, STEP_DECODE, STEP_PREFILL
+from harness.model.engine.state import CALLER_REQUEST, FS_PER_NS, QUEUED, ROW_GONE, STEP_DECODE, STEP_PREFILL
 from harness.model.engine.steps import FAR
+from harness.model.sim.kernel.arrays import PagedCosts
 from harness.model.sim.kernel.arrivals import AnyRun, PagedRun, load_keys
 from harness.model.sim.kernel.events import (
     STEP_NOTHING,
@@ -24,12 +25,50 @@ from harness.model.sim.kernel.events import (
     record_step,
     steps_so_far,
 )
-from harness.model.sim.kernel.paged_costs import batch_place, chunk_ns, paged_step_ns
 
 STEP_MIXED = 3
 """Decodes and parts of prompts in one step."""
 MOST_FUTILE = 4
 """So often may prompts give way to themselves before the server counts as stuck: what is cached differs at first."""
+
+
+@jit
+def chunk_ns(cost: PagedCosts, step: PagedStep, base_fs: int) -> int:
+    """How long the parts of prompts of a step take, and ``base_fs`` with them."""
+    other, attended = cost.other[0], step.attended_tokens
+    tokens = max(step.num_chunk_tokens, other.least_chunk)
+    whole_ns = other.chunk_token_ns * tokens + other.attended_ns * attended
+    total_fs = base_fs + other.chunk_step_fs + other.chunk_token_fs * tokens + other.attended_fs * attended
+    return int(whole_ns + (total_fs + FS_PER_NS // 2) // FS_PER_NS)
+
+
+@always_inline
+def batch_place(cost: PagedCosts, step: PagedStep) -> int:
+    """Where in ``PagedCosts.batch`` the cost of a step's decodes is."""
+    place, other = int(step.num_decodes), cost.other[0]
+    if step.draft_tokens > 0:
+        if not other.counts_requests:
+            place += int(step.draft_tokens)
+        if other.counts_requests or step.draft_tokens == other.num_drafts * step.num_decodes:
+            place += int(other.first_uniform)
+    return place
+
+
+@always_inline
+def paged_step_ns(cost: PagedCosts, step: PagedStep, context_tokens: int) -> int:
+    """How long a step takes, with what a lacking graph adds, as ``CostModel`` has it. context_tokens: of decodes."""
+    other, batch = cost.other[0], cost.batch[batch_place(cost, step)]
+    context_ns, context_fs = other.context_ns * context_tokens, other.context_fs * context_tokens
+    # A draft is a token of the step, and no decode.
+    context_fs -= other.beta_fs * step.draft_tokens
+    # The step waits for what it reads from the second memory, and for the drafter.
+    context_ns += step.num_loaded * other.load_block_ns + other.draft_ns
+    if step.num_chunk_tokens == 0:
+        return int(context_ns + (batch.base_fs + context_fs + FS_PER_NS // 2) // FS_PER_NS + batch.eager_ns)
+    spent_ns = context_ns + chunk_ns(cost, step, int(batch.mixed_fs + context_fs))
+    if step.num_decodes + step.draft_tokens + step.num_chunk_tokens > other.largest_captured:
+        spent_ns += other.chunk_eager_ns
+    return int(spent_ns)
 
 
 @jit
