@@ -214,10 +214,8 @@ class _Session(Conversation):
 
     def _count(self, payload: Record, moment_ns: int, at: str) -> None:
         info = record_of(payload, "info")
-        totals, usage = (
-            counts_of(info.get("total_token_usage"), NAMES["totals"]),
-            counts_of(info.get("last_token_usage"), NAMES["usage"]),
-        )
+        totals = counts_of(info.get("total_token_usage"), NAMES["totals"])
+        usage = counts_of(info.get("last_token_usage"), NAMES["usage"])
         if (totals is not None and totals == self._totals) or (usage is not None and usage == self._recorded):
             self.notes.pass_over("token_count: told again")
             if usage is not None and not any(usage) and self.calls and self._emptied_at is None:

@@ -283,13 +283,17 @@ class _Tree:
         beside = [span for span in self._others if span.is_beside(spans[0]) and (not span.span or span.trace in traces)]
         asked = {span.end_ns for span in beside if span.role == "person"}
         allowed = {span.end_ns for span in beside if span.is_allowed}
-        failed = [(self._run(span), span.start_ns) for span in beside if span.is_failed]
+        failed = sorted((span for span in beside if span.is_failed), key=lambda span: -span.start_ns)
+        # When the first attempt was made within spans around one call: it waited for nothing that ended later.
+        around = Counter((span.trace, span.parent) for span in spans if span.parent)
+        tried_in = {(each.trace, each.parent): each.start_ns for each in failed if around[each.trace, each.parent] == 1}
         if (first := spans[0]).call is not None:
-            tried_ns = [at_ns for run, at_ns in failed if run is self._run(first)]
+            tried_ns = [each.start_ns for each in failed if self._run(each) is self._run(first)]
             first.call.submitted_ns = min([first.start_ns, *tried_ns])
         for place, span in enumerate(spans[1:], 1):
             earlier = spans[max(0, place - MOST_LOOKED_AT) : place]
-            ended_ns = max((each.end_ns for each in earlier if each.end_ns <= span.start_ns), default=None)
+            began_ns = min(tried_in.get((span.trace, span.parent), span.start_ns), span.start_ns)
+            ended_ns = max((each.end_ns for each in earlier if each.end_ns <= began_ns), default=None)
             self._notes.assume(LABELS["beside"], earlier[-1].wraps(span))
             if span.call is not None and span.clock != earlier[-1].clock:
                 self._notes.assume(f"calls whose order is not known: {LABELS['other_clock']}")
@@ -310,8 +314,9 @@ class _Tree:
             persons = {moment_ns for moment_ns in asked if ended_ns <= moment_ns <= span.start_ns}
             asked_ns = max(persons | ({root.start_ns} if is_turn else set()), default=None)
             # An attempt that failed is a part of the call that was made instead.
-            tried_ns = [at_ns for run, at_ns in failed if at_ns >= ended_ns and run is self._run(span)]
-            first_ns, asked_last_ns = min([*tried_ns, span.start_ns]), max(tool_ns, asked_ns or 0)
+            tried_ns = [each.start_ns for each in failed if self._run(each) is self._run(span)]
+            first_ns = min([at_ns for at_ns in tried_ns if at_ns >= ended_ns] + [span.start_ns])
+            asked_last_ns = max(tool_ns, asked_ns or 0)
             span.call.submitted_ns = max(first_ns, min(asked_last_ns, span.start_ns))
             if first_ns < span.call.submitted_ns:
                 span.call.unknown_wait = span.call.unknown_wait or LABELS["asked_again"]

@@ -20,16 +20,7 @@ COMPRESS, BESIDE = TABLES["names"]["compress"], TABLES["names"]["beside"]
 
 
 class _QwenChain(Chain):
-    kinds = (
-        "user",
-        "assistant",
-        "tool_result",
-        "chat_compression",
-        "api_response",
-        "api_error",
-        "tool_call",
-        "compress",
-    )
+    kinds = tuple(TABLES["kinds"])
     _told: tuple[Record, int, str] | None = None  # an answer in telemetry whose row has not come, its instant, place
     _untold: list[int] | None = None  # counts of an answer's row whose telemetry has not come
     _failed: tuple[str, int] = ("", -1)  # where an attempt failed last, and behind how many calls

@@ -419,6 +419,26 @@ def test_failed_calls_without_tokens_are_dropped_and_those_with_counts_are_said(
     assert not trace.head.broken
 
 
+@pytest.mark.parametrize("other_ends_s", [5, 8, 11])
+def test_attempts_within_one_span_waited_for_nothing_that_ended_after_the_first(
+    tmp_path: Path, other_ends_s: float
+) -> None:
+    """Two branches at once, of which one is tried twice."""
+    failed = chat("b", "e", 4.3, 0, None) | {"attributes": {"gen_ai.operation.name": "chat", "error.type": "429"}}
+    rows = [
+        span("d", "", 0, 31, "invoke_agent"),
+        chat("1", "d", 3, 1000, None),
+        span("e", "d", 4.2, 29.9, "chain"),
+        chat("2", "d", 4.2, 1100, None) | {"end_ns": round((START_S + other_ends_s) * NS_PER_S)},
+        failed,
+        chat("3", "e", 12, 1200, None),
+        chat("4", "d", 30, 2600, None),
+    ]
+    (recording,) = trace_of(tmp_path, [{"spans": rows}]).recordings
+    assert [one.after for one in recording.requests] == [(), (0,), (0,), (1, 2)]
+    assert recording.requests[2].wait_ns / NS_PER_S == pytest.approx(0.3)
+
+
 @pytest.mark.parametrize("program", ["gemini_cli", "qwen-code"])
 @pytest.mark.parametrize("asked_again", [False, True])
 def test_a_call_that_a_log_says_failed_ends_the_wait_unless_more_was_asked_after_it(
