@@ -56,6 +56,7 @@ def record_decode(outcome: SimOutcome, plan: int, start_ns: int, num_seqs: int, 
         if (
             last.kind == STEP_DECODE
             and last.num_seqs == num_seqs
+            and last.bucket == bucket
             and last.duration_ns == each_ns
             and last.start_ns + last.count * each_ns == start_ns
         ):
