@@ -74,7 +74,7 @@ def keys_page() -> str:
     for topic in [name for name in explain._topics() if name != "tables"]:
         out = io.StringIO()
         with redirect_stdout(out):
-            explain.explain(topic)
+            explain.explain([topic])
         parts.append(f"## {topic}\n\n```toml\n{out.getvalue().strip()}\n```")
     return "\n\n".join(parts) + "\n"
 
